@@ -1,0 +1,75 @@
+# Fairgate. `make help` lists the targets; `make demo` and `make test` need nothing but Python 3.11+, git and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The package index to take torch from; empty: pip's own. On a machine without a GPU,
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# downloads 200 MB instead of several GB.
+TORCH_INDEX ?=
+TORCH_VERSION ?= 2.13.0
+TRANSFORMERS_FLOOR := 5.17.0
+PYTEST_ARGS ?=
+SERVE_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP_DEMO := $(VENV)/.fairgate-engine
+STAMP_TEST := $(VENV)/.fairgate-test
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-floor check format bench-fairness bench-estimates clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Fairgate needs Python 3.11 or newer as '$(PYTHON)'; name another with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "The Python module 'venv' is missing. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: a later install then finds it and does not choose another build.
+$(STAMP_DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q "torch==$(TORCH_VERSION)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(STAMP_TEST): $(STAMP_DEMO)
+	$(PIP) install -q -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+install: $(STAMP_DEMO) ## create .venv and install the gateway and the engine
+
+demo: $(STAMP_DEMO) ## 27 tenants, a real trace, a live table, a report; stays up until Ctrl-C
+	$(BIN)/fairgate demo $(DEMO_ARGS)
+
+serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS="--port 8000 ...")
+	$(BIN)/fairgate serve $(SERVE_ARGS)
+
+test: $(STAMP_TEST) ## the whole suite, real PostgreSQL and Redis included
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-floor: ## the suite with the oldest supported transformers, in an environment of its own
+	$(MAKE) VENV=.venv-floor .venv-floor/.fairgate-test
+	.venv-floor/bin/python -m pip install -q "transformers==$(TRANSFORMERS_FLOOR)"
+	.venv-floor/bin/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP_TEST) ## format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-fairness: $(STAMP_DEMO) ## weights 1:3 on a running server: charged service between two snapshots
+	$(BIN)/fairgate bench fairness
+
+bench-estimates: $(STAMP_DEMO) ## estimated against actual waits at 0, 20 and 100 queued requests
+	$(BIN)/fairgate bench estimates
+
+clean: ## remove the environments and caches
+	rm -rf $(VENV) .venv-floor .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

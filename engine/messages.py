@@ -1,0 +1,339 @@
+"""What crosses the wire between a gateway and an engine?
+
+msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway
+connects a DEALER whose identity is its `gateway_id`. Commands flow to the engine, events come back.
+Everything a later feature needs travels from the first day: trace context, tenant, tier, weight and
+counter, lease and top-up, the outcome that the engine keeps until a gateway acknowledges it.
+
+A *sequence* is one stream of tokens; a request with `n` choices is `n` sequences that share a
+`request_id` and differ in `index`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+#: Tiers by rank: the smaller the rank, the earlier its turn.
+TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `min_p` 0 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    """None: the engine derives one from the sequence id."""
+    stop: tuple[str, ...] = ()
+    """Text that ends the answer; it is not part of the answer."""
+    logprobs: int | None = None
+    """How many alternatives to report beside the chosen token (0: only the chosen one); None: off."""
+    ignore_eos: bool = False
+
+
+class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
+    """Base of every message: the field `t` says which."""
+
+
+# ---------------------------------------------------------------- gateway -> engine
+
+
+class Hello(Tagged, tag="hello"):
+    """Opens a connection, and repeated every `HEARTBEAT_S` keeps it alive."""
+
+    gateway_id: str
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class Submit(Tagged, tag="submit"):
+    """Run one sequence. Answered by `Step` deltas, or by `Refused`."""
+
+    sequence_id: str
+    request_id: str
+    tenant_id: str
+    prompt_token_ids: list[int]
+    max_tokens: int
+    lease_tokens: int
+    """Emitted tokens covered so far. The engine never emits token `lease_tokens + 1` without a `TopUp`."""
+    sampling: SamplingParams = SamplingParams()
+    index: int = 0
+    tier: int = 1
+    """Rank, see `TIER_RANKS`."""
+    weight: float = 1.0
+    counter: int = 0
+    """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it."""
+    predicted_output_tokens: int = 64
+    trace_context: str | None = None
+    """W3C `traceparent` of the request's span."""
+
+
+class TopUp(Tagged, tag="top_up"):
+    """Sets a sequence's lease. Absolute, so that a repeat changes nothing; it never shrinks."""
+
+    sequence_id: str
+    lease_tokens: int
+
+
+class Cancel(Tagged, tag="cancel"):
+    """Stop within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`, `failed`."""
+
+    sequence_id: str
+    cause: str = "cancelled"
+
+
+class Acknowledge(Tagged, tag="acknowledge"):
+    """These outcomes are settled and durable; the engine may forget them."""
+
+    sequence_ids: list[str]
+
+
+class Counters(Tagged, tag="counters"):
+    """Current service counters of tenants (the gateway's flow controller owns them)."""
+
+    counters: dict[str, int]
+
+
+class Collect(Tagged, tag="collect"):
+    """Asks for `Inventory`. With `adopt`, sequences of gateways that are gone become the asker's."""
+
+    adopt: bool = False
+
+
+class SetPolicy(Tagged, tag="set_policy"):
+    """Names the scheduling policy from the next step on."""
+
+    name: str
+
+
+class Export(Tagged, tag="export"):
+    """Takes a sequence out of the engine; answered by `Exported` with everything it needs to go on."""
+
+    sequence_id: str
+
+
+class Import(Tagged, tag="import"):
+    """Puts an exported sequence in."""
+
+    state: SequenceState
+
+
+class Shutdown(Tagged, tag="shutdown"):
+    """Stop: after the running sequences ended (`drain`), or at once."""
+
+    drain: bool = False
+
+
+# ---------------------------------------------------------------- engine -> gateway
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the engine serves."""
+
+    model_id: str
+    architecture: str
+    parameters: int
+    context_tokens: int
+    vocabulary: int
+    eos_token_ids: list[int]
+    dtype: str
+    device: str
+    attention: str
+    """Which kernel was picked, and why."""
+
+
+class Ready(Tagged, tag="ready"):
+    """Answers the first `Hello`: the engine serves."""
+
+    engine_id: str
+    model: ModelInfo
+    policy: str
+    block_tokens: int
+    num_blocks: int
+    max_sequences: int
+    max_batched_tokens: int
+    pid: int
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One emitted token's log probability, and the best alternatives as (token id, text, logprob)."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: list[tuple[int, str, float]] = []
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a sequence: the engine's final word, kept until it is acknowledged.
+
+    Times are seconds since the engine received the sequence; None: it never came to that.
+    """
+
+    sequence_id: str
+    request_id: str
+    tenant_id: str
+    finish: str
+    """`stop`, `length`, `budget`, `cancelled`, `expired` or `failed`."""
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    """Prompt tokens computed once (recomputation after a preemption is not counted here)."""
+    emitted_tokens: int
+    index: int = 0
+    tier: int = 1
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float = 0.0
+    message: str = ""
+    trace_context: str | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sequence's part of a step."""
+
+    sequence_id: str
+    first_index: int = 0
+    """Index of `token_ids[0]` among the sequence's emitted tokens; token k is sent once."""
+    token_ids: list[int] = []
+    text: str = ""
+    """Text that is safe to show: never half a character, never the start of a possible stop string."""
+    logprobs: list[TokenLogprob] = []
+    outcome: Outcome | None = None
+    """Set on the sequence's last delta."""
+
+
+class TenantService(msgspec.Struct, frozen=True, array_like=True):
+    """What one tenant got in one step: prompt tokens computed for the first time, tokens emitted."""
+
+    computed_tokens: int
+    emitted_tokens: int
+
+
+class Step(Tagged, tag="step"):
+    """A step's results for one gateway, in one message."""
+
+    step: int
+    duration_s: float
+    deltas: list[Delta]
+    service: dict[str, TenantService] = {}
+
+
+class Refused(Tagged, tag="refused"):
+    """A `Submit` or `Import` that can never run. `code` is stable, `message` is for people."""
+
+    sequence_id: str
+    code: str
+    message: str
+
+
+class RunningSequence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A live sequence in a snapshot or an inventory."""
+
+    sequence_id: str
+    request_id: str
+    tenant_id: str
+    tier: int
+    state: str
+    prompt_tokens: int
+    computed_tokens: int
+    emitted_tokens: int
+    max_tokens: int
+    predicted_output_tokens: int
+    lease_tokens: int = 0
+    gateway_id: str = ""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """The fitted linear step-time model, seconds:
+
+    t = base + per_token * tokens + per_context_token * attended context + per_sequence * sequences
+    """
+
+    base_s: float
+    per_token_s: float
+    per_context_token_s: float
+    per_sequence_s: float
+    samples: int
+    relative_error: float
+    """Mean absolute relative error over the last samples."""
+
+
+class Snapshot(Tagged, tag="snapshot"):
+    """The engine's load, sent about 20 times a second, so that quoting needs no round trip."""
+
+    engine_id: str
+    step: int
+    at_s: float
+    """Engine's monotonic clock."""
+    running: list[RunningSequence]
+    waiting: list[RunningSequence]
+    free_blocks: int
+    cached_blocks: int
+    referenced_blocks: int
+    num_blocks: int
+    step_time: StepTime
+    service: dict[str, TenantService] = {}
+    """Totals since the engine started."""
+    preemptions: int = 0
+    steps_with_mixed_batch: int = 0
+
+
+class Inventory(Tagged, tag="inventory"):
+    """Everything a gateway must account for: live sequences, and outcomes nobody acknowledged yet."""
+
+    engine_id: str
+    running: list[RunningSequence]
+    outcomes: list[Outcome]
+
+
+class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sequence outside an engine: enough to go on elsewhere, token for token."""
+
+    submit: Submit
+    output_token_ids: list[int]
+    text_sent: int
+    """Characters of text already sent."""
+    kv: list[bytes] = []
+    """One entry a layer: keys and values of the computed tokens; empty: recompute."""
+    kv_tokens: int = 0
+    gateway_id: str = ""
+
+
+class Exported(Tagged, tag="exported"):
+    """Answers `Export`; `state` is None when the engine does not hold the sequence."""
+
+    sequence_id: str
+    state: SequenceState | None
+
+
+class PolicySet(Tagged, tag="policy_set"):
+    """Answers `SetPolicy`; `error` names the known policies when `name` is not one."""
+
+    name: str
+    error: str = ""
+
+
+Command = (
+    Hello | Submit | TopUp | Cancel | Acknowledge | Counters | Collect | SetPolicy | Export | Import | Shutdown
+)
+Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet
+
+HEARTBEAT_S = 0.5
+"""How often a gateway repeats `Hello`."""
+GATEWAY_LOST_S = 3.0
+"""A gateway unheard for so long is gone: its sequences are cancelled, their outcomes kept."""
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode

@@ -1,0 +1,65 @@
+"""What does the scheduler hand to a model runner each step, and what comes back?
+
+The seam between deciding (pure, integers) and executing (tensors, or a virtual clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.messages import ModelInfo, SamplingParams
+
+
+@dataclass(slots=True)
+class SequenceSlice:
+    """The tokens one sequence computes in this step.
+
+    `token_ids[position : position + num_tokens]` are fed; their keys and values go to the slots that
+    `block_table` names. `sample` is true when the slice ends at the sequence's last known token, so
+    that its logits choose the next one.
+    """
+
+    sequence_id: str
+    token_ids: list[int]
+    """Prompt and output so far (the sequence's own list: do not change it)."""
+    num_prompt_tokens: int
+    position: int
+    num_tokens: int
+    block_table: list[int]
+    sample: bool
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A chosen token; `top` holds (token id, logprob) of the best alternatives where asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+class ModelRunner(Protocol):
+    """Executes slices. One implementation holds a model, another a virtual clock."""
+
+    info: ModelInfo
+    block_tokens: int
+    num_blocks: int
+
+    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+        """Computes one step; one entry a slice, None where `sample` is false.
+
+        Raises `RuntimeError` when the device fails; the step then counts as not done.
+        """
+        ...
+
+    def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
+        """Keys and values of a sequence's first `num_tokens` tokens, one entry a layer."""
+        ...
+
+    def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
+        """The inverse of `read_kv`, into other blocks. Raises `ValueError` when the sizes differ."""
+        ...
