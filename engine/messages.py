@@ -1,7 +1,8 @@
 """What crosses the wire between a gateway and an engine?
 
 msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway
-connects a DEALER whose identity is its `gateway_id`. Commands flow to the engine, events come back.
+connects a DEALER whose identity is new with every connection. Commands flow to the engine, events come
+back.
 Everything a later feature needs travels from the first day: trace context, tenant, tier, weight and
 counter, lease and top-up, the outcome that the engine keeps until a gateway acknowledges it.
 
@@ -46,14 +47,21 @@ class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
 # ---------------------------------------------------------------- gateway -> engine
 
 
-class Hello(Tagged, tag="hello"):
-    """Opens a connection, and repeated every `HEARTBEAT_S` keeps it alive."""
+class Hello(Tagged, frozen=True, omit_defaults=True, tag="hello"):
+    """Opens a session, and repeated every `HEARTBEAT_S` keeps it alive.
+
+    Each connection of a gateway is a session of its own (its socket's identity). A new session ends the
+    older one of the same `gateway_id` at once: its sequences are cancelled, and `Collect` hands their
+    outcomes to the new one.
+    Answered by `Ready`, or by a `Refused` with an empty `sequence_id` (`bad_hello`, `protocol_version`,
+    `superseded`, `too_many_gateways`).
+    """
 
     gateway_id: str
     protocol_version: int = PROTOCOL_VERSION
 
 
-class Submit(Tagged, tag="submit"):
+class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     """Run one sequence. Answered by `Step` deltas, or by `Refused`."""
 
     sequence_id: str
@@ -75,57 +83,57 @@ class Submit(Tagged, tag="submit"):
     """W3C `traceparent` of the request's span."""
 
 
-class TopUp(Tagged, tag="top_up"):
+class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
     """Sets a sequence's lease. Absolute, so that a repeat changes nothing; it never shrinks."""
 
     sequence_id: str
     lease_tokens: int
 
 
-class Cancel(Tagged, tag="cancel"):
+class Cancel(Tagged, frozen=True, omit_defaults=True, tag="cancel"):
     """Stop within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`, `failed`."""
 
     sequence_id: str
     cause: str = "cancelled"
 
 
-class Acknowledge(Tagged, tag="acknowledge"):
+class Acknowledge(Tagged, frozen=True, omit_defaults=True, tag="acknowledge"):
     """These outcomes are settled and durable; the engine may forget them."""
 
     sequence_ids: list[str]
 
 
-class Counters(Tagged, tag="counters"):
+class Counters(Tagged, frozen=True, omit_defaults=True, tag="counters"):
     """Current service counters of tenants (the gateway's flow controller owns them)."""
 
     counters: dict[str, int]
 
 
-class Collect(Tagged, tag="collect"):
+class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
     """Asks for `Inventory`. With `adopt`, sequences of gateways that are gone become the asker's."""
 
     adopt: bool = False
 
 
-class SetPolicy(Tagged, tag="set_policy"):
+class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
     """Names the scheduling policy from the next step on."""
 
     name: str
 
 
-class Export(Tagged, tag="export"):
+class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
     """Takes a sequence out of the engine; answered by `Exported` with everything it needs to go on."""
 
     sequence_id: str
 
 
-class Import(Tagged, tag="import"):
+class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
     """Puts an exported sequence in."""
 
     state: SequenceState
 
 
-class Shutdown(Tagged, tag="shutdown"):
+class Shutdown(Tagged, frozen=True, omit_defaults=True, tag="shutdown"):
     """Stop: after the running sequences ended (`drain`), or at once."""
 
     drain: bool = False
@@ -149,7 +157,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Which kernel was picked, and why."""
 
 
-class Ready(Tagged, tag="ready"):
+class Ready(Tagged, frozen=True, omit_defaults=True, tag="ready"):
     """Answers the first `Hello`: the engine serves."""
 
     engine_id: str
@@ -220,7 +228,7 @@ class TenantService(msgspec.Struct, frozen=True, array_like=True):
     emitted_tokens: int
 
 
-class Step(Tagged, tag="step"):
+class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     """A step's results for one gateway, in one message."""
 
     step: int
@@ -229,7 +237,7 @@ class Step(Tagged, tag="step"):
     service: dict[str, TenantService] = {}
 
 
-class Refused(Tagged, tag="refused"):
+class Refused(Tagged, frozen=True, omit_defaults=True, tag="refused"):
     """A `Submit` or `Import` that can never run. `code` is stable, `message` is for people."""
 
     sequence_id: str
@@ -269,7 +277,7 @@ class StepTime(msgspec.Struct, frozen=True):
     """Mean absolute relative error over the last samples."""
 
 
-class Snapshot(Tagged, tag="snapshot"):
+class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     """The engine's load, sent about 20 times a second, so that quoting needs no round trip."""
 
     engine_id: str
@@ -289,7 +297,7 @@ class Snapshot(Tagged, tag="snapshot"):
     steps_with_mixed_batch: int = 0
 
 
-class Inventory(Tagged, tag="inventory"):
+class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
     """Everything a gateway must account for: live sequences, and outcomes nobody acknowledged yet."""
 
     engine_id: str
@@ -310,14 +318,14 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     gateway_id: str = ""
 
 
-class Exported(Tagged, tag="exported"):
+class Exported(Tagged, frozen=True, omit_defaults=True, tag="exported"):
     """Answers `Export`; `state` is None when the engine does not hold the sequence."""
 
     sequence_id: str
     state: SequenceState | None
 
 
-class PolicySet(Tagged, tag="policy_set"):
+class PolicySet(Tagged, frozen=True, omit_defaults=True, tag="policy_set"):
     """Answers `SetPolicy`; `error` names the known policies when `name` is not one."""
 
     name: str
@@ -325,7 +333,17 @@ class PolicySet(Tagged, tag="policy_set"):
 
 
 Command = (
-    Hello | Submit | TopUp | Cancel | Acknowledge | Counters | Collect | SetPolicy | Export | Import | Shutdown
+    Hello
+    | Submit
+    | TopUp
+    | Cancel
+    | Acknowledge
+    | Counters
+    | Collect
+    | SetPolicy
+    | Export
+    | Import
+    | Shutdown
 )
 Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet
 

@@ -1,0 +1,174 @@
+"""Which gateways does the engine hear, and whose is each live sequence?
+
+Pure: time is passed in. Every connection of a gateway is a session of its own, named by its socket's
+identity. A session ends when it is silent for too long, when its socket is gone, when its queue stays
+full, or when the same gateway opens a new one; its sequences then have no reader any more, and the
+engine cancels them. An ended session never comes back: its gateway opens a new one and collects.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantService
+
+MAX_GATEWAYS = 64
+MAX_GATEWAY_ID_CHARACTERS = 128
+REMEMBERED_SUPERSEDED = 256
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One gateway's connection."""
+
+    identity: bytes
+    gateway_id: str
+    heard_s: float
+    tenants: dict[str, str] = field(default_factory=dict)
+    """Of its live sequences, by sequence id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session was opened; `superseded` is the same gateway's older one, ended by it."""
+
+    session: Session
+    superseded: Session | None
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRefused:
+    """A session was not opened. `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
+
+
+class Gateways:
+    """The sessions that live, and who owns each live sequence. One writer: the engine's loop."""
+
+    def __init__(
+        self, *, now_s: float, lost_s: float = GATEWAY_LOST_S, max_gateways: int = MAX_GATEWAYS
+    ) -> None:
+        self._lost_s = lost_s
+        self._max_gateways = max_gateways
+        self._sessions: dict[bytes, Session] = {}
+        self._owners: dict[str, Session] = {}
+        self._superseded: OrderedDict[bytes, None] = OrderedDict()
+        self._heard_s = now_s
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions that live."""
+        return list(self._sessions.values())
+
+    @property
+    def live_gateway_ids(self) -> set[str]:
+        """The gateways that have a session."""
+        return {session.gateway_id for session in self._sessions.values()}
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences that have no outcome yet, of ended sessions too."""
+        return len(self._owners)
+
+    def unheard_s(self, now_s: float) -> float:
+        """How long no gateway at all was heard."""
+        return now_s - self._heard_s
+
+    def find(self, identity: bytes) -> Session | None:
+        """The session that lives under `identity`."""
+        return self._sessions.get(identity)
+
+    def hear(self, identity: bytes, now_s: float) -> Session | None:
+        """Notes a sign of life; None when there is no such session."""
+        session = self._sessions.get(identity)
+        if session is not None:
+            session.heard_s = self._heard_s = now_s
+        return session
+
+    def hello(self, identity: bytes, hello: Hello, now_s: float) -> Opened | HelloRefused | None:
+        """Opens a session, or refuses it; None when it lives already (a heartbeat)."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return HelloRefused(
+                "protocol_version",
+                f"this engine speaks protocol version {PROTOCOL_VERSION}, the gateway "
+                f"{hello.protocol_version}: run the same release on both sides",
+            )
+        if not 0 < len(hello.gateway_id) <= MAX_GATEWAY_ID_CHARACTERS:
+            return HelloRefused(
+                "bad_hello",
+                f"gateway_id must have 1 to {MAX_GATEWAY_ID_CHARACTERS} characters, "
+                f"not {len(hello.gateway_id)}",
+            )
+        known = self.hear(identity, now_s)
+        if known is not None:
+            if known.gateway_id == hello.gateway_id:
+                return None
+            return HelloRefused("bad_hello", "a session keeps its gateway_id: open a new connection")
+        if identity in self._superseded:
+            return HelloRefused(
+                "superseded",
+                f"another process has connected as gateway {hello.gateway_id!r}: "
+                "give each gateway process an id of its own",
+            )
+        superseded = next((s for s in self._sessions.values() if s.gateway_id == hello.gateway_id), None)
+        if superseded is None and len(self._sessions) >= self._max_gateways:
+            return HelloRefused(
+                "too_many_gateways", f"{self._max_gateways} gateways are connected: the engine takes no more"
+            )
+        if superseded is not None:
+            self.end(superseded)
+            self._superseded[superseded.identity] = None
+            if len(self._superseded) > REMEMBERED_SUPERSEDED:
+                self._superseded.popitem(last=False)
+        session = Session(identity, hello.gateway_id, now_s)
+        self._sessions[identity] = session
+        self._heard_s = now_s
+        return Opened(session, superseded)
+
+    def silent(self, now_s: float) -> list[Session]:
+        """Sessions unheard for so long that their gateway is lost."""
+        return [s for s in self._sessions.values() if now_s - s.heard_s >= self._lost_s]
+
+    def end(self, session: Session) -> None:
+        """Ends a session; its sequences stay owned by it until they have an outcome."""
+        self._sessions.pop(session.identity, None)
+
+    def lives(self, session: Session) -> bool:
+        """Whether the session has not ended."""
+        return self._sessions.get(session.identity) is session
+
+    def own(self, session: Session, sequence_id: str, tenant_id: str) -> None:
+        """Notes that the session reads this sequence."""
+        session.tenants[sequence_id] = tenant_id
+        self._owners[sequence_id] = session
+
+    def owner(self, sequence_id: str) -> Session | None:
+        """Whose live sequence this is."""
+        return self._owners.get(sequence_id)
+
+    def release(self, sequence_id: str) -> Session | None:
+        """Forgets a sequence that has its outcome; returns whose it was."""
+        session = self._owners.pop(sequence_id, None)
+        if session is not None:
+            session.tenants.pop(sequence_id, None)
+        return session
+
+    def share_service(self, service: dict[str, TenantService]) -> dict[bytes, dict[str, TenantService]]:
+        """Which session hears of whose service, by identity.
+
+        The service of a tenant is told once, so that the sum over all gateways is exact: to the session
+        that reads its sequences, of several to the one that connected first.
+        """
+        shares: dict[bytes, dict[str, TenantService]] = {}
+        left = dict(service)
+        for session in self._sessions.values():
+            for tenant_id in left.keys() & set(session.tenants.values()):
+                shares.setdefault(session.identity, {})[tenant_id] = left.pop(tenant_id)
+        return shares
+
+    def unread(self) -> bool:
+        """Whether a sequence of an ended session still has no outcome."""
+        return any(not self.lives(session) for session in set(self._owners.values()))

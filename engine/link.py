@@ -1,0 +1,108 @@
+"""How does an asyncio loop use a ZeroMQ socket without missing a message?
+
+ZeroMQ's file descriptor is edge-triggered: it signals "look at EVENTS", once, and a send may swallow the
+signal. So whoever sends looks afterwards, and whoever is called reads until nothing is left. A link never
+waits: what cannot be sent now is reported to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import zmq
+
+MAX_MESSAGES_PER_TURN = 256
+MAX_MESSAGE_BYTES = 1 << 30
+SEND_QUEUE_MESSAGES = 10_000
+RECEIVE_QUEUE_MESSAGES = 1_000
+
+
+class Link:
+    """One DEALER connection. A link is never reused: what was queued for a dead engine dies with it.
+
+    When the connection breaks, ZeroMQ drops what was queued in either direction; so the client counts
+    tokens, and an engine that ends waits for the acknowledgement of its last words.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: bytes,
+        on_message: Callable[[bytes], None],
+    ) -> None:
+        """Starts connecting; `on_message` is called for every message that arrives, from the running loop.
+
+        Raises `ValueError` when `address` is none that ZeroMQ knows.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._scheduled: asyncio.Handle | None = None
+        self._socket = context.socket(zmq.DEALER)
+        try:
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.IDENTITY, identity)
+            # Without it, messages to an engine that is not there yet would pile up and reach a later one.
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+            self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            try:
+                self._socket.connect(address)
+            except zmq.ZMQError as error:
+                raise ValueError(f"engine address {address!r} is not usable: {error.strerror}") from error
+            self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        except BaseException:
+            self._socket.close()
+            raise
+        self._loop.add_reader(self._descriptor, self.read)
+        self._read_soon()
+
+    @property
+    def is_open(self) -> bool:
+        """Until `close`."""
+        return not self._socket.closed
+
+    def send(self, payload: bytes) -> bool:
+        """Queues a message; False when there is no connection or its queue is full."""
+        try:
+            self._socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self._read_soon()
+        return True
+
+    def read(self, max_messages: int = MAX_MESSAGES_PER_TURN) -> None:
+        """Hands on what has arrived: a bounded number now, the rest at the loop's next turn."""
+        for _ in range(max_messages):
+            if not self.is_open:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 1:
+                self._on_message(frames[0])
+        self._read_soon()
+
+    def close(self) -> None:
+        """Closes at once; what was not sent is dropped."""
+        if self.is_open:
+            self._loop.remove_reader(self._descriptor)
+            if self._scheduled is not None:
+                self._scheduled.cancel()
+            self._socket.close()
+
+    def _read_soon(self) -> None:
+        if self.is_open and self._scheduled is None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._scheduled = self._loop.call_soon(self._read_scheduled)
+
+    def _read_scheduled(self) -> None:
+        self._scheduled = None
+        with contextlib.suppress(zmq.ContextTerminated):
+            self.read()

@@ -1,0 +1,287 @@
+"""Does this model directory hold a model that can be served exactly, and how is it brought up?
+
+Any causal LM that transformers can load from safetensors. What would run but give other tokens than the
+plain model (state-space hybrids, models with masks of their own) is refused: the load ends with a short
+ragged, chunked and paged run that must give the plain model's logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from engine.messages import ModelInfo
+from engine.model.attention import (
+    ATTENTION_NAME,
+    AttentionUnsupported,
+    LayerShape,
+    ProbeContext,
+    attending,
+)
+from engine.model.runner import TorchRunner
+from engine.model.self_check import difference_from_plain
+from kernels.dispatch import AttentionKernel, pick_attention
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_TOKENS = 16
+DEFAULT_CPU_KV_BYTES = 256 * 1024 * 1024
+DEFAULT_CUDA_KV_SHARE = 0.85
+"""Of the device memory that is free once the weights are loaded; the rest is for activations."""
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+MAX_DIFFERENCE: dict[torch.dtype, float] = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
+"""Largest relative difference (see `difference_from_plain`) that rounding explains."""
+
+
+class ModelRefused(Exception):
+    """The directory cannot be served; the message says why, and what to do."""
+
+
+def load_runner(
+    model_dir: Path,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    num_blocks: int | None = None,
+    kv_memory_bytes: int | None = None,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    threads: int | None = None,
+    attention: str | None = None,
+    model_id: str | None = None,
+) -> TorchRunner:
+    """Loads `model_dir` and returns a runner that has proved itself equal to the plain model.
+
+    `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA.
+    The paged cache has `num_blocks` blocks, or as many as fit in `kv_memory_bytes` (default: 256 MiB on
+    a CPU, 85 % of the free memory on CUDA). `threads` sets torch's intra-op threads for the whole process.
+    `attention` names a kernel of `kernels.dispatch`; `model_id` defaults to the directory's name.
+
+    Raises `ModelRefused`.
+    """
+    if block_tokens < 1 or (num_blocks is not None and num_blocks < 1):
+        raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
+    config = _read_config(model_dir)
+    chosen_device, chosen_dtype = _place(device, dtype)
+    try:
+        kernel = pick_attention(chosen_device, chosen_dtype, name=attention)
+    except ValueError as error:
+        raise ModelRefused(str(error)) from None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = _load_weights(model_dir, config, chosen_dtype, chosen_device)
+    shapes = _probe(model, model_dir)
+    info = _describe(model, model_id or model_dir.resolve().name, kernel)
+    _check_against_plain(model, info, shapes, kernel, block_tokens)
+    if num_blocks is None:
+        num_blocks = _fitting_blocks(shapes, chosen_dtype, chosen_device, kv_memory_bytes, block_tokens)
+    runner = TorchRunner(model, info, shapes, kernel, num_blocks=num_blocks, block_tokens=block_tokens)
+    log.info(
+        "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
+        info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks, block_tokens,
+        info.attention,
+    )  # fmt: skip
+    return runner
+
+
+def _read_config(model_dir: Path) -> Any:
+    """The directory's config, once it is clear that weights lie beside it."""
+    if not model_dir.is_dir():
+        raise ModelRefused(f"model directory {model_dir} does not exist")
+    config_file = model_dir / "config.json"
+    if not config_file.is_file():
+        raise ModelRefused(f"{model_dir} has no config.json: it is not a transformers model directory")
+    try:
+        fields = json.loads(config_file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelRefused(f"{config_file} is not valid JSON: {error}") from None
+    if not isinstance(fields, dict) or "model_type" not in fields:
+        raise ModelRefused(f"{config_file} names no model_type, so its architecture is not known")
+    if not any(model_dir.glob("*.safetensors")):
+        raise ModelRefused(
+            f"{model_dir} has no weights: no *.safetensors file lies in it"
+            " (other formats are not read; save the model with save_pretrained)"
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise ModelRefused(
+            f"transformers {transformers.__version__} cannot read {config_file}"
+            f" (model_type {fields['model_type']!r}): {_first_line(error)}"
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelRefused(
+            f"{config.model_type} is an encoder-decoder; only causal language models are served"
+        )
+    return config
+
+
+def _place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ModelRefused(f"device {device!r} is not known; use cpu, cuda or cuda:N") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ModelRefused(f"device {device!r} is asked for, but torch sees no CUDA device; use cpu")
+    if dtype is None:
+        dtype = "bfloat16" if chosen.type == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise ModelRefused(f"dtype {dtype!r} is not served; use one of {', '.join(DTYPES)}")
+    return chosen, DTYPES[dtype]
+
+
+def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelRefused(
+            f"transformers {transformers.__version__} cannot load {config.model_type} from {model_dir}:"
+            f" {_first_line(error)}"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelRefused(
+            f"the weights in {model_dir} are incomplete: {len(missing)} tensors are missing,"
+            f" {', '.join(missing[:3])} among them"
+        )
+    return model.to(device).eval()
+
+
+def _probe(model: Any, model_dir: Path) -> dict[int, LayerShape]:
+    """One tiny forward pass that tells what each layer keeps: heads and dims can differ by layer."""
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise ModelRefused(f"{_architecture(model)} cannot be served: it only computes every token's logits")
+    context = ProbeContext()
+    token_ids = torch.tensor([[0, 1]], dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode(), attending(context):
+            model(
+                input_ids=token_ids, position_ids=torch.tensor([[0, 1]], device=model.device), use_cache=False
+            )
+    except AttentionUnsupported as error:
+        raise ModelRefused(f"{_architecture(model)} cannot be served: {error}") from None
+    except Exception as error:
+        raise ModelRefused(f"{_architecture(model)} does not run: {_first_line(error)}") from error
+    if not context.shapes:
+        raise ModelRefused(
+            f"{_architecture(model)} in {model_dir} cannot be served: it does not use transformers' attention"
+            " interface (a state-space model, or an architecture with an attention of its own)"
+        )
+    return context.shapes
+
+
+def _check_against_plain(
+    model: Any, info: ModelInfo, shapes: dict[int, LayerShape], kernel: AttentionKernel, block_tokens: int
+) -> None:
+    try:
+        difference = difference_from_plain(model, info, shapes, kernel, block_tokens=min(block_tokens, 16))
+    except Exception as error:
+        raise ModelRefused(
+            f"{info.architecture} cannot be served: its self-check did not run: {_first_line(error)}"
+        ) from error
+    allowed = MAX_DIFFERENCE[model.dtype]
+    if not difference <= allowed:
+        raise ModelRefused(
+            f"{info.architecture} cannot be served: batched and paged it does not give the plain model's"
+            f" logits (relative difference {difference:.2g}, allowed {allowed:.2g}). Architectures with"
+            " state-space, linear or otherwise stateful layers are not supported"
+        )
+
+
+def _describe(model: Any, model_id: str, kernel: AttentionKernel) -> ModelInfo:
+    return ModelInfo(
+        model_id=model_id,
+        architecture=_architecture(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        context_tokens=_context_tokens(model.config.get_text_config()),
+        vocabulary=model.get_input_embeddings().weight.shape[0],
+        eos_token_ids=_eos_token_ids(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        attention=f"{kernel.name}: {kernel.reason}",
+    )
+
+
+def _architecture(model: Any) -> str:
+    return type(model).__name__
+
+
+def _context_tokens(config: Any) -> int:
+    """The longest context that the model and its exactness bear.
+
+    Chunked attention and position scalings that depend on the longest sequence of a batch are exact only
+    up to the length at which they set in.
+    """
+    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
+    scalings = getattr(config, "rope_parameters", None) or {}
+    for scaling in (scalings, *(value for value in scalings.values() if isinstance(value, dict))):
+        if scaling.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(scaling.get("original_max_position_embeddings"))
+            limits.append(getattr(config, "original_max_position_embeddings", None))
+    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    if not known:
+        raise ModelRefused(f"{config.model_type}'s config.json does not say how long a context may be")
+    return min(known)
+
+
+def _eos_token_ids(model: Any) -> list[int]:
+    """From generation_config.json, else from config.json; a list, a number or nothing."""
+    generation = getattr(model, "generation_config", None)
+    for source in (generation, model.config.get_text_config()):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return [int(token) for token in (value if isinstance(value, list | tuple) else [value])]
+    return []
+
+
+def _fitting_blocks(
+    shapes: dict[int, LayerShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_memory_bytes: int | None,
+    block_tokens: int,
+) -> int:
+    if kv_memory_bytes is None:
+        kv_memory_bytes = DEFAULT_CPU_KV_BYTES
+        if device.type == "cuda":
+            kv_memory_bytes = int(torch.cuda.mem_get_info(device)[0] * DEFAULT_CUDA_KV_SHARE)
+    per_token = sum(shape.elements_per_token for shape in shapes.values()) * dtype.itemsize
+    num_blocks = kv_memory_bytes // (per_token * block_tokens)
+    if num_blocks < 1:
+        raise ModelRefused(
+            f"{kv_memory_bytes} bytes of KV memory do not hold one block of {block_tokens} tokens"
+            f" ({per_token * block_tokens} bytes)"
+        )
+    return int(num_blocks)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

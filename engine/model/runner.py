@@ -1,0 +1,168 @@
+"""How does a step's plan become tokens?
+
+All slices of a step are packed into one row and run through the model once; the paged attention finds
+each sequence's context by its block table. Logits are computed only for the rows that sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from engine.messages import ModelInfo
+from engine.model.attention import LayerCache, LayerShape, PagedContext, attending
+from engine.model.sampler import SamplingRow, sample
+from engine.step import Sampled, SequenceSlice
+from kernels.batch import pack
+from kernels.dispatch import AttentionKernel
+
+
+class TorchRunner:
+    """Holds a transformers model whose attention is `engine.model.attention`'s, and its paged cache.
+
+    Implements `engine.step.ModelRunner`. Made by `engine.model.loader.load_runner`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        info: ModelInfo,
+        shapes: dict[int, LayerShape],
+        kernel: AttentionKernel,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+    ) -> None:
+        self.info = info
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self._model = model
+        self._kernel = kernel
+        self._device: torch.device = model.device
+        self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
+        self._caches = {
+            index: LayerCache(
+                keys=torch.zeros(
+                    num_blocks,
+                    block_tokens,
+                    shape.kv_heads,
+                    shape.key_dim,
+                    dtype=model.dtype,
+                    device=model.device,
+                ),
+                values=torch.zeros(
+                    num_blocks,
+                    block_tokens,
+                    shape.kv_heads,
+                    shape.value_dim,
+                    dtype=model.dtype,
+                    device=model.device,
+                ),
+            )
+            for index, shape in sorted(shapes.items())
+        }
+
+    def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
+        """Computes one step; see `engine.step.ModelRunner`.
+
+        Raises `RuntimeError` when the device fails, `ValueError` for a slice that cannot be computed
+        (a table too short, nothing to compute, a token id outside of the vocabulary).
+        """
+        if not slices:
+            return []
+        ends = accumulate(piece.num_tokens for piece in slices)
+        rows = [end - 1 for piece, end in zip(slices, ends, strict=True) if piece.sample]
+        choices = [
+            SamplingRow(piece.token_ids, piece.num_prompt_tokens, piece.sampling, piece.seed)
+            for piece in slices
+            if piece.sample
+        ]
+        with torch.inference_mode():
+            logits = self.forward(slices, rows).float()
+            sampled = iter(sample(logits, choices, fallback_token_id=self._fallback_token_id))
+        return [next(sampled) if piece.sample else None for piece in slices]
+
+    def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
+        """Computes the slices' keys, values and, for the packed `rows`, the logits `[rows, vocabulary]`."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        for piece in slices:
+            end = piece.position + piece.num_tokens
+            token_ids += piece.token_ids[piece.position : end]
+            positions += range(piece.position, end)
+        if (
+            len(token_ids) != len(positions)
+            or not 0 <= min(token_ids) <= max(token_ids) < self.info.vocabulary
+        ):
+            raise ValueError(
+                "a slice reaches past its sequence's tokens, or holds a token id outside of "
+                f"0..{self.info.vocabulary - 1}"
+            )
+        batch = pack(
+            [piece.num_tokens for piece in slices],
+            [piece.position + piece.num_tokens for piece in slices],
+            [piece.block_table for piece in slices],
+            block_tokens=self.block_tokens,
+            device=self._device,
+        )
+        with attending(PagedContext(batch, self._caches, self._kernel)):
+            output = self._model(
+                input_ids=torch.tensor([token_ids], dtype=torch.int64, device=self._device),
+                position_ids=torch.tensor([positions], dtype=torch.int64, device=self._device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self._device),
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
+        """One entry a layer: the keys of all tokens, then their values, as the cache's own numbers."""
+        slots = self._slots(block_table, num_tokens)
+        entries = []
+        for cache in self._caches.values():
+            parts = [
+                tensor.view(-1, *tensor.shape[2:]).index_select(0, slots).view(-1).view(torch.uint8).cpu()
+                for tensor in (cache.keys, cache.values)
+            ]
+            entries.append(b"".join(part.numpy().tobytes() for part in parts))
+        return entries
+
+    def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
+        """The inverse of `read_kv`. Raises `ValueError` when the sizes differ; nothing is written then."""
+        slots = self._slots(block_table, num_tokens)
+        blocks = slots[:: self.block_tokens] // self.block_tokens
+        if len(kv) != len(self._caches):
+            raise ValueError(f"keys and values of {len(kv)} layers, but the model has {len(self._caches)}")
+        for entry, cache in zip(kv, self._caches.values(), strict=True):
+            expected = num_tokens * (_token_bytes(cache.keys) + _token_bytes(cache.values))
+            if len(entry) != expected:
+                raise ValueError(f"a layer's keys and values are {len(entry)} bytes, expected {expected}")
+        with torch.inference_mode():
+            for entry, cache in zip(kv, self._caches.values(), strict=True):
+                offset = 0
+                for tensor in (cache.keys, cache.values):
+                    size = num_tokens * _token_bytes(tensor)
+                    part = torch.frombuffer(bytearray(entry[offset : offset + size]), dtype=tensor.dtype)
+                    offset += size
+                    tensor.index_fill_(0, blocks, 0)
+                    flat = tensor.view(-1, *tensor.shape[2:])
+                    flat.index_copy_(0, slots, part.view(num_tokens, *tensor.shape[2:]).to(tensor.device))
+
+    def _slots(self, block_table: list[int], num_tokens: int) -> torch.Tensor:
+        if not 0 < num_tokens <= len(block_table) * self.block_tokens:
+            raise ValueError(
+                f"{num_tokens} tokens do not lie in {len(block_table)} blocks of {self.block_tokens}"
+            )
+        batch = pack(
+            [num_tokens], [num_tokens], [block_table], block_tokens=self.block_tokens, device=self._device
+        )
+        return batch.slots
+
+
+def _token_bytes(tensor: torch.Tensor) -> int:
+    """Bytes one token takes in a layer's keys (or values)."""
+    size: int = tensor.shape[2] * tensor.shape[3] * tensor.element_size()
+    return size

@@ -1,0 +1,113 @@
+"""Does the model give the same logits packed, chunked and paged as it gives plain?
+
+Architectures that keep a state outside of the attention (state-space and linear-attention layers), or
+that mask in their own way, run under paged attention without an error and are simply wrong. So two
+sequences run through scattered blocks in interleaved chunks, and every position's logits are compared
+with those of transformers' own eager attention on each sequence alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from engine.messages import ModelInfo, SamplingParams
+from engine.model.attention import ATTENTION_NAME, LayerShape
+from engine.model.runner import TorchRunner
+from engine.step import SequenceSlice
+from kernels.dispatch import AttentionKernel
+
+PROMPT_TOKENS = (41, 26)
+STEPS: tuple[tuple[int, int], ...] = ((17, 0), (1, 9), (1, 1), (21, 1), (1, 15))
+"""Tokens of the two sequences computed in each step: alone, mixed with a decode, decode with decode."""
+
+
+def difference_from_plain(
+    model: Any,
+    info: ModelInfo,
+    shapes: dict[int, LayerShape],
+    kernel: AttentionKernel,
+    *,
+    block_tokens: int,
+) -> float:
+    """The relative difference of paged from plain logits: `|paged - plain| / |plain|`, Euclidean.
+
+    In float32 the largest over all positions. In half precision the median: there, a router of a mixture
+    of experts may tip over in single positions for rounding alone.
+    """
+    generator = random.Random(0)
+    prompts = [
+        [generator.randrange(info.vocabulary) for _ in range(min(length, info.context_tokens))]
+        for length in PROMPT_TOKENS
+    ]
+    with torch.inference_mode():
+        paged = _paged_logits(model, info, shapes, kernel, prompts, block_tokens)
+        plain = _plain_logits(model, prompts)
+        differences = torch.cat(
+            [
+                (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+                for ours, theirs in zip(paged, plain, strict=True)
+            ]
+        )
+    value = differences.max() if model.dtype == torch.float32 else differences.median()
+    return float(value)
+
+
+def _paged_logits(
+    model: Any,
+    info: ModelInfo,
+    shapes: dict[int, LayerShape],
+    kernel: AttentionKernel,
+    prompts: list[list[int]],
+    block_tokens: int,
+) -> list[torch.Tensor]:
+    per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
+    runner = TorchRunner(model, info, shapes, kernel, num_blocks=2 * per_prompt, block_tokens=block_tokens)
+    tables = [list(range(index, 2 * per_prompt, 2))[::-1] for index in range(2)]
+    positions = [0, 0]
+    parts: list[list[torch.Tensor]] = [[], []]
+    for step in STEPS:
+        slices = []
+        for index, wanted in enumerate(step):
+            num_tokens = min(wanted, len(prompts[index]) - positions[index])
+            if num_tokens > 0:
+                slices.append(_slice(index, prompts[index], positions[index], num_tokens, tables[index]))
+                positions[index] += num_tokens
+        if not slices:
+            continue
+        logits = runner.forward(slices, list(range(sum(piece.num_tokens for piece in slices)))).float()
+        pieces = logits.split([piece.num_tokens for piece in slices])
+        for piece, piece_logits in zip(slices, pieces, strict=True):
+            parts[int(piece.sequence_id)].append(piece_logits)
+    return [torch.cat(part) for part in parts]
+
+
+def _slice(
+    index: int, token_ids: list[int], position: int, num_tokens: int, block_table: list[int]
+) -> SequenceSlice:
+    return SequenceSlice(
+        sequence_id=str(index),
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        position=position,
+        num_tokens=num_tokens,
+        block_table=block_table,
+        sample=False,
+        sampling=SamplingParams(),
+        seed=0,
+    )
+
+
+def _plain_logits(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
+    model.set_attn_implementation("eager")
+    try:
+        logits = []
+        for prompt in prompts:
+            token_ids = torch.tensor([prompt], dtype=torch.int64, device=model.device)
+            output = model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False)
+            logits.append(output.logits[0].float())
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logits

@@ -1,0 +1,135 @@
+"""Which outcomes has nobody settled yet?
+
+The engine knows what was emitted, so it keeps every sequence's outcome until a gateway has acknowledged
+that its settlement is durable. The store is bounded: an accepted sequence always finds room for its
+outcome, because a sequence is refused while there is none (`has_room`). What is left when the engine
+ends is written to a file and read again at the next start.
+
+`OutcomeStore` is pure; `write_outcomes` and `read_outcomes` are its edge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+import msgspec
+
+from engine.messages import Outcome
+
+MAX_OUTCOMES = 100_000
+FILE_VERSION = 1
+
+
+class OutcomesUnreadable(Exception):
+    """The outcomes file is not one that this version wrote."""
+
+
+class HeldOutcome(msgspec.Struct, frozen=True):
+    """An outcome and the gateway that must settle it."""
+
+    gateway_id: str
+    outcome: Outcome
+
+
+class OutcomesFile(msgspec.Struct, frozen=True):
+    """What stands in `<engine_id>.outcomes`."""
+
+    version: int
+    held: list[HeldOutcome]
+
+
+class OutcomeStore:
+    """Unacknowledged outcomes by sequence id, oldest first."""
+
+    def __init__(self, max_outcomes: int = MAX_OUTCOMES) -> None:
+        if max_outcomes < 1:
+            raise ValueError(f"max_outcomes must be at least 1, not {max_outcomes}")
+        self._max_outcomes = max_outcomes
+        self._held: dict[str, HeldOutcome] = {}
+        self._restored: set[str] = set()
+
+    @property
+    def num_restored(self) -> int:
+        """Outcomes of an earlier engine that nobody has acknowledged yet."""
+        return len(self._restored)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._held
+
+    def has_room(self, live_sequences: int) -> bool:
+        """Whether one more sequence may start beside `live_sequences`: each will leave an outcome."""
+        return len(self._held) + live_sequences < self._max_outcomes
+
+    def keep(self, gateway_id: str, outcome: Outcome) -> None:
+        """Keeps the final word on a sequence. Raises `ValueError` when there was one already."""
+        if outcome.sequence_id in self._held:
+            raise ValueError(f"sequence {outcome.sequence_id} has an outcome already")
+        self._held[outcome.sequence_id] = HeldOutcome(gateway_id, outcome)
+
+    def acknowledge(self, sequence_ids: Iterable[str]) -> int:
+        """Forgets settled outcomes and says how many there were; unknown ids change nothing."""
+        known = {sequence_id for sequence_id in sequence_ids if sequence_id in self._held}
+        for sequence_id in known:
+            del self._held[sequence_id]
+        self._restored -= known
+        return len(known)
+
+    def collect(self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None) -> list[Outcome]:
+        """The outcomes that `gateway_id` must settle, oldest first.
+
+        With `adopt_from_all_but` (the gateways that live), outcomes of all other gateways become
+        `gateway_id`'s own.
+        """
+        if adopt_from_all_but is not None:
+            for sequence_id, held in self._held.items():
+                if held.gateway_id not in adopt_from_all_but:
+                    self._held[sequence_id] = HeldOutcome(gateway_id, held.outcome)
+        return [held.outcome for held in self._held.values() if held.gateway_id == gateway_id]
+
+    def held(self) -> list[HeldOutcome]:
+        """Everything held, oldest first."""
+        return list(self._held.values())
+
+    def restore(self, held: Iterable[HeldOutcome]) -> None:
+        """Takes back what an earlier engine left; beyond the bound too, for none may be lost."""
+        for entry in held:
+            self._held.setdefault(entry.outcome.sequence_id, entry)
+            self._restored.add(entry.outcome.sequence_id)
+
+
+def write_outcomes(path: Path, store: OutcomeStore) -> None:
+    """Writes everything held so that it survives a power cut; an empty store removes the file."""
+    if not len(store):
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_name(path.name + ".new")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.msgpack.encode(OutcomesFile(FILE_VERSION, store.held())))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_outcomes(path: Path) -> list[HeldOutcome]:
+    """What an earlier engine left, or nothing. Raises `OutcomesUnreadable` on a damaged file."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        file = msgspec.msgpack.decode(content, type=OutcomesFile)
+    except msgspec.DecodeError as error:
+        raise OutcomesUnreadable(f"{path} is damaged: {error}") from error
+    if file.version != FILE_VERSION:
+        raise OutcomesUnreadable(f"{path} has version {file.version}, this engine reads {FILE_VERSION}")
+    return file.held

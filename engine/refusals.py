@@ -1,0 +1,64 @@
+"""Which sequences can never run in this engine, and why?
+
+Judged at the door: what could not even run alone would otherwise be preempted and retried for ever, and a
+token id that the model does not have would fail the step of everybody.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from engine.messages import ModelInfo, Refused, SequenceState, Submit
+
+
+def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> Refused | None:
+    """None: it can run. `kv_capacity_tokens` is what the whole KV cache holds."""
+
+    def refused(code: str, message: str) -> Refused:
+        return Refused(sequence_id=submit.sequence_id, code=code, message=message)
+
+    prompt_tokens = len(submit.prompt_token_ids)
+    if prompt_tokens == 0:
+        return refused("invalid_request", "prompt_token_ids must hold at least one token")
+    if min(submit.prompt_token_ids) < 0 or max(submit.prompt_token_ids) >= model.vocabulary:
+        return refused(
+            "invalid_request",
+            f"prompt_token_ids must lie between 0 and {model.vocabulary - 1}, the model's vocabulary",
+        )
+    if submit.max_tokens < 1 or submit.lease_tokens < 1:
+        return refused("invalid_request", "max_tokens and lease_tokens must be at least 1")
+    if submit.tier < 0:
+        return refused("invalid_request", f"tier must not be negative, not {submit.tier}")
+    if not (isfinite(submit.weight) and submit.weight > 0):
+        return refused("invalid_request", f"weight must be a number greater than 0, not {submit.weight}")
+    if prompt_tokens + submit.max_tokens > model.context_tokens:
+        return refused(
+            "context_length_exceeded",
+            f"the model's context is {model.context_tokens} tokens; the prompt has {prompt_tokens} and "
+            f"max_tokens is {submit.max_tokens}: shorten the prompt or lower max_tokens",
+        )
+    most_tokens = prompt_tokens + submit.max_tokens - 1
+    if most_tokens > kv_capacity_tokens:
+        return refused(
+            "too_large",
+            f"the engine's KV cache holds {kv_capacity_tokens} tokens; this request may need {most_tokens}: "
+            "shorten the prompt or lower max_tokens",
+        )
+    return None
+
+
+def refuse_state(state: SequenceState) -> Refused | None:
+    """None: the exported sequence can go on here. Its `submit` is judged by `refuse_submit`."""
+    emitted = len(state.output_token_ids)
+    known = len(state.submit.prompt_token_ids) + emitted
+    if emitted >= state.submit.max_tokens:
+        message = f"the state has {emitted} output tokens, max_tokens is {state.submit.max_tokens}"
+    elif emitted > state.submit.lease_tokens:
+        message = f"the state has {emitted} output tokens, the lease covers {state.submit.lease_tokens}"
+    elif not 0 <= state.kv_tokens < known:
+        message = f"kv_tokens is {state.kv_tokens}, the sequence has {known} tokens"
+    elif state.text_sent < 0:
+        message = f"text_sent must not be negative, not {state.text_sent}"
+    else:
+        return None
+    return Refused(sequence_id=state.submit.sequence_id, code="invalid_state", message=message)

@@ -1,0 +1,215 @@
+"""What is a sequence, and which states may follow which?
+
+One rule covers prefill, chunked prefill, decode, recomputation and restored KV: a sequence knows `total`
+tokens and has `computed` of them in the cache; every step hands out tokens so that computed catches up, and
+when it has, the next token is sampled and total grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+
+from engine.messages import Outcome, RunningSequence, SequenceState, Submit
+from engine.scheduling.order import Entry
+
+
+class State(StrEnum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    """In the queue, holds no blocks."""
+    RUNNING = "running"
+    """Gets tokens every step."""
+    PAUSED = "paused"
+    """Keeps its KV and gets no tokens, until its lease is topped up and there is a place for it."""
+    SWAPPED = "swapped"
+    """Its KV lies in host memory."""
+    PREEMPTED = "preempted"
+    """Gave its KV away; returns to the head of its line, at once or when its lease is topped up."""
+    FINISHED = "finished"
+
+
+MOVES: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
+    State.RUNNING: frozenset({State.PAUSED, State.SWAPPED, State.PREEMPTED, State.FINISHED}),
+    State.PAUSED: frozenset({State.RUNNING, State.SWAPPED, State.PREEMPTED, State.FINISHED}),
+    State.SWAPPED: frozenset({State.RUNNING, State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: frozenset({State.WAITING, State.FINISHED}),
+    State.FINISHED: frozenset(),
+}
+
+FINISHES = frozenset({"stop", "length", "budget", "cancelled", "expired", "failed"})
+"""How a sequence can end."""
+
+
+class IllegalMove(Exception):
+    """A bug: this state cannot follow that one."""
+
+
+def stable_seed(submit: Submit) -> int:
+    """The sampling seed of a sequence, 63 bits: the same wherever and in whatever batch it runs.
+
+    From the request's seed and the choice's index, or from the sequence id where no seed was given. The
+    sampler combines it with the index of each token.
+    """
+    if submit.sampling.seed is None:
+        source = f"sequence {submit.sequence_id}"
+    else:
+        source = f"seed {submit.sampling.seed} choice {submit.index}"
+    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One stream of tokens inside an engine. Only the scheduler changes `state` and `block_table`."""
+
+    submit: Submit
+    gateway_id: str
+    submitted_s: float
+    """The engine's clock."""
+    token_ids: list[int]
+    """Prompt, then output."""
+    prompt_tokens: int
+    lease_tokens: int
+    predicted_output_tokens: int
+    seed: int
+    state: State = State.WAITING
+    block_table: list[int] = field(default_factory=list)
+    computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache now."""
+    ever_computed_tokens: int = 0
+    """The most there ever were; what lies below is never charged again."""
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    times_displaced: int = 0
+    """Preemptions suffered while running: these are bounded, then the sequence is immune."""
+    host_kv: list[bytes] = field(default_factory=list)
+    """KV that came with an import, to be written into blocks when it is admitted."""
+    host_kv_tokens: int = 0
+    paused_since_s: float = 0.0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+
+    @staticmethod
+    def of(submit: Submit, gateway_id: str, now_s: float) -> Sequence:
+        """A fresh sequence."""
+        return Sequence(
+            submit=submit,
+            gateway_id=gateway_id,
+            submitted_s=now_s,
+            token_ids=list(submit.prompt_token_ids),
+            prompt_tokens=len(submit.prompt_token_ids),
+            lease_tokens=submit.lease_tokens,
+            predicted_output_tokens=min(max(1, submit.predicted_output_tokens), submit.max_tokens),
+            seed=stable_seed(submit),
+        )
+
+    @staticmethod
+    def restored(exported: SequenceState, now_s: float) -> Sequence:
+        """One that ran elsewhere. Without a lease for its next token it rests until topped up."""
+        sequence = Sequence.of(exported.submit, exported.gateway_id, now_s)
+        sequence.token_ids.extend(exported.output_token_ids)
+        sequence.ever_computed_tokens = exported.kv_tokens
+        if exported.kv:
+            sequence.host_kv = exported.kv
+            sequence.host_kv_tokens = exported.kv_tokens
+        if not sequence.may_emit:
+            sequence.state = State.PREEMPTED
+        return sequence
+
+    @property
+    def sequence_id(self) -> str:
+        return self.submit.sequence_id
+
+    @property
+    def tenant_id(self) -> str:
+        return self.submit.tenant_id
+
+    @property
+    def tier(self) -> int:
+        return self.submit.tier
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def emitted_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that can ever be in the cache: the last one emitted is never fed back."""
+        return self.prompt_tokens + self.submit.max_tokens - 1
+
+    @property
+    def may_emit(self) -> bool:
+        """The lease and the maximum cover another token."""
+        return self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens)
+
+    def first_time_prompt_tokens(self, tokens: int) -> int:
+        """Of the next `tokens` tokens: those of the prompt that were never computed before."""
+        before = max(self.computed_tokens, self.ever_computed_tokens)
+        after = min(self.computed_tokens + tokens, self.prompt_tokens)
+        return max(0, after - before)
+
+    def entry(self) -> Entry:
+        """What the queue may know of it."""
+        return Entry(
+            entry_id=self.submit.sequence_id,
+            tenant_id=self.submit.tenant_id,
+            arrived_s=self.submitted_s,
+            input_tokens=self.prompt_tokens,
+            predicted_output_tokens=self.predicted_output_tokens,
+            tier=self.submit.tier,
+            weight=self.submit.weight,
+        )
+
+    def summary(self) -> RunningSequence:
+        """What a snapshot or an inventory says of it."""
+        return RunningSequence(
+            sequence_id=self.submit.sequence_id,
+            request_id=self.submit.request_id,
+            tenant_id=self.submit.tenant_id,
+            tier=self.submit.tier,
+            state=self.state.value,
+            prompt_tokens=self.prompt_tokens,
+            computed_tokens=self.computed_tokens,
+            emitted_tokens=self.emitted_tokens,
+            max_tokens=self.submit.max_tokens,
+            predicted_output_tokens=self.predicted_output_tokens,
+            lease_tokens=self.lease_tokens,
+            gateway_id=self.gateway_id,
+        )
+
+    def outcome(self, finish: str, message: str, now_s: float) -> Outcome:
+        """The final word; times are relative to the submission."""
+        return Outcome(
+            sequence_id=self.submit.sequence_id,
+            request_id=self.submit.request_id,
+            tenant_id=self.submit.tenant_id,
+            finish=finish,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=0,
+            computed_tokens=min(self.ever_computed_tokens, self.prompt_tokens),
+            emitted_tokens=self.emitted_tokens,
+            index=self.submit.index,
+            tier=self.submit.tier,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
+            scheduled_s=None if self.scheduled_s is None else self.scheduled_s - self.submitted_s,
+            first_token_s=None if self.first_token_s is None else self.first_token_s - self.submitted_s,
+            finished_s=now_s - self.submitted_s,
+            message=message,
+            trace_context=self.submit.trace_context,
+        )
+
+
+def move(sequence: Sequence, state: State) -> None:
+    """The one place where a sequence changes its state. Raises `IllegalMove`."""
+    if state not in MOVES[sequence.state]:
+        raise IllegalMove(f"sequence {sequence.sequence_id!r}: {sequence.state} cannot become {state}")
+    sequence.state = state

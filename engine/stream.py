@@ -1,0 +1,162 @@
+"""How does one sequence's reader get its tokens?
+
+An `EngineStream` is filled by the client's receive loop, which it never blocks and whose deltas it never
+drops. Its buffer is bounded all the same: a reader that falls too far behind has its sequence cancelled,
+gets what was emitted until then, and is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from engine.messages import Delta, Outcome
+
+MAX_BUFFERED_DELTAS = 1024
+
+
+class EngineUnavailable(Exception):
+    """There is no connection to an engine that serves; nothing was sent."""
+
+
+class EngineRefused(EngineUnavailable):
+    """The engine does not take this gateway. `code` is stable, `message` is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class EngineLost(Exception):
+    """The engine died, or forgot this gateway, while the sequence ran.
+
+    `received_tokens` is how many of its tokens reached this gateway; the engine may have emitted more.
+    If the engine still lives, it has cancelled the sequence, and `collect` tells the exact number.
+    """
+
+    def __init__(self, sequence_id: str, received_tokens: int, reason: str) -> None:
+        super().__init__(f"sequence {sequence_id}: {reason} ({received_tokens} tokens received)")
+        self.sequence_id = sequence_id
+        self.received_tokens = received_tokens
+        self.reason = reason
+
+
+class SequenceRefused(Exception):
+    """The sequence can never run; it left no outcome. `code` is stable, `message` is for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class SlowReader(Exception):
+    """The reader fell behind by more than the buffer holds, so that the sequence was cancelled.
+
+    Raised after the last delta: `outcome` is that delta's.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(
+            f"sequence {outcome.sequence_id} was cancelled after {outcome.emitted_tokens} tokens: "
+            "its reader was too slow"
+        )
+        self.outcome = outcome
+        self.emitted_tokens = outcome.emitted_tokens
+
+
+class EngineStream:
+    """The deltas of one sequence, in order, for one reader; the last one carries the outcome.
+
+    Iterating raises, after everything that was received: `SequenceRefused`, `EngineLost`, `SlowReader`.
+    The stream of an exported sequence ends without an outcome.
+    """
+
+    def __init__(
+        self,
+        sequence_id: str,
+        *,
+        on_overflow: Callable[[str], None],
+        received_tokens: int = 0,
+        max_buffered_deltas: int = MAX_BUFFERED_DELTAS,
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.received_tokens = received_tokens
+        """Tokens that reached this gateway, read or not."""
+        self.outcome: Outcome | None = None
+        self._on_overflow = on_overflow
+        self._max_buffered_deltas = max_buffered_deltas
+        self._buffer: deque[Delta] = deque()
+        self._overflowed = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def buffered_deltas(self) -> int:
+        """Deltas that wait for the reader."""
+        return len(self._buffer)
+
+    def push(self, delta: Delta) -> bool:
+        """Takes the next delta; False when tokens before it are missing (it is then not taken)."""
+        if delta.token_ids:
+            if delta.first_index != self.received_tokens:
+                return False
+            self.received_tokens += len(delta.token_ids)
+        self._buffer.append(delta)
+        if delta.outcome is not None:
+            self.outcome = delta.outcome
+            self.end(SlowReader(delta.outcome) if self._overflowed else None)
+        elif len(self._buffer) > self._max_buffered_deltas and not self._overflowed:
+            self._overflowed = True
+            self._on_overflow(self.sequence_id)
+        self._wake()
+        return True
+
+    def end(self, error: Exception | None) -> None:
+        """Nothing more will come: after what is buffered, the reader gets `error` or the plain end."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            self._wake()
+
+    def lose(self, reason: str) -> None:
+        """Ends the stream of an engine that is gone."""
+        self.end(EngineLost(self.sequence_id, self.received_tokens, reason))
+
+    def __aiter__(self) -> EngineStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise RuntimeError(f"sequence {self.sequence_id} has a reader already")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._buffer.popleft()
+
+    async def drain(self) -> Outcome | None:
+        """Reads on to the end, throws the tokens away and returns the outcome (None: exported).
+
+        For a reader that has cancelled and still owes a settlement. Raises as iterating does, but for
+        `SlowReader`.
+        """
+        try:
+            async for _ in self:
+                pass
+        except SlowReader as error:
+            return error.outcome
+        return self.outcome
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

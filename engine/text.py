@@ -1,0 +1,241 @@
+"""Which text is safe to show after each token, and has a stop string ended the answer?
+
+Tokens become text incrementally: never half a character, and together exactly what the tokenizer would
+decode in one go. Stop strings are looked for in the text, so they may span tokens; text that may be the
+beginning of one is held back until it is decided.
+
+Needs `tokenizers` only: no torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.messages import SamplingParams
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoders put for bytes that are not (or not yet) a character."""
+CONTEXT_TOKENS = 8
+"""Prompt tokens that the first output token is decoded after."""
+PENDING_TOKENS = 8
+"""When more tokens than this wait for a whole character, the older ones will never make one."""
+CHARACTER_BYTES = 4
+"""The longest UTF-8 sequence; so many tokens hold at least as many bytes."""
+MAX_TOKEN_TEXTS = 65_536
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class NoTokenizer(Exception):
+    """The model directory has no tokenizer that can be read; the message says which file is at fault."""
+
+
+def load_texts(model_dir: Path) -> TextFactory:
+    """Reads `tokenizer.json` of a model directory. Raises `NoTokenizer`."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise NoTokenizer(f"{model_dir} has no tokenizer.json; save the model's fast tokenizer beside it")
+    try:
+        return TextFactory(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise NoTokenizer(f"{path} cannot be read: {error}") from None
+
+
+class TextFactory:
+    """Makes one `IncrementalText` for each sequence. Implements the engine core's factory protocol."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._token_texts: dict[int, str] = {}
+        self._anchor_ids = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        self._anchor_text = tokenizer.decode(self._anchor_ids)
+
+    def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> IncrementalText:
+        """Text of the tokens that follow `prompt_token_ids`.
+
+        The last prompt tokens count as neighbours of the first output token, so that a completion keeps
+        its leading space; after a special token (a chat template's turn marker) a text begins afresh.
+        """
+        context: list[int] = []
+        for token_id in reversed(prompt_token_ids[-CONTEXT_TOKENS:]):
+            if self.is_skipped(token_id):
+                break
+            context.insert(0, token_id)
+        return IncrementalText(self, context, sampling.stop)
+
+    def is_skipped(self, token_id: int) -> bool:
+        """A special token: it has no text."""
+        return token_id in self._special_ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The tokens' text, without special tokens; ids that the tokenizer does not have are skipped."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """One token's own text, special tokens included (for log probabilities)."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            together: str = self._tokenizer.decode([*self._anchor_ids, token_id], skip_special_tokens=False)
+            if together.startswith(self._anchor_text):
+                text = together[len(self._anchor_text) :]
+            else:
+                text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            if len(self._token_texts) < MAX_TOKEN_TEXTS:
+                self._token_texts[token_id] = text
+        return text
+
+
+class IncrementalText:
+    """The text of one sequence. Implements the engine core's text protocol.
+
+    `push` and `flush` return text that nobody has seen yet; all of it together is the answer.
+    """
+
+    def __init__(self, factory: TextFactory, context: list[int], stop: Sequence[str]) -> None:
+        self._factory = factory
+        self._detokenizer = Detokenizer(factory, context)
+        self._stops = StopStrings(stop)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has ended the answer; nothing more will come."""
+        return self._stops.found
+
+    def push(self, token_id: int) -> str:
+        """Takes the next output token; returns the text that is now safe to show."""
+        return "" if self.stopped else self._stops.push(self._detokenizer.push(token_id))
+
+    def flush(self) -> str:
+        """The sequence has ended: what was held back is decided now."""
+        if self.stopped:
+            return ""
+        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+
+    def logprob_text(self, token_id: int) -> str:
+        """A token's own text, for log probabilities."""
+        return self._factory.token_text(token_id)
+
+
+class Detokenizer:
+    """Tokens to text, one at a time, as the tokenizer would decode them all at once.
+
+    A window of the newest tokens is decoded each time, and what it adds to the text already out is new.
+    The window begins with tokens whose text is out, because many decoders look at a token's neighbours
+    (they strip the first one's leading space, say). Text that ends in a replacement character may still
+    become a character, and waits. One deviation: where a run of byte tokens turns out not to be UTF-8,
+    some tokenizers take back the whole run; characters of it that are out already stay.
+    """
+
+    def __init__(self, factory: TextFactory, context: list[int]) -> None:
+        self._factory = factory
+        self._window = list(context)
+        self._neighbours = len(context)
+        """So many of the window's tokens only serve as neighbours: their text is out."""
+        self._shown = factory.decode(self._window)
+        """What is out of the window's text."""
+
+    def push(self, token_id: int) -> str:
+        """New text after one more token."""
+        if self._factory.is_skipped(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._factory.decode(self._window)
+        waiting = len(self._window) - self._neighbours
+        if not text.startswith(self._shown):
+            if text.endswith(REPLACEMENT) and waiting <= PENDING_TOKENS:
+                return ""
+            text = self._restart()
+        settled = max(len(self._shown), len(text.rstrip(REPLACEMENT)))
+        fresh = text[len(self._shown) : settled]
+        self._shown = text[:settled]
+        if settled < len(text):
+            return fresh if waiting <= PENDING_TOKENS else fresh + self._settle(text)
+        if fresh or waiting > PENDING_TOKENS:
+            self._slide(len(self._window))
+        return fresh
+
+    def flush(self) -> str:
+        """Nothing follows: bytes that wait for the rest of their character become replacement characters."""
+        text = self._factory.decode(self._window)
+        if not text.startswith(self._shown):
+            text = self._restart()
+        fresh = text[len(self._shown) :]
+        self._slide(len(self._window))
+        return fresh
+
+    def _restart(self) -> str:
+        """The window's text no longer begins with what is out: go on without neighbours."""
+        del self._window[: self._neighbours]
+        self._neighbours = 0
+        self._shown = ""
+        return self._factory.decode(self._window)
+
+    def _settle(self, text: str) -> str:
+        """Too many tokens wait: the older ones' bytes are no characters. Keeps what may still become one."""
+        for end in range(len(self._window) - CHARACTER_BYTES, self._neighbours, -1):
+            head = self._factory.decode(self._window[:end])
+            if text.startswith(head) and len(head) >= len(self._shown):
+                fresh = head[len(self._shown) :]
+                self._slide(end)
+                return fresh
+        if len(self._window) - self._neighbours <= 2 * PENDING_TOKENS:
+            return ""
+        fresh = text[len(self._shown) :]
+        self._slide(len(self._window))
+        return fresh
+
+    def _slide(self, end: int) -> None:
+        """The text of the window's first `end` tokens is out: the newest of them become the neighbours."""
+        del self._window[: self._neighbours]
+        self._neighbours = end - self._neighbours
+        self._shown = self._factory.decode(self._window[: self._neighbours])
+
+
+class StopStrings:
+    """Passes text on until a stop string is complete; neither it nor anything after it gets through.
+
+    The first one to be completed wins, and of several completed by the same character the longest: so
+    the answer depends on its characters alone, not on how they were cut into tokens.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = [text for text in stop if text]
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Takes more text; returns what is safe to show."""
+        if self.found or not text:
+            return ""
+        if not self._stop:
+            return text
+        self._held += text
+        hits = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        if hits:
+            self.found = True
+            return self._release(min(hits)[1])
+        return self._release(len(self._held) - self._undecided())
+
+    def flush(self) -> str:
+        """Nothing follows: what looked like the beginning of a stop string was none."""
+        return "" if self.found else self._release(len(self._held))
+
+    def _undecided(self) -> int:
+        """Length of the longest end of the held text that is the beginning of a stop string."""
+        return max(
+            size
+            for stop in self._stop
+            for size in range(min(len(stop), len(self._held) + 1))
+            if self._held.endswith(stop[:size])
+        )
+
+    def _release(self, length: int) -> str:
+        shown, self._held = self._held[:length], "" if self.found else self._held[length:]
+        return shown

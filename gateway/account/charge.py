@@ -1,0 +1,98 @@
+"""What is charged for what happened?
+
+Input tokens that were computed (or found in the prefix cache) plus output tokens that were emitted, the
+end-of-sequence token included, summed over all sequences of the request. A prompt is charged once, however
+many choices were asked for it, as OpenAI bills it. Recomputation after a preemption is never charged, and
+never more is charged than was held.
+
+The request itself counts (meter `requests`) once an engine has taken it up; what was refused, or left the
+queue without a turn, gives its count back.
+
+The engine's outcome decides. Where an engine was lost, what reached the gateway decides: all tokens that a
+client can have seen, none that it cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.messages import Outcome
+from tenants.types import Amounts
+
+
+@dataclass(slots=True)
+class SequenceUse:
+    """What is known of one sequence's work."""
+
+    prompt_tokens: int
+    input_tokens: int = 0
+    """Prompt tokens computed or found in the cache."""
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    outcome: Outcome | None = None
+
+    def received(self, output_tokens: int) -> None:
+        """Tokens that reached the gateway; the first one proves that the prompt was computed."""
+        self.output_tokens += output_tokens
+        if output_tokens:
+            self.input_tokens = self.computed_tokens = self.prompt_tokens
+
+    def ended(self, outcome: Outcome) -> None:
+        """The engine's final word."""
+        self.outcome = outcome
+        self.input_tokens = min(self.prompt_tokens, outcome.computed_tokens + outcome.cached_tokens)
+        self.computed_tokens = outcome.computed_tokens
+        self.cached_tokens = outcome.cached_tokens
+        self.output_tokens = outcome.emitted_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a whole request used, before it has a price."""
+
+    input_tokens: int
+    """To charge: each prompt once."""
+    computed_tokens: int
+    """Service: what the engine really computed, for every sequence."""
+    cached_tokens: int
+    output_tokens: int
+    dispatched: bool
+
+
+def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) -> Use:
+    """Sums up; sequence i belongs to prompt `i // choices`."""
+    input_tokens = computed_tokens = cached_tokens = output_tokens = 0
+    for start in range(0, len(sequences), choices):
+        of_prompt = sequences[start : start + choices]
+        most = max(of_prompt, key=lambda sequence: sequence.input_tokens)
+        input_tokens += most.input_tokens
+        computed_tokens += sum(sequence.computed_tokens for sequence in of_prompt)
+        # Choices after the first may find what the first computed: only what nobody computed was cached.
+        cached_tokens += min(sequence.cached_tokens for sequence in of_prompt)
+        output_tokens += sum(sequence.output_tokens for sequence in of_prompt)
+    return Use(input_tokens, computed_tokens, min(cached_tokens, input_tokens), output_tokens, dispatched)
+
+
+def use_of_outcomes(outcomes: Sequence[Outcome], prompt_tokens: Sequence[int], choices: int) -> Use:
+    """The same from the outcomes that an engine kept for a gateway that died.
+
+    `prompt_tokens` and `choices` are what the reserve row says. A sequence without an outcome never got to
+    an engine, or died with it: nothing is known of it, so nothing is charged for it.
+    """
+    sequences = [SequenceUse(tokens) for tokens in prompt_tokens for _ in range(choices)]
+    for outcome in outcomes:
+        if 0 <= outcome.index < len(sequences):
+            sequences[outcome.index].ended(outcome)
+    return use_of(sequences, choices, dispatched=bool(outcomes))
+
+
+def charge(use: Use, cost_nanousd: int, held: Amounts) -> Amounts:
+    """The amounts to settle: within what was held, meter by meter."""
+    return Amounts(
+        input_tokens=min(use.input_tokens, held.input_tokens),
+        output_tokens=min(use.output_tokens, held.output_tokens),
+        cost_nanousd=min(cost_nanousd, held.cost_nanousd),
+        requests=held.requests if use.dispatched else 0,
+    )

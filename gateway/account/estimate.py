@@ -1,0 +1,144 @@
+"""What was promised, and what came of it? The estimate made on arrival and the account beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tenants.types import Amounts
+
+Seconds = tuple[float, float]
+"""p50, p90."""
+Whole = tuple[int, int]
+"""p50, p90."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A forecast for one request in one tier, with its price."""
+
+    wait_s: Seconds
+    ttft_s: Seconds
+    tpot_s: Seconds
+    e2e_s: Seconds
+    output_tokens: Whole
+    cost_nanousd: Whole
+    max_cost_nanousd: int
+    """What is held: never exceeded."""
+    tokens_ahead: dict[str, int]
+    """Cost tokens that go first, by cause."""
+    basis: str
+    samples: int
+    saturated: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """As the API shows it."""
+        return {
+            "wait_s": _pair(self.wait_s, 4),
+            "ttft_s": _pair(self.ttft_s, 4),
+            "tpot_s": _pair(self.tpot_s, 5),
+            "e2e_s": _pair(self.e2e_s, 4),
+            "output_tokens": {"p50": self.output_tokens[0], "p90": self.output_tokens[1]},
+            "cost_nanousd": {
+                "p50": self.cost_nanousd[0],
+                "p90": self.cost_nanousd[1],
+                "max": self.max_cost_nanousd,
+            },
+            "tokens_ahead": self.tokens_ahead,
+            "basis": self.basis,
+            "samples": self.samples,
+            "saturated": self.saturated,
+        }
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened to one request, on the gateway's clock. None: it did not come to that."""
+
+    arrived_s: float
+    dispatched_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def wait_s(self) -> float | None:
+        """Arrival to dispatch."""
+        return _between(self.arrived_s, self.dispatched_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to the first token."""
+        return _between(self.arrived_s, self.first_token_s)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Arrival to the end."""
+        return _between(self.arrived_s, self.ended_s)
+
+    def tpot_s(self, output_tokens: int) -> float | None:
+        """Time per output token after the first, as seen here."""
+        if self.first_token_s is None or self.last_token_s is None or output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The last word on a request: what it was promised, what it got, what it paid."""
+
+    request_id: str
+    tenant: str
+    tier: str
+    outcome: str
+    stop_cause: str | None
+    estimate: Estimate | None
+    times: Times
+    held: Amounts
+    charged: Amounts
+    cached_tokens: int
+    preemptions: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The `fairgate` object of the answer."""
+        charged, held = self.charged, self.held
+        shown: dict[str, Any] = {
+            "request_id": self.request_id,
+            "tenant": self.tenant,
+            "tier": self.tier,
+            "outcome": self.outcome,
+            "estimate": self.estimate.as_json() if self.estimate is not None else None,
+            "actual": {
+                "wait_s": _rounded(self.times.wait_s),
+                "ttft_s": _rounded(self.times.ttft_s),
+                "tpot_s": _rounded(self.times.tpot_s(charged.output_tokens)),
+                "e2e_s": _rounded(self.times.e2e_s),
+                "input_tokens": charged.input_tokens,
+                "output_tokens": charged.output_tokens,
+                "cost_nanousd": charged.cost_nanousd,
+                "preemptions": self.preemptions,
+            },
+            "tokens": _account(
+                held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
+            ),
+            "cost_nanousd": _account(held.cost_nanousd, charged.cost_nanousd),
+        }
+        if self.stop_cause is not None:
+            shown["stop_cause"] = self.stop_cause
+        return shown
+
+
+def _account(held: int, charged: int) -> dict[str, int]:
+    return {"held": held, "charged": charged, "refunded": held - charged}
+
+
+def _pair(pair: Seconds, digits: int) -> dict[str, float]:
+    return {"p50": round(pair[0], digits), "p90": round(pair[1], digits)}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _between(start_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else end_s - start_s

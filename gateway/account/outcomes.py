@@ -1,0 +1,33 @@
+"""In which ways can a request end? A closed set: every way settles, and metrics count by it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RequestOutcome(StrEnum):
+    """What became of a request that held budget."""
+
+    COMPLETED = "completed"
+    DISCONNECTED = "disconnected"
+    """The client left; what was emitted is charged."""
+    BUDGET = "budget"
+    """The budget ended it."""
+    ENGINE_LOST = "engine_lost"
+    """The engine died; what reached the gateway is charged."""
+    ENGINE_FAILED = "engine_failed"
+    """The engine gave up on it; what was emitted is charged."""
+    REFUSED = "refused"
+    """The engine, the queue or the ledger would not take it; nothing is charged."""
+    EXPIRED = "expired"
+    """Its deadline in the queue, or in the engine, passed."""
+    NO_ENGINE = "no_engine"
+    """It waited for an engine that did not come back; nothing is charged."""
+    SHUTDOWN = "shutdown"
+    """The gateway stopped; what was emitted is charged."""
+    FAILED = "failed"
+    """A fault of ours; what was emitted is charged."""
+    RECOVERED = "recovered"
+    """Its gateway died; the engine's count is charged."""
+    LOST = "lost"
+    """Its gateway died and no engine knows of it: nothing was emitted that anybody can account for."""

@@ -1,0 +1,70 @@
+"""How do the parts become an HTTP application?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.datastructures import State
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
+
+from gateway import errors
+from gateway.authentication import require_scope
+from gateway.body import declared_length
+from gateway.deps import GatewayDeps
+from gateway.refusals import as_api_error
+from gateway.routes import admin, docs, health, inference
+from gateway.runtime import Gateway
+from gateway.wire import add_standard_headers, begin
+
+
+def create_app(deps: GatewayDeps) -> Litestar:
+    """The gateway as an ASGI application. Its lifespan recovers, opens, and at the end drains and settles.
+
+    Raises `ValueError` for a configuration that makes no sense.
+    """
+    gateway = Gateway(deps)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.stop()
+
+    return Litestar(
+        route_handlers=[*inference.HANDLERS, *health.HANDLERS, *admin.HANDLERS, *docs.HANDLERS],
+        guards=[require_scope],
+        lifespan=[lifespan],
+        exception_handlers={Exception: _refuse},
+        before_send=[add_standard_headers],
+        openapi_config=docs.openapi_config(),
+        state=State({"gateway": gateway}, deep_copy=False),
+        # Bodies are read, bounded and decoded by `gateway/body.py`.
+        request_max_body_size=None,
+        logging_config=None,
+    )
+
+
+def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
+    """Every exception of every route, in OpenAI's shape."""
+    request_id = begin(request.scope)
+    path = request.scope.get("path", "")
+    match exception:
+        case NotFoundException():
+            error = errors.not_found(path)
+        case MethodNotAllowedException():
+            error = errors.method_not_allowed(request.scope["method"], path)
+        case _:
+            error = as_api_error(exception, request_id)
+    gateway: Gateway = request.app.state.gateway
+    gateway.metrics.refused(error.code)
+    headers = error.all_headers()
+    declared = declared_length(request.scope)
+    if declared is not None and declared > gateway.deps.config.max_body_bytes:
+        # Nobody has read the body, and nobody will.
+        headers["connection"] = "close"
+    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")

@@ -1,0 +1,58 @@
+"""What is a gateway made of? Filled in by the composition root, read by everything here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.config import GatewayConfig
+
+if TYPE_CHECKING:
+    from engine.forecast.length import LengthForecast
+    from gateway.prompt import PromptRenderer
+    from gateway.recovery import RecoveryReport
+    from gateway.upstream.base import Upstream
+    from tenants.admin import Admin
+    from tenants.database import Database
+    from tenants.directory import Directory
+    from tenants.ledger import Ledger
+    from tenants.pricing import PriceBook
+    from tenants.quota.store import QuotaStore
+
+__all__ = ["GatewayConfig", "GatewayDeps"]
+
+
+@dataclass
+class GatewayDeps:
+    """The parts that outlive a request.
+
+    The composition root builds and closes what is passed in; `create_app` starts and stops what the
+    gateway itself owns (queue, dispatcher, settlements).
+    """
+
+    config: GatewayConfig
+    gateway_id: str
+    """Stable over restarts: open reserves are found by it."""
+    database: Database
+    directory: Directory
+    admin: Admin
+    ledger: Ledger
+    quota_store: QuotaStore
+    prices: PriceBook
+    upstreams: tuple[Upstream, ...]
+    """One for each engine, all of the same model."""
+    renderer: PromptRenderer
+    model_name: str
+    """The model's name in the API."""
+    control_token: str = ""
+    """Bearer of the local CLI with all admin scopes; empty: none."""
+    rebuild_counters: bool = True
+    """The quota store starts empty (in-process): fill it from the ledger before serving."""
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    lengths: LengthForecast | None = None
+    """None: loaded from `config.data_dir`, or fresh."""
+    recovery: RecoveryReport | None = field(default=None, init=False)
+    """Set by `gateway.recovery.recover`; `create_app` runs it at start if nobody has."""

@@ -1,0 +1,191 @@
+"""How does a waiting request learn that it is its turn?
+
+The asynchronous edge of the flow controller: it passes time and the engines' sizes in, and wakes the
+requests that the controller lets go. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from gateway.flow.window import Replica
+from gateway.upstream.base import Upstream
+
+SWEEP_S = 0.25
+"""How often deadlines in the queue are looked at."""
+
+log = logging.getLogger("fairgate.gateway.dispatcher")
+
+
+class QueueRefused(Exception):
+    """The queue is full."""
+
+    def __init__(self, full: QueueFull) -> None:
+        super().__init__(f"queue full: {full.limit}")
+        self.full = full
+
+
+class QueueExpired(Exception):
+    """The request waited longer than its tier allows."""
+
+
+class NoEngine(Exception):
+    """No engine serves, and none came back in time."""
+
+
+class Closing(Exception):
+    """The gateway stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """It is this request's turn, on this upstream."""
+
+    upstream: Upstream
+    counter: int
+    dispatched_s: float
+
+
+class Dispatcher:
+    """One task, one flow controller, any number of waiting requests. Use from one event loop."""
+
+    def __init__(
+        self,
+        flow: FlowController,
+        upstreams: Sequence[Upstream],
+        clock: Callable[[], float],
+        *,
+        engine_grace_s: float,
+    ) -> None:
+        self.flow = flow
+        self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
+        self._clock = clock
+        self._engine_grace_s = engine_grace_s
+        self._turns: dict[str, asyncio.Future[Turn]] = {}
+        self._down_since_s: float | None = None
+        self._closing = False
+        self._pump_scheduled = False
+        self._task: asyncio.Task[None] | None = None
+        for upstream in upstreams:
+            upstream.watch(self.pump_soon)
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether at least one upstream serves now."""
+        return any(upstream.is_up for upstream in self._upstreams.values())
+
+    def replicas(self) -> list[Replica]:
+        """The upstreams that serve now, by size."""
+        sizes: list[Replica] = []
+        for upstream in self._upstreams.values():
+            ready = upstream.ready
+            if upstream.is_up and ready is not None:
+                sizes.append(
+                    Replica(upstream.replica_id, ready.max_sequences, ready.num_blocks * ready.block_tokens)
+                )
+        return sizes
+
+    def start(self) -> None:
+        """Begins to watch deadlines."""
+        self._task = asyncio.create_task(self._sweep(), name="gateway dispatcher")
+
+    async def close(self) -> None:
+        """Refuses everything that waits, and stops."""
+        self.refuse_waiting(Closing())
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def refuse_waiting(self, error: Exception) -> None:
+        """Ends every wait with `error`, and all later ones if that is `Closing`."""
+        self._closing = self._closing or isinstance(error, Closing)
+        for entry_id in list(self._turns):
+            self._fail(entry_id, error)
+
+    async def turn(self, ticket: Ticket) -> Turn:
+        """Waits for this request's turn. Cancelling the wait takes it out of line; if its turn came at
+        that very moment, it counts as dispatched and not begun, and the caller's `finish` ends it.
+
+        Raises `QueueRefused`, `QueueExpired`, `NoEngine`, `Closing`.
+        """
+        if self._closing:
+            raise Closing
+        entry_id = ticket.entry.entry_id
+        full = self.flow.enqueue(ticket, self._clock())
+        if full is not None:
+            raise QueueRefused(full)
+        future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._turns[entry_id] = future
+        self.pump()
+        try:
+            return await future
+        finally:
+            self._turns.pop(entry_id, None)
+            self.flow.cancel(entry_id, self._clock())
+
+    def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        """Tells the controller what came; a sequence that ended may make room."""
+        self.flow.progress(entry_id, output_tokens, live_sequences)
+        self.pump_soon()
+
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+        """The dispatched request is over."""
+        self.flow.finish(entry_id, input_tokens, output_tokens, self._clock())
+        self.pump()
+
+    def pump_soon(self) -> None:
+        """`pump` once, at the loop's next turn: a step ends many sequences at once."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump_scheduled_now)
+
+    def _pump_scheduled_now(self) -> None:
+        self._pump_scheduled = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Lets go what may go now."""
+        if not self._turns:
+            return
+        now_s = self._clock()
+        for turn in self.flow.dispatch(now_s, self.replicas()):
+            self._wake(turn, now_s)
+
+    def _wake(self, turn: Dispatch, now_s: float) -> None:
+        entry_id = turn.ticket.entry.entry_id
+        future = self._turns.get(entry_id)
+        if future is None or future.done():
+            # Its reader left between the decision and now: the place is free again.
+            self.flow.finish(entry_id, 0, 0, now_s)
+            return
+        future.set_result(Turn(self._upstreams[turn.replica_id], turn.counter, now_s))
+
+    def _fail(self, entry_id: str, error: Exception) -> None:
+        self.flow.cancel(entry_id, self._clock())
+        future = self._turns.get(entry_id)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self._look_at_deadlines(self._clock())
+            except Exception:
+                log.exception("the dispatcher's sweep failed; it goes on")
+
+    def _look_at_deadlines(self, now_s: float) -> None:
+        for ticket in self.flow.expire(now_s):
+            self._fail(ticket.entry.entry_id, QueueExpired())
+        if self.has_engine:
+            self._down_since_s = None
+        elif self._down_since_s is None:
+            self._down_since_s = now_s
+        elif now_s - self._down_since_s >= self._engine_grace_s:
+            for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
+                self._fail(entry_id, NoEngine())
+        self.pump()

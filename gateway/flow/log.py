@@ -1,0 +1,69 @@
+"""Who was dispatched when, and who stood in line at that moment? A bounded record for audits of fairness."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+MAX_BACKLOG_TENANTS = 64
+"""A record names at most so many waiting tenants: those with the smallest counters."""
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """One backlogged tenant of a tier: its counter, and the arrival of its oldest request there."""
+
+    tenant_id: str
+    counter: int
+    oldest_arrived_s: float
+    queued: int
+
+
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. `counter` is the tenant's before the event's own charge."""
+
+    event: str
+    """`arrive`, `dispatch`, `leave` (from the queue, without a turn) or `settle`."""
+    at_s: float
+    request_id: str
+    tenant_id: str
+    tier: int
+    arrived_s: float
+    weight: float
+    counter: int
+    predicted_cost: int = 0
+    cost: int = 0
+    """`settle`: cost tokens of what was really computed and emitted."""
+    replica_id: str = ""
+    backlog: list[Waiting] = []
+    """`dispatch`: the tenants that wait in the same tier, the dispatched one included."""
+
+
+class DispatchLog:
+    """The last `max_records` events, oldest first; `first_index` counts what was dropped."""
+
+    def __init__(self, max_records: int) -> None:
+        self._records: deque[LogRecord] = deque(maxlen=max_records)
+        self._appended = 0
+
+    def append(self, record: LogRecord) -> None:
+        """Adds an event; the oldest gives way."""
+        self._records.append(record)
+        self._appended += 1
+
+    @property
+    def first_index(self) -> int:
+        """Index of the oldest record still here."""
+        return self._appended - len(self._records)
+
+    @property
+    def next_index(self) -> int:
+        """Index that the next record will have."""
+        return self._appended
+
+    def since(self, index: int, most: int) -> Iterator[LogRecord]:
+        """Records from `index` on, at most `most`."""
+        start = max(0, index - self.first_index)
+        for position in range(start, min(len(self._records), start + most)):
+            yield self._records[position]

@@ -1,0 +1,82 @@
+"""What do the response headers say about limits and about the estimate?
+
+OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of
+that meter on the key's path, resets as Go writes durations. Ours: `x-fairgate-*`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from gateway.account.estimate import Estimate
+from tenants.quota.store import LimitState
+from tenants.types import Meter, Mode, Principal, Tier
+
+TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
+
+
+def go_duration(seconds: float) -> str:
+    """`1s`, `6m0s`, `1h0m30s`, `120ms`, as Go writes them; never less than what is meant."""
+    if not math.isfinite(seconds) or seconds <= 0:
+        return "0s"
+    if seconds < 1:
+        milliseconds = math.ceil(seconds * 1000)
+        return f"{milliseconds}ms" if milliseconds < 1000 else "1s"
+    whole = math.ceil(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds_left}s"
+    return f"{minutes}m{seconds_left}s" if minutes else f"{seconds_left}s"
+
+
+def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
+    """From the tightest limit of each kind: the one with the least left, and of those the last to reset."""
+    headers: dict[str, str] = {}
+    kinds: Sequence[tuple[str, tuple[Meter, ...]]] = (
+        ("requests", (Meter.REQUESTS,)),
+        ("tokens", TOKEN_METERS),
+    )
+    counted = [state for state in states if state.limit.mode is not Mode.SHADOW]
+    for kind, meters in kinds:
+        matching = [state for state in counted if state.limit.meter in meters]
+        if not matching:
+            continue
+        tightest = min(matching, key=lambda state: (state.available, -state.reset_s))
+        headers[f"x-ratelimit-limit-{kind}"] = str(tightest.limit.amount)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(tightest.available)
+        headers[f"x-ratelimit-reset-{kind}"] = go_duration(tightest.reset_s)
+    return headers
+
+
+def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
+    """p50 and p90, in seconds, tokens and nano-dollars: `x-fairgate-estimate-wait: p50=0.120, p90=0.480`."""
+    if estimate is None:
+        return {}
+
+    def seconds(pair: tuple[float, float]) -> str:
+        return f"p50={pair[0]:.3f}, p90={pair[1]:.3f}"
+
+    def whole(pair: tuple[int, int]) -> str:
+        return f"p50={pair[0]}, p90={pair[1]}"
+
+    return {
+        "x-fairgate-estimate-wait": seconds(estimate.wait_s),
+        "x-fairgate-estimate-ttft": seconds(estimate.ttft_s),
+        "x-fairgate-estimate-latency": seconds(estimate.e2e_s),
+        "x-fairgate-estimate-output-tokens": whole(estimate.output_tokens),
+        "x-fairgate-estimate-cost": f"{whole(estimate.cost_nanousd)}, max={estimate.max_cost_nanousd}",
+        "x-fairgate-estimate-basis": f"{estimate.basis}; samples={estimate.samples}"
+        + ("; saturated" if estimate.saturated else ""),
+    }
+
+
+def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:
+    """Whose request this is, and the tier that it really runs in."""
+    return {"x-fairgate-tenant": header_safe(principal.tenant_name), "x-fairgate-tier": tier.value}
+
+
+def header_safe(text: str) -> str:
+    """Printable ASCII: a tenant's name may hold anything."""
+    return "".join(character if " " <= character <= "~" else "?" for character in text)

@@ -1,0 +1,125 @@
+"""What does Prometheus get to see?
+
+Labels come from closed sets (outcomes, tiers, error codes, replica ids): no tenant, key or model label, so
+that the number of series does not grow with customers. Tenants are in `/admin/v1/status`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from engine.messages import TIER_RANKS, Snapshot
+from gateway.account.estimate import Times
+
+WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """One registry a gateway: two gateways in one process (tests) do not collide."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.refusals_by_code: dict[str, int] = {}
+        """The same numbers as `fairgate_refusals_total`, for the status page."""
+        self._requests = Counter(
+            "fairgate_requests", "Requests that came to an end.", ["outcome", "tier"], registry=self.registry
+        )
+        self._refusals = Counter(
+            "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
+        )
+        self._tokens = Counter("fairgate_tokens", "Tokens charged.", ["kind", "tier"], registry=self.registry)
+        self._cost = Counter(
+            "fairgate_cost_nanousd", "Nano-dollars charged.", ["tier"], registry=self.registry
+        )
+        self._wait = Histogram(
+            "fairgate_wait_seconds",
+            "Arrival to dispatch.",
+            ["tier"],
+            buckets=WAIT_BUCKETS,
+            registry=self.registry,
+        )
+        self._ttft = Histogram(
+            "fairgate_ttft_seconds",
+            "Arrival to first token.",
+            ["tier"],
+            buckets=WAIT_BUCKETS,
+            registry=self.registry,
+        )
+        self._e2e = Histogram(
+            "fairgate_e2e_seconds", "Arrival to end.", ["tier"], buckets=WAIT_BUCKETS, registry=self.registry
+        )
+        self._queued = Gauge("fairgate_queued", "Requests that wait.", ["tier"], registry=self.registry)
+        self._running = Gauge(
+            "fairgate_running", "Requests dispatched and not finished.", registry=self.registry
+        )
+        self._pending = Gauge(
+            "fairgate_settlements_pending", "Settlements that are not durable yet.", registry=self.registry
+        )
+        self._engine_up = Gauge("fairgate_engine_up", "1: serves.", ["replica"], registry=self.registry)
+        self._engine_sequences = Gauge(
+            "fairgate_engine_sequences",
+            "Sequences in the engine.",
+            ["replica", "state"],
+            registry=self.registry,
+        )
+        self._engine_blocks = Gauge(
+            "fairgate_engine_kv_blocks", "KV blocks.", ["replica", "state"], registry=self.registry
+        )
+        self._engine_steps = Gauge(
+            "fairgate_engine_steps", "Steps since the engine started.", ["replica"], registry=self.registry
+        )
+        self._engine_preemptions = Gauge(
+            "fairgate_engine_preemptions",
+            "Preemptions since it started.",
+            ["replica"],
+            registry=self.registry,
+        )
+
+    def refused(self, code: str) -> None:
+        """One refusal; `code` is from the error table."""
+        self._refusals.labels(code).inc()
+        self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
+
+    def ended(
+        self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
+    ) -> None:
+        """One request that held budget came to its end."""
+        self._requests.labels(outcome, tier).inc()
+        self._tokens.labels("input", tier).inc(input_tokens)
+        self._tokens.labels("output", tier).inc(output_tokens)
+        self._cost.labels(tier).inc(cost_nanousd)
+        for histogram, value_s in (
+            (self._wait, times.wait_s),
+            (self._ttft, times.ttft_s),
+            (self._e2e, times.e2e_s if outcome == "completed" else None),
+        ):
+            if value_s is not None:
+                histogram.labels(tier).observe(value_s)
+
+    def render(
+        self,
+        queued_by_tier: Sequence[int],
+        running: int,
+        settlements_pending: int,
+        engines: Iterable[tuple[str, bool, Snapshot | None]],
+    ) -> bytes:
+        """The exposition text, with the gauges as they are now."""
+        for tier, rank in TIER_RANKS.items():
+            self._queued.labels(tier).set(queued_by_tier[rank])
+        self._running.set(running)
+        self._pending.set(settlements_pending)
+        for replica_id, is_up, snapshot in engines:
+            self._engine_up.labels(replica_id).set(1 if is_up else 0)
+            if snapshot is None:
+                continue
+            self._engine_sequences.labels(replica_id, "running").set(len(snapshot.running))
+            self._engine_sequences.labels(replica_id, "waiting").set(len(snapshot.waiting))
+            self._engine_blocks.labels(replica_id, "free").set(snapshot.free_blocks)
+            self._engine_blocks.labels(replica_id, "cached").set(snapshot.cached_blocks)
+            self._engine_blocks.labels(replica_id, "referenced").set(snapshot.referenced_blocks)
+            self._engine_steps.labels(replica_id).set(snapshot.step)
+            self._engine_preemptions.labels(replica_id).set(snapshot.preemptions)
+        return generate_latest(self.registry)

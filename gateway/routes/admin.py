@@ -1,0 +1,253 @@
+"""The operator's routes: what is going on now, and a thin face of the directory.
+
+Every change goes through `tenants.Admin`, which also writes the audit row. A change made here is in force
+when the answer comes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+
+from gateway import errors
+from gateway.authentication import principal_of
+from gateway.body import read_json_body
+from gateway.routes.context import gateway_of, json_response
+from gateway.schemas import KeyCreate, KeyRotate, LimitSet, TenantCreate, decode
+from gateway.status import status_of
+from tenants.admin import DEFAULT_SCOPES
+from tenants.audit import Actor
+from tenants.records import limit_as_json
+from tenants.verify import verify_ledger
+
+T = TypeVar("T", bound=msgspec.Struct)
+READ = {"scope": "admin:read"}
+WRITE = {"scope": "admin:write"}
+MAX_LOG_PAGE = 5_000
+
+
+@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now", tags=["admin"])
+async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return json_response(await status_of(gateway_of(request)))
+
+
+@get(
+    "/admin/v1/dispatch-log",
+    opt=READ,
+    summary="The flow controller's events",
+    description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
+    "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
+    tags=["admin"],
+)
+async def dispatch_log(request: Request[Any, Any, Any], since: int = 0, limit: int = 1000) -> Response[bytes]:
+    if since < 0:
+        raise errors.bad_request(f"Invalid 'since': {since} is less than 0.", "since")
+    if not 1 <= limit <= MAX_LOG_PAGE:
+        raise errors.bad_request(
+            f"Invalid 'limit': {limit} must be at least 1 and at most {MAX_LOG_PAGE}.", "limit"
+        )
+    log = gateway_of(request).flow.log
+    records = list(log.since(since, limit))
+    next_index = max(since, log.first_index) + len(records)
+    return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
+
+
+@post(
+    "/admin/v1/ledger/verify",
+    status_code=200,
+    opt=READ,
+    summary="Do ledger and counters agree?",
+    tags=["admin"],
+)
+async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
+    gateway = gateway_of(request)
+    report = await verify_ledger(gateway.deps.database, gateway.deps.quota_store, running=gateway.books.live)
+    return json_response(report.as_json())
+
+
+# ---------------------------------------------------------------- tenants
+
+
+@get("/admin/v1/tenants", opt=READ, summary="List tenants", tags=["admin"])
+async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
+    tenants = await gateway_of(request).deps.admin.list_tenants()
+    return json_response({"object": "list", "data": [each.as_json() for each in tenants]})
+
+
+@post(
+    "/admin/v1/tenants",
+    status_code=201,
+    opt=WRITE | {"body": TenantCreate},
+    summary="Create a tenant",
+    tags=["admin"],
+)
+async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
+    asked = await _asked(request, TenantCreate)
+    tenant = await gateway_of(request).deps.admin.create_tenant(
+        _actor(request), asked.name, weight=asked.weight, tier=asked.tier, tiers=asked.tiers
+    )
+    return await _changed(request, tenant.as_json(), 201)
+
+
+@get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant", tags=["admin"])
+async def show_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+    view = await gateway_of(request).deps.admin.show_tenant(tenant)
+    return json_response(view.as_json())
+
+
+@post(
+    "/admin/v1/tenants/{tenant:str}/suspend",
+    status_code=200,
+    opt=WRITE,
+    summary="Suspend a tenant",
+    tags=["admin"],
+)
+async def suspend_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+    changed = await gateway_of(request).deps.admin.suspend_tenant(_actor(request), tenant)
+    return await _changed(request, changed.as_json())
+
+
+@post(
+    "/admin/v1/tenants/{tenant:str}/resume",
+    status_code=200,
+    opt=WRITE,
+    summary="Undo a suspension",
+    tags=["admin"],
+)
+async def resume_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+    changed = await gateway_of(request).deps.admin.resume_tenant(_actor(request), tenant)
+    return await _changed(request, changed.as_json())
+
+
+# ---------------------------------------------------------------- keys
+
+
+@get("/admin/v1/keys", opt=READ, summary="List keys, of one tenant or of all", tags=["admin"])
+async def list_keys(request: Request[Any, Any, Any], tenant: str | None = None) -> Response[bytes]:
+    keys = await gateway_of(request).deps.admin.list_keys(tenant)
+    now = datetime.now(UTC)
+    return json_response(
+        {"object": "list", "data": [each.as_json() | {"status": each.status(now)} for each in keys]}
+    )
+
+
+@post(
+    "/admin/v1/keys",
+    status_code=201,
+    opt=WRITE | {"body": KeyCreate},
+    summary="Create a key",
+    description="The answer's `key` is the secret, shown this once.",
+    tags=["admin"],
+)
+async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
+    asked = await _asked(request, KeyCreate)
+    key, secret = await gateway_of(request).deps.admin.create_key(
+        _actor(request),
+        asked.tenant,
+        project=asked.project,
+        scopes=DEFAULT_SCOPES if asked.scopes is None else asked.scopes,
+        expires_in_s=asked.expires_in_s,
+        models=asked.models,
+        tiers=asked.tiers,
+    )
+    return await _changed(request, key.as_json() | {"key": secret}, 201)
+
+
+@post(
+    "/admin/v1/keys/{key:str}/rotate",
+    status_code=200,
+    opt=WRITE | {"body": KeyRotate},
+    summary="Give a key a new secret",
+    description="Older secrets work `grace_s` longer.",
+    tags=["admin"],
+)
+async def rotate_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
+    asked = await _asked(request, KeyRotate)
+    rotated, secret = await gateway_of(request).deps.admin.rotate_key(_actor(request), key, asked.grace_s)
+    return await _changed(request, rotated.as_json() | {"key": secret})
+
+
+@delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key", tags=["admin"])
+async def revoke_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
+    revoked = await gateway_of(request).deps.admin.revoke_key(_actor(request), key)
+    return await _changed(request, revoked.as_json())
+
+
+# ---------------------------------------------------------------- limits
+
+
+@get("/admin/v1/limits", opt=READ, summary="List limits, of one tenant or of all", tags=["admin"])
+async def list_limits(request: Request[Any, Any, Any], tenant: str | None = None) -> Response[bytes]:
+    limits = await gateway_of(request).deps.admin.list_limits(tenant)
+    return json_response({"object": "list", "data": [limit_as_json(each) for each in limits]})
+
+
+@post(
+    "/admin/v1/limits",
+    status_code=201,
+    opt=WRITE | {"body": LimitSet},
+    summary="Set a limit",
+    tags=["admin"],
+)
+async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
+    asked = await _asked(request, LimitSet)
+    limit = await gateway_of(request).deps.admin.set_limit(
+        _actor(request),
+        asked.tenant,
+        meter=asked.meter,
+        amount=asked.amount,
+        window=asked.window,
+        rate_per_s=asked.rate_per_s,
+        mode=asked.mode,
+        project=asked.project,
+        key=asked.key,
+        tier=asked.tier,
+        time_zone=asked.time_zone,
+    )
+    return await _changed(request, limit_as_json(limit), 201)
+
+
+@delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit", tags=["admin"])
+async def remove_limit(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
+    removed = await gateway_of(request).deps.admin.remove_limit(_actor(request), limit)
+    return await _changed(request, limit_as_json(removed))
+
+
+async def _asked(request: Request[Any, Any, Any], into: type[T]) -> T:
+    config = gateway_of(request).deps.config
+    return decode(await read_json_body(request, config.max_body_bytes, config.body_timeout_s), into)
+
+
+async def _changed(request: Request[Any, Any, Any], shown: object, status: int = 200) -> Response[bytes]:
+    """Answers once the change is in force here."""
+    await gateway_of(request).deps.directory.refresh()
+    return json_response(shown, status)
+
+
+def _actor(request: Request[Any, Any, Any]) -> Actor:
+    principal = principal_of(request)
+    origin = request.client.host if request.client is not None else ""
+    name = "control" if principal.key_id == "control" else f"key:{principal.key_prefix}"
+    return Actor(name, origin[:128])
+
+
+HANDLERS = [
+    status,
+    dispatch_log,
+    ledger_verify,
+    list_tenants,
+    create_tenant,
+    show_tenant,
+    suspend_tenant,
+    resume_tenant,
+    list_keys,
+    create_key,
+    rotate_key,
+    revoke_key,
+    list_limits,
+    set_limit,
+    remove_limit,
+]

@@ -1,0 +1,181 @@
+"""How does somebody find out what is here? The OpenAPI document, and a page that needs no network.
+
+The framework's own pages load a renderer from a CDN; this one is plain HTML with what the document says.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, get
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import OpenAPIRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme, Tag
+
+from gateway.routes.context import gateway_of, json_response
+
+API_VERSION = "1"
+_REFERENCE = "#/components/schemas/{name}"
+
+
+@get("/", include_in_schema=False)
+async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Points to everything else."""
+    return json_response(
+        {
+            "service": "fairgate",
+            "model": gateway_of(request).deps.model_name,
+            "api": "/v1",
+            "docs": "/docs",
+            "openapi": "/openapi.json",
+            "health": ["/healthz", "/readyz", "/metrics"],
+        }
+    )
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """The OpenAPI document."""
+    return json_response(document(request.app, request.app.openapi_schema.to_schema()))
+
+
+class DocsPage(OpenAPIRenderPlugin):
+    """One self-contained page: routes, what they take, and a command to try."""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """The page."""
+        model = gateway_of(request).deps.model_name
+        base = str(request.base_url).rstrip("/")
+        return page(document(request.app, openapi_schema), base, model).encode()
+
+
+class DocsJson(OpenAPIRenderPlugin):
+    """The same document below `/docs`, where the framework's tools look for it."""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """The document."""
+        return msgspec.json.encode(document(request.app, openapi_schema))
+
+
+def openapi_config() -> OpenAPIConfig:
+    """How the framework describes the routes."""
+    bearer = SecurityScheme(type="http", scheme="bearer", description="fg_live_<public id>_<secret>")
+    return OpenAPIConfig(
+        title="Fairgate",
+        version=API_VERSION,
+        summary="OpenAI-compatible inference, shared by contract.",
+        description="Token budgets, fair queueing, estimates and accounts in front of one engine pool.",
+        path="/docs",
+        components=Components(security_schemes={"key": bearer}),
+        security=[{"key": []}],
+        tags=[Tag("inference"), Tag("operation"), Tag("admin")],
+        render_plugins=[DocsPage(path="/"), DocsJson(path="/openapi.json", media_type="application/json")],  # type: ignore[arg-type]
+    )
+
+
+def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
+    """The framework's document, with the request bodies that our routes read themselves."""
+    found: dict[str, Any] = json.loads(msgspec.json.encode(schema))
+    bodies: dict[tuple[str, str], type[msgspec.Struct]] = {}
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            body = handler.opt.get("body")
+            if body is not None:
+                for method in handler.http_methods:
+                    bodies[route.path_format, method.lower()] = body
+    structs = sorted(set(bodies.values()), key=lambda struct: struct.__name__)
+    _, components = msgspec.json.schema_components(structs, ref_template=_REFERENCE)
+    found.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    for (path, method), struct in bodies.items():
+        reference = {"$ref": _REFERENCE.format(name=struct.__name__)}
+        operation = found["paths"][path][method]
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": reference}},
+        }
+    return found
+
+
+def page(found: dict[str, Any], base: str, model: str) -> str:
+    """HTML of the document."""
+    schemas = found["components"]["schemas"]
+    sections: list[str] = []
+    for tag in found.get("tags", []):
+        operations = [
+            _operation(path, method, operation, schemas)
+            for path, methods in sorted(found["paths"].items())
+            for method, operation in methods.items()
+            if tag["name"] in operation.get("tags", [])
+        ]
+        sections.append(f"<h2>{html.escape(tag['name'])}</h2>" + "".join(operations))
+    example = (
+        f"curl {base}/v1/chat/completions \\\n"
+        '  -H "Authorization: Bearer $FAIRGATE_KEY" -H "Content-Type: application/json" \\\n'
+        f'  -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+    )
+    return _PAGE.format(example=html.escape(example), sections="".join(sections))
+
+
+def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = body.get("$ref", "").rpartition("/")[2]
+    fields = _fields(schemas.get(name, {}))
+    description = operation.get("description") or ""
+    parameters = "".join(
+        f"<tr><td><code>{html.escape(each['name'])}</code></td><td>{html.escape(each['in'])}</td><td></td></tr>"
+        for each in operation.get("parameters", [])
+    )
+    table = f"<table>{parameters}{fields}</table>" if parameters or fields else ""
+    return (
+        f"<details><summary><b class={method}>{method.upper()}</b> <code>{html.escape(path)}</code> "
+        f"{html.escape(operation.get('summary') or '')}</summary>"
+        f"<p>{html.escape(description)}</p>{table}</details>"
+    )
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = set(schema.get("required", []))
+    rows: list[str] = []
+    for name, field in schema.get("properties", {}).items():
+        note = "required" if name in required else ""
+        rows.append(
+            f"<tr><td><code>{html.escape(name)}</code></td>"
+            f"<td>{html.escape(_type(field))}</td><td>{note}</td></tr>"
+        )
+    return "".join(rows)
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " | ".join(_type(each) for each in field["anyOf"])
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if field.get("type") == "array":
+        return f"list of {_type(field.get('items', {}))}"
+    return str(field.get("type", "any"))
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Fairgate API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+pre {{ background: #f4f4f5; padding: 1rem; overflow-x: auto; border-radius: 6px; }}
+code {{ font-family: ui-monospace, monospace; }}
+details {{ border: 1px solid #ddd; border-radius: 6px; padding: .5rem 1rem; margin: .5rem 0; }}
+summary {{ cursor: pointer; }}
+b {{ display: inline-block; min-width: 4.5rem; }}
+.get {{ color: #0969da; }} .post {{ color: #1a7f37; }} .delete {{ color: #cf222e; }}
+table {{ border-collapse: collapse; }} td {{ padding: .15rem 1rem .15rem 0; vertical-align: top; }}
+</style></head><body>
+<h1>Fairgate API</h1>
+<p>OpenAI-compatible. The machine-readable document is at <a href="/openapi.json">/openapi.json</a>.</p>
+<pre>{example}</pre>
+{sections}
+</body></html>
+"""
+
+HANDLERS = [root, openapi_json]

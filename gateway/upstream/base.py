@@ -1,0 +1,76 @@
+"""What does the gateway ask of something that generates tokens?
+
+One Protocol. `local_engine.py` is our own engine behind ZeroMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from engine.messages import Delta, Inventory, ModelInfo, Ready, Snapshot, Submit
+
+
+class UpstreamLost(Exception):
+    """The upstream died or cannot be reached; what it emitted after the last delta is unknown."""
+
+
+class UpstreamUnavailable(Exception):
+    """The upstream does not serve now; nothing was sent."""
+
+
+class SequenceRefused(Exception):
+    """The upstream will never run this sequence. `code` is stable, `message` is fit for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Upstream(Protocol):
+    """Contract: a submitted sequence ends with exactly one delta that carries its outcome, or with
+    `UpstreamLost` or `SequenceRefused`; outcomes are kept by the upstream until acknowledged.
+    """
+
+    @property
+    def replica_id(self) -> str: ...
+
+    @property
+    def is_up(self) -> bool: ...
+
+    @property
+    def ready(self) -> Ready | None:
+        """Size and model as last announced; None before the first contact."""
+        ...
+
+    @property
+    def model(self) -> ModelInfo | None: ...
+
+    @property
+    def snapshot(self) -> Snapshot | None: ...
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Calls back when the upstream comes up or is lost."""
+        ...
+
+    def run(self, submit: Submit) -> AsyncIterator[Delta]:
+        """Starts a sequence, at once; iterating gives its deltas. Raises `UpstreamUnavailable` where nothing
+        was sent; iterating raises `UpstreamLost`, `SequenceRefused`."""
+        ...
+
+    def cancel(self, sequence_id: str, cause: str) -> None:
+        """Stops within one step; the outcome still comes through `run`. Harmless if it has ended."""
+        ...
+
+    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
+        """The outcomes are settled and durable. Harmless to repeat, and when the upstream is gone."""
+        ...
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        """Whether it came up in time."""
+        ...
+
+    async def collect(self) -> Inventory:
+        """Everything unaccounted for, adopting what gateways that are gone left. Raises `UpstreamLost`."""
+        ...

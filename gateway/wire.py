@@ -1,0 +1,48 @@
+"""Which bytes of HTTP do we write ourselves, and what stands in every answer's headers?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from litestar.datastructures import MutableScopeHeaders
+from litestar.types import Message, Scope
+
+from gateway.ids import new_request_id
+
+Send = Callable[[Any], Awaitable[None]]
+
+
+def begin(scope: Scope) -> str:
+    """Names the request and notes its arrival, once; returns its id."""
+    state = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = new_request_id(time.time())
+        state["arrived_s"] = time.perf_counter()
+    request_id: str = state["request_id"]
+    return request_id
+
+
+async def add_standard_headers(message: Message, scope: Scope) -> None:
+    """`before_send` hook: `x-request-id` and `openai-processing-ms` on every answer."""
+    if message["type"] != "http.response.start":
+        return
+    request_id = begin(scope)
+    headers = MutableScopeHeaders.from_message(message)
+    headers["x-request-id"] = request_id
+    elapsed_s = time.perf_counter() - scope["state"]["arrived_s"]
+    headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+
+
+async def send_start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+    """Status line and headers."""
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """A whole JSON answer."""
+    standard = {"content-type": "application/json", "content-length": str(len(body))}
+    await send_start(send, status, {**headers, **standard})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,83 @@
+"""How does a program bring a database to the schema it needs?
+
+`upgrade`, `downgrade` and `current` run Alembic from code (no alembic.ini on disk), in one transaction, and
+one at a time: a second process that upgrades the same database waits and then finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from tenants.database import create_sql_engine, translate
+from tenants.errors import Invalid
+
+#: Any number that no other program takes as its PostgreSQL advisory lock ("fairgate" in bytes).
+_ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")
+
+
+def head() -> str:
+    """The newest revision this program knows."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def current(url: str) -> str | None:
+    """The database's revision; None: it has no Fairgate schema. Raises `DatabaseUnavailable`."""
+    with _transaction(url, writing=False) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Brings the database to `revision`. Raises `DatabaseUnavailable`, or `Invalid` for an unknown
+    revision."""
+    _migrate(url, revision, command.upgrade)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Takes the database back to `revision` (`base`: everything is dropped, data included)."""
+    _migrate(url, revision, command.downgrade)
+
+
+def _migrate(url: str, revision: str, move: Callable[[Config, str], None]) -> None:
+    with _transaction(url, writing=True) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+        config = _config()
+        config.attributes["connection"] = connection
+        try:
+            move(config, revision)
+        except CommandError as error:
+            raise Invalid(
+                "revision",
+                f"{revision!r} is not a revision of this version, or the database is newer than it",
+            ) from error
+
+
+@contextmanager
+def _transaction(url: str, *, writing: bool) -> Iterator[Connection]:
+    engine = create_sql_engine(url, writing=writing)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise translate(error) from error
+    finally:
+        engine.dispose()
+
+
+def _config() -> Config:
+    config = Config()
+    # Alembic reads % as interpolation.
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config

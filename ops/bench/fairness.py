@@ -1,0 +1,129 @@
+"""Do weights of 1 and 3 give service of 1 and 3, when the light tenant has ten times the connections?"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from ops.bench.load import Bench, Party, closed_loops, fresh_bench
+from ops.cli.base import table
+from ops.local_server import ServerFailed
+
+HEAVY_WEIGHT = 3.0
+CONNECTIONS_FACTOR = 10
+MAX_SEQUENCES = 16
+WARM_UP_S = 8.0
+"""Forecasts learn, and both queues fill."""
+EVERY_S = 0.25
+LEAST_QUEUED = 4
+TOLERANCE = 0.03
+MAX_RUN_S = 600.0
+
+
+@dataclass(frozen=True)
+class _Reading:
+    at_s: float
+    light: int
+    heavy: int
+    light_queued: int
+    heavy_queued: int
+
+
+async def run(*, runs: int, light_tokens: int, connections: int, model: str | None) -> dict[str, Any]:
+    """All runs and their spread. Raises `ServerFailed`."""
+    done = [await _one(light_tokens, connections, model) for _ in range(runs)]
+    ratios = [item["ratio"] for item in done]
+    worst = max(item["deviation"] for item in done)
+    return {
+        "weights": [1, HEAVY_WEIGHT],
+        "max_sequences": MAX_SEQUENCES,
+        "runs": done,
+        "median_ratio": statistics.median(ratios),
+        "least_ratio": min(ratios),
+        "most_ratio": max(ratios),
+        "worst_deviation": worst,
+        "ok": worst <= TOLERANCE and all(min(item["least_queued"].values()) >= LEAST_QUEUED for item in done),
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table for people."""
+    rows = [
+        (
+            number,
+            f"{item['light_tokens']:,}",
+            f"{item['heavy_tokens']:,}",
+            f"{item['ratio']:.4f}",
+            f"{100 * item['deviation']:.2f} %",
+            f"{item['seconds']:.1f}",
+            item["least_queued"]["light"],
+            item["least_queued"]["heavy"],
+        )
+        for number, item in enumerate(report["runs"], 1)
+    ]
+    columns = ("run", "light", "heavy", "ratio", "off 3 by", "seconds", "light queued >=", "heavy queued >=")
+    table("service in cost tokens (input + 2 x output), weights 1:3", columns, rows)
+    print(
+        f"ratio {report['median_ratio']:.4f} (median), {report['least_ratio']:.4f} to"
+        f" {report['most_ratio']:.4f}; worst deviation {100 * report['worst_deviation']:.2f} %,"
+        f" {100 * TOLERANCE:.0f} % allowed: {'ok' if report['ok'] else 'NOT ok'}"
+    )
+
+
+async def _one(light_tokens: int, connections: int, model: str | None) -> dict[str, Any]:
+    parties = [
+        Party("light", 1.0, connections * CONNECTIONS_FACTOR),
+        Party("heavy", HEAVY_WEIGHT, connections),
+    ]
+    arguments = ["--engine-max-sequences", str(MAX_SEQUENCES)]
+    async with (
+        fresh_bench(parties, model, arguments) as bench,
+        bench.server.operator() as client,
+        closed_loops(bench, parties, lambda name, answer: None),
+    ):
+        await asyncio.sleep(WARM_UP_S)
+        first = await _read(client, bench)
+        readings = [first]
+        while readings[-1].light - first.light < light_tokens:
+            if readings[-1].at_s - first.at_s > MAX_RUN_S:
+                raise ServerFailed(f"the light tenant had no {light_tokens} tokens in {MAX_RUN_S:g} s")
+            await asyncio.sleep(EVERY_S)
+            readings.append(await _read(client, bench))
+    last = readings[-1]
+    light, heavy = last.light - first.light, last.heavy - first.heavy
+    return {
+        "light_tokens": light,
+        "heavy_tokens": heavy,
+        "ratio": heavy / light,
+        "deviation": abs(heavy / light / HEAVY_WEIGHT - 1),
+        "seconds": last.at_s - first.at_s,
+        "least_queued": {
+            "light": min(reading.light_queued for reading in readings),
+            "heavy": min(reading.heavy_queued for reading in readings),
+        },
+        "connections": {"light": parties[0].connections, "heavy": parties[1].connections},
+    }
+
+
+async def _read(client: httpx.AsyncClient, bench: Bench) -> _Reading:
+    """Service as the engine counted it, token by token, at one instant. Raises `ServerFailed`."""
+    response = await client.get("/admin/v1/status")
+    if response.status_code != 200:
+        raise ServerFailed(f"the status page answers {response.status_code}")
+    status = response.json()
+    service = status["engines"][0].get("service")
+    if service is None:
+        raise ServerFailed("the engine is down")
+    queued = {item["name"]: sum(item["queued"].values()) for item in status["tenants"]}
+
+    def cost(name: str) -> int:
+        computed, emitted = service.get(bench.ids[name], (0, 0))
+        return int(computed * INPUT_TOKEN_COST + emitted * OUTPUT_TOKEN_COST)
+
+    return _Reading(time.monotonic(), cost("light"), cost("heavy"), queued["light"], queued["heavy"])

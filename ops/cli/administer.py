@@ -1,0 +1,55 @@
+"""How does a command line administer: one admin act, straight on the database?
+
+A running server sees the change within a second; it need not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ops.cli.base import Failure, settings_now
+from tenants.audit import Actor
+
+if TYPE_CHECKING:
+    from tenants.admin import Admin
+
+T = TypeVar("T")
+
+
+def actor() -> Actor:
+    """Who acts, for the audit."""
+    try:
+        return Actor(f"cli:{getpass.getuser()}"[:128], "cli")
+    except (KeyError, OSError):  # no name for this user id
+        return Actor("cli", "cli")
+
+
+def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
+    """Runs one admin act; whatever goes wrong becomes one clear line and exit code 1."""
+    from ops import datadir
+    from tenants.admin import Admin
+    from tenants.database import open_database
+    from tenants.errors import TenancyError
+
+    settings = settings_now()
+
+    async def run() -> T:
+        database = open_database(settings.resolved_database_url)
+        try:
+            return await act(Admin(database, pepper))
+        finally:
+            await database.close()
+
+    if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
+        raise Failure(
+            f"no database in {settings.data_dir}: run `fairgate serve` once, or `fairgate db upgrade`, "
+            "or name the right --data-dir"
+        )
+    try:
+        pepper = datadir.pepper(settings, create=True)
+        return asyncio.run(run())
+    except (TenancyError, datadir.DataDirRefused) as error:
+        raise Failure(str(error)) from None

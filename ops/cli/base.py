@@ -1,0 +1,162 @@
+"""What do all commands share: common options, answers as text or JSON, errors and exit codes?
+
+Exit code 0: done; 1: it failed; 2: it was asked wrongly (usage, settings). Answers go to stdout, errors to
+stderr. Nothing here imports the engine, the gateway or torch: `fairgate --help` must be quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.settings import BadSetting, Settings, load
+
+FLAGS_KEY = "fairgate.flags"
+JSON_KEY = "fairgate.json"
+
+
+class Failure(click.ClickException):
+    """Something failed: one clear line on stderr, exit code 1."""
+
+    exit_code = 1
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Common options may stand at the root, the group or the command; the innermost wins."""
+    if value is not None and param.name is not None:
+        ctx.meta.setdefault(FLAGS_KEY, {})[param.name] = value
+
+
+def _remember_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[JSON_KEY] = True
+
+
+def common_options() -> list[click.Parameter]:
+    """Options of every command."""
+    return [
+        click.Option(
+            ["--data-dir"],
+            metavar="DIR",
+            expose_value=False,
+            callback=_remember,
+            help="Data directory.  [default: ./fairgate-data]",
+        ),
+        click.Option(
+            ["--config"],
+            metavar="FILE",
+            expose_value=False,
+            callback=_remember,
+            help="TOML file with settings (also FAIRGATE_CONFIG).",
+        ),
+        click.Option(
+            ["--database-url"],
+            metavar="URL",
+            expose_value=False,
+            callback=_remember,
+            help="Database (also FAIRGATE_DATABASE_URL).  [default: SQLite in the data directory]",
+        ),
+    ]
+
+
+def json_option() -> click.Parameter:
+    """`--json` of commands that answer."""
+    return click.Option(
+        ["--json"],
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_json,
+        help="Answer with JSON on stdout.",
+    )
+
+
+class Command(click.Command):
+    """A command with the common options, and `--json` unless it has its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        taken = {option for param in self.params for option in param.opts}
+        extra = [option for option in common_options() if not taken & set(option.opts)]
+        if "--json" not in taken:
+            extra.append(json_option())
+        self.params = [*self.params, *extra]
+
+
+class Group(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params = [*self.params, *common_options()]
+        self.lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they were declared."""
+        return [*self.commands, *self.lazy]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports `module:attribute` on first use."""
+        if cmd_name in self.lazy:
+            module, _, attribute = self.lazy[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+Group.group_class = Group
+
+
+def group(**kwargs: Any) -> Callable[[Callable[..., Any]], Group]:
+    """Declares a command group."""
+    return click.group(cls=Group, **kwargs)
+
+
+def wants_json() -> bool:
+    """Whether the answer is to be JSON."""
+    return bool(click.get_current_context().meta.get(JSON_KEY))
+
+
+def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
+    """Settings from the flags seen so far, the environment and the file; usage error when one is bad."""
+    flags = dict(click.get_current_context().meta.get(FLAGS_KEY, {}))
+    flags |= {name: value for name, value in (extra or {}).items() if value is not None}
+    config = flags.pop("config", None)
+    try:
+        return load(flags, os.environ, Path(str(config)) if config is not None else None)
+    except BadSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def answer(value: Any, text: Callable[[], None] | str) -> None:
+    """Prints the answer: `value` as JSON where that was asked for, else the text."""
+    if wants_json():
+        click.echo(json.dumps(value, indent=2, default=str))
+    elif isinstance(text, str):
+        click.echo(text)
+    else:
+        text()
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A plain table on stdout, at full width where stdout is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        click.echo(f"{title}: none")
+        return
+    console = Console(width=None if os.isatty(1) else 200, highlight=False)
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*("" if cell is None else str(cell) for cell in row))
+    console.print(grid)

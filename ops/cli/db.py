@@ -1,0 +1,88 @@
+"""`fairgate db`: which schema does the database have, and how does it change?"""
+
+from __future__ import annotations
+
+import click
+
+from ops.cli.base import Failure, answer, group, settings_now
+from ops.settings import Settings
+
+
+@group()
+def db() -> None:
+    """Schema of the database (SQLite in the data directory, or --database-url).
+
+    \b
+    `fairgate serve` upgrades an empty or older database by itself at its start.
+      fairgate db current
+      fairgate db upgrade
+      fairgate db downgrade base     drops everything, data included
+    """
+
+
+def _settings() -> Settings:
+    from ops import datadir
+
+    settings = settings_now()
+    try:
+        datadir.ensure(settings.data_dir)
+    except datadir.DataDirRefused as error:
+        raise Failure(str(error)) from None
+    return settings
+
+
+def _report(settings: Settings, done: str) -> None:
+    from migrations import runner
+
+    revision = runner.current(settings.resolved_database_url)
+    value = {"revision": revision, "head": runner.head(), "is_current": revision == runner.head()}
+    text = "no Fairgate schema" if revision is None else f"revision {revision}"
+    text += " (current)" if value["is_current"] else f" (this program needs {value['head']})"
+    answer(value, f"{done}: {text}" if done else text)
+
+
+def _run(action: str, settings: Settings, revision: str) -> None:
+    from migrations import runner
+    from tenants.errors import TenancyError
+
+    try:
+        if action:
+            getattr(runner, action)(settings.resolved_database_url, revision)
+        _report(settings, f"{action}d" if action else "")
+    except TenancyError as error:
+        raise Failure(str(error)) from None
+
+
+@db.command()
+@click.argument("revision", default="head")
+def upgrade(revision: str) -> None:
+    """Brings the database to REVISION (default: the newest one this program knows).
+
+    \b
+    --json answers:
+      {"revision": "0001", "head": "0001", "is_current": true}
+    """
+    _run("upgrade", _settings(), revision)
+
+
+@db.command()
+@click.argument("revision")
+def downgrade(revision: str) -> None:
+    """Takes the database back to REVISION; `base` drops everything, data included.
+
+    \b
+    --json answers:
+      {"revision": null, "head": "0001", "is_current": false}
+    """
+    _run("downgrade", _settings(), revision)
+
+
+@db.command()
+def current() -> None:
+    """Says which revision the database has.
+
+    \b
+    --json answers:
+      {"revision": "0001", "head": "0001", "is_current": true}
+    """
+    _run("", _settings(), "")

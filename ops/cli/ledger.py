@@ -1,0 +1,99 @@
+"""`fairgate ledger`: do the books agree?"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.base import Failure, answer, group, settings_now
+
+if TYPE_CHECKING:
+    from ops.datadir import ServerFile
+    from ops.settings import Settings
+
+
+@group()
+def ledger() -> None:
+    """The ledger: what was reserved, charged and refunded.
+
+    \b
+      fairgate ledger verify
+    """
+
+
+@ledger.command()
+def verify() -> None:
+    """Checks every row, and every limit's counter against the rows. Exit code 1 when they disagree.
+
+    \b
+    Counters live in the running server (or in Redis): without either only the rows are checked, and
+    "counters" says so.
+    --json answers:
+      {"ok": true, "counters": "server", "reserves": 120, "settles": 118, "open_requests": 2, "limits": 3,
+       "problems": []}
+    """
+    settings = settings_now()
+    from ops import datadir
+
+    server = datadir.running_server(settings.data_dir)
+    report = _ask(server) if server else asyncio.run(_verify(settings))
+
+    def text() -> None:
+        against = "not compared: no server runs" if report["counters"] == "none" else report["counters"]
+        click.echo(
+            f"{report['reserves']} reserved, {report['settles']} settled, {report['open_requests']} open; "
+            f"{report['limits']} limits (counters: {against})"
+        )
+        for problem in report["problems"]:
+            click.echo(f"  {problem}")
+        click.echo("the books agree" if report["ok"] else "the books do NOT agree")
+
+    answer(report, text)
+    sys.exit(0 if report["ok"] else 1)
+
+
+def _ask(server: ServerFile) -> dict[str, Any]:
+    import httpx
+
+    try:
+        response = httpx.post(
+            f"{server.url}/admin/v1/ledger/verify",
+            headers={"authorization": f"Bearer {server.control_token}"},
+            timeout=120.0,
+        )
+        response.raise_for_status()
+        report: dict[str, Any] = response.json()
+        return {"counters": "server"} | report
+    except httpx.HTTPError as error:
+        raise Failure(f"the server at {server.url} (process {server.pid}) did not verify: {error}") from None
+
+
+async def _verify(settings: Settings) -> dict[str, Any]:
+    from tenants.database import open_database
+    from tenants.errors import TenancyError
+    from tenants.quota.store import QuotaStoreUnavailable
+    from tenants.verify import verify_ledger
+
+    if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
+        raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")
+    try:
+        database = open_database(settings.resolved_database_url)
+        try:
+            if not settings.redis_url:
+                report = await verify_ledger(database, None)
+                return {"counters": "none"} | report.as_json()
+            from tenants.quota.redis import RedisQuotaStore
+
+            store = RedisQuotaStore(settings.redis_url)
+            try:
+                report = await verify_ledger(database, store)
+            finally:
+                await store.close()
+            return {"counters": "redis"} | report.as_json()
+        finally:
+            await database.close()
+    except (TenancyError, QuotaStoreUnavailable) as error:
+        raise Failure(str(error)) from None

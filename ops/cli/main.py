@@ -1,0 +1,54 @@
+"""Which commands are there?"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import click
+
+from ops.cli.base import Group
+
+
+def _version() -> str:
+    try:
+        return metadata.version("fairgate")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"
+
+
+COMMANDS = {
+    name: f"ops.cli.{name}:{name}"
+    for name in ("serve", "demo", "engine", "db", "tenant", "key", "limit", "ledger", "doctor", "bench")
+}
+
+
+@click.group(
+    cls=Group,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(_version(), prog_name="fairgate")
+def cli() -> None:
+    """Shares a language model between tenants by explicit contract.
+
+    \b
+    Start here:
+      fairgate demo                              see it work: 27 tenants, one small model
+      fairgate serve                             gateway and engine on http://127.0.0.1:8000
+      fairgate tenant create acme --weight 2     a tenant with a double share
+      fairgate key create --tenant acme          its API key, shown once
+      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate doctor                            what is wrong, and what to do
+
+    Settings come from flags, environment variables (FAIRGATE_*) and one TOML file (--config), in that
+    order. Exit codes: 0 done, 1 failed, 2 asked wrongly.
+    """
+
+
+def main() -> None:
+    """Console script `fairgate`."""
+    cli.main(prog_name="fairgate")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""`fairgate serve`: gateway and engine on one machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.base import Command, settings_now, wants_json
+from ops.settings import SETTINGS, SettingInfo
+
+if TYPE_CHECKING:
+    from ops.serve import Started
+
+ALREADY_COMMON = {"data_dir", "database_url"}
+
+
+def _option(row: SettingInfo) -> click.Option:
+    """The flag of a setting; its value stays text, so that all sources are parsed by the same rules."""
+    default = f"  [default: {row.default_text}]" if row.default_text and not row.secret else ""
+    return click.Option(
+        [row.flag, row.name.replace(".", "__")],
+        metavar="VALUE",
+        help=f"{row.help} Takes {row.kind.accepts}.{default}",
+    )
+
+
+def _serve(**flags: Any) -> None:
+    """Starts gateway and engine, and serves until SIGTERM or Ctrl-C.
+
+    \b
+    On its first start it creates the data directory, the database and an owner admin key (shown once).
+      fairgate serve
+      fairgate serve --port 9000 --data-dir /var/lib/fairgate --model /models/qwen3-0.6b
+      fairgate serve --database-url postgresql://fairgate@db/fairgate --redis-url redis://cache/0
+      FAIRGATE_ENGINE_THREADS=8 fairgate serve --config fairgate.toml
+    Every flag below is also an environment variable (--engine-threads is FAIRGATE_ENGINE_THREADS) and a key
+    of the TOML file ([engine] threads). Flags win over the environment, the environment over the file.
+    --json prints one line once the server is up:
+      {"url": "http://127.0.0.1:8000", "docs_url": "http://127.0.0.1:8000/docs", "model": "fairgate-demo",
+       "data_dir": "/…/fairgate-data", "owner_key": "fg_live_… at the first start, else null"}
+    """
+    settings = settings_now({name.replace("__", "."): value for name, value in flags.items()})
+    from ops.serve import serve as run
+
+    as_json = wants_json()
+    sys.exit(run(settings, lambda started: _announce(started, as_json=as_json)))
+
+
+def _announce(started: Started, *, as_json: bool) -> None:
+    if as_json:
+        value = {
+            "url": started.url,
+            "docs_url": started.docs_url,
+            "model": started.model,
+            "data_dir": str(started.data_dir),
+            "owner_key": started.owner_key,
+        }
+        print(json.dumps(value), flush=True)
+        return
+    where = shlex.quote(str(started.data_dir))
+    lines = [f"Fairgate serves {started.model} at {started.url}/v1"]
+    if started.owner_key:
+        lines += [f"  owner key   {started.owner_key}", "              (all scopes; shown this once)"]
+    lines += [
+        f"  API page    {started.docs_url}",
+        f"  a tenant    fairgate tenant create acme --data-dir {where}",
+        f"  its key     fairgate key create --tenant acme --data-dir {where}",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+serve = Command(
+    "serve",
+    callback=_serve,
+    help=_serve.__doc__,
+    params=[_option(row) for row in SETTINGS if row.name not in ALREADY_COMMON],
+)

@@ -1,0 +1,244 @@
+"""Was anybody served out of turn? An independent audit of a dispatch log.
+
+Pure, and knows nothing of the scheduler's code: only what the log says happened (arrivals, dispatches,
+charges), and by which number each waiting tenant was ranked at each dispatch.
+
+At each dispatch the *fair level* of its tier is the service per weight of all tenants waiting there together.
+
+- An *inversion*: the request that goes belongs to a tenant above the level, while an earlier-arrived
+  request of a tenant below it still waits.
+- An *unfair dispatch*: the same whatever arrived first. FCFS commits these all the time and no inversion
+  ever, since it always sends the earliest; a fair queue must commit neither.
+
+The ranks are not taken on trust. Service per weight is recomputed from the charges alone, and each rank must
+be it plus the tenant's lift (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: a
+returning tenant is raised to the others, so that idle time earns nothing), which may only change when a
+tenant returns, and only upwards. A rank that fits no such lift is an *untrue rank*. Output beyond the
+prediction is charged as it comes, between two lines of the log: so service is known to an interval.
+
+A log without ranks is judged by recomputed service and lifts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+TOLERANCE = 0.01
+"""Cost tokens per weight; only the log's rounding lies below it."""
+MAX_EXAMPLES = 5
+
+
+class Happened(StrEnum):
+    """What a line of the log says."""
+
+    ARRIVED = "arrived"
+    DISPATCHED = "dispatched"
+    ENDED = "ended"
+    """The request is over and its final cost known."""
+    LEFT = "left"
+    """It left the queue without a turn: refused, cancelled, expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One line, in the order in which it happened."""
+
+    at_s: float
+    happened: Happened
+    request_id: str
+    tenant: str
+    tier: str
+    weight: float = 1.0
+    cost: float = 0.0
+    """Dispatched: the predicted cost, charged at once. Ended: the final one."""
+    ranks: Mapping[str, float] = field(default_factory=dict)
+    """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
+
+
+@dataclass(frozen=True)
+class Unfair:
+    """One dispatch out of turn."""
+
+    at_s: float
+    tier: str
+    dispatched: str
+    dispatched_tenant: str
+    waiting: str
+    waiting_tenant: str
+    above_by: float
+    below_by: float
+
+
+@dataclass
+class AuditReport:
+    """What the audit found. `compared` counts dispatches with another tenant waiting in the same tier:
+    an audit that never compared anything proves nothing."""
+
+    dispatches: int = 0
+    compared: int = 0
+    inversions: int = 0
+    unfair_dispatches: int = 0
+    untrue_ranks: int = 0
+    backlog_s: float = 0.0
+    """How long at least two tenants of one tier waited."""
+    examples: list[Unfair] = field(default_factory=list)
+
+
+def audit(events: Sequence[LogEvent]) -> AuditReport:
+    """Counts what was out of turn. Raises `ValueError` for a log that contradicts itself."""
+    return _Audit(events).report
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request_id: str
+    arrived: int
+    """Place in the log: no two arrivals are equal."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """One tier's queue."""
+
+    by_tenant: dict[str, list[_Waiting]] = field(default_factory=dict)
+    last_to_leave: str | None = None
+
+    def remove(self, tenant: str, request_id: str) -> bool:
+        waiting = self.by_tenant.get(tenant, [])
+        for place, found in enumerate(waiting):
+            if found.request_id == request_id:
+                del waiting[place]
+                if not waiting:
+                    del self.by_tenant[tenant]
+                    self.last_to_leave = tenant
+                return True
+        return False
+
+
+class _Audit:
+    def __init__(self, events: Sequence[LogEvent]) -> None:
+        self.report = AuditReport()
+        self._final = {event.request_id: event.cost for event in events if event.happened is Happened.ENDED}
+        self._charged: dict[str, float] = {}
+        self._service: dict[str, float] = defaultdict(float)
+        self._unlogged: dict[str, float] = defaultdict(float)
+        """By tenant: at most so much more may have been charged, for output beyond predictions."""
+        self._weights: dict[str, float] = {}
+        self._lines: dict[str, _Line] = defaultdict(_Line)
+        self._lifts: dict[tuple[str, str], tuple[float, float]] = {}
+        """By tier and tenant: the lift lies between these."""
+        self._recomputed_lifts: dict[tuple[str, str], float] = defaultdict(float)
+        previous_s = -math.inf
+        for place, event in enumerate(events):
+            if any(len(line.by_tenant) >= 2 for line in self._lines.values()):
+                self.report.backlog_s += max(0.0, event.at_s - previous_s)
+            previous_s = event.at_s
+            self._weights[event.tenant] = event.weight
+            match event.happened:
+                case Happened.ARRIVED:
+                    self._arrived(event, place)
+                case Happened.DISPATCHED:
+                    self._dispatched(event)
+                case Happened.ENDED:
+                    self._ended(event)
+                case Happened.LEFT:
+                    self._lines[event.tier].remove(event.tenant, event.request_id)
+
+    def _arrived(self, event: LogEvent, place: int) -> None:
+        line = self._lines[event.tier]
+        if event.tenant not in line.by_tenant:
+            where = (event.tier, event.tenant)
+            least, _ = self._lifts.get(where, (0.0, 0.0))
+            self._lifts[where] = (least, math.inf)
+            self._lift(event.tenant, event.tier, line)
+        line.by_tenant.setdefault(event.tenant, []).append(_Waiting(event.request_id, place))
+
+    def _lift(self, tenant: str, tier: str, line: _Line) -> None:
+        if line.by_tenant:
+            floor = min(self._rank(other, tier) for other in line.by_tenant)
+        elif line.last_to_leave is not None:
+            floor = self._rank(line.last_to_leave, tier)
+        else:
+            return
+        self._recomputed_lifts[tier, tenant] += max(0.0, floor - self._rank(tenant, tier))
+
+    def _rank(self, tenant: str, tier: str) -> float:
+        return self._service[tenant] + self._recomputed_lifts[tier, tenant]
+
+    def _dispatched(self, event: LogEvent) -> None:
+        line = self._lines[event.tier]
+        own = next(
+            (item for item in line.by_tenant.get(event.tenant, []) if item.request_id == event.request_id),
+            None,
+        )
+        if own is None:
+            raise ValueError(f"{event.request_id} was dispatched but never waited")
+        self.report.dispatches += 1
+        ranks = event.ranks or {name: self._rank(name, event.tier) for name in line.by_tenant}
+        missing = line.by_tenant.keys() - ranks.keys()
+        if missing:
+            raise ValueError(f"{event.request_id}: no rank for {', '.join(sorted(missing))}, who wait too")
+        if event.ranks:
+            self._check_truth(event)
+        self._judge(event, own, line, ranks)
+        line.remove(event.tenant, event.request_id)
+        self._charged[event.request_id] = event.cost
+        self._service[event.tenant] += event.cost / event.weight
+        self._unlogged[event.tenant] += self._beyond(event) / event.weight
+
+    def _beyond(self, event: LogEvent) -> float:
+        charged = self._charged[event.request_id]
+        return max(0.0, self._final.get(event.request_id, math.inf) - charged)
+
+    def _ended(self, event: LogEvent) -> None:
+        if event.request_id not in self._charged:
+            return
+        self._unlogged[event.tenant] -= self._beyond(event) / event.weight
+        self._service[event.tenant] += (event.cost - self._charged.pop(event.request_id)) / event.weight
+
+    def _check_truth(self, event: LogEvent) -> None:
+        """Each rank narrows its tenant's possible lift; an empty interval is a lie somewhere."""
+        for tenant, rank in event.ranks.items():
+            where = (event.tier, tenant)
+            least, most = self._lifts.get(where, (0.0, math.inf))
+            service = self._service[tenant]
+            low = max(least, rank - service - self._unlogged[tenant])
+            high = min(most, rank - service)
+            if low > high + TOLERANCE:
+                self.report.untrue_ranks += 1
+                low, high = 0.0, math.inf
+            self._lifts[where] = (low, max(low, high))
+
+    def _judge(self, event: LogEvent, own: _Waiting, line: _Line, ranks: Mapping[str, float]) -> None:
+        """Compares the dispatched request with all that wait beside it."""
+        if len(line.by_tenant) < 2:
+            return
+        self.report.compared += 1
+        weights = {name: self._weights[name] for name in line.by_tenant}
+        level = sum(ranks[name] * weights[name] for name in weights) / sum(weights.values())
+        below = [name for name in line.by_tenant if ranks[name] < level - TOLERANCE]
+        above_by = ranks[event.tenant] - level
+        if above_by <= TOLERANCE or not below:
+            return
+        self.report.unfair_dispatches += 1
+        oldest, whose = min(
+            ((line.by_tenant[name][0], name) for name in below), key=lambda pair: pair[0].arrived
+        )
+        self.report.inversions += oldest.arrived < own.arrived
+        if len(self.report.examples) < MAX_EXAMPLES:
+            self.report.examples.append(
+                Unfair(
+                    at_s=event.at_s,
+                    tier=event.tier,
+                    dispatched=event.request_id,
+                    dispatched_tenant=event.tenant,
+                    waiting=oldest.request_id,
+                    waiting_tenant=whose,
+                    above_by=above_by,
+                    below_by=level - ranks[whose],
+                )
+            )

@@ -1,0 +1,38 @@
+"""How does the gateway's dispatch log become what the audit reads?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.messages import TIER_RANKS
+from engine.scheduling.order import COUNTER_SCALE
+from gateway.flow.log import LogRecord
+from ops.demo.audit import Happened, LogEvent
+
+TIER_NAMES = {rank: name for name, rank in TIER_RANKS.items()}
+_HAPPENED = {
+    "arrive": Happened.ARRIVED,
+    "dispatch": Happened.DISPATCHED,
+    "settle": Happened.ENDED,
+    "leave": Happened.LEFT,
+}
+
+
+def events_of(records: Iterable[LogRecord]) -> list[LogEvent]:
+    """Counters become service per weight in cost tokens; the rest is renamed."""
+    events = []
+    for record in records:
+        happened = _HAPPENED[record.event]
+        events.append(
+            LogEvent(
+                at_s=record.at_s,
+                happened=happened,
+                request_id=record.request_id,
+                tenant=record.tenant_id,
+                tier=TIER_NAMES[record.tier],
+                weight=record.weight,
+                cost=float(record.cost if happened is Happened.ENDED else record.predicted_cost),
+                ranks={waiting.tenant_id: waiting.counter / COUNTER_SCALE for waiting in record.backlog},
+            )
+        )
+    return events

@@ -1,0 +1,345 @@
+"""How does the demo go, from an empty directory to its report?
+
+serve       a real `fairgate serve` in a directory of its own
+cast        27 tenants with weights, tiers and keys
+calibrate   a few seconds of full load: what can this machine do?
+plan        compress the trace in time so that the load is a stated multiple of that
+replay      send it through HTTP, watch it live
+account     read the dispatch log to its end, verify the ledger, simulate FCFS
+report      as text and as JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from engine.messages import StepTime
+from ops.demo.audit import audit
+from ops.demo.calibrate import Capacity, calibrate, until_idle
+from ops.demo.cast import CAST, planned_tokens
+from ops.demo.logbook import events_of
+from ops.demo.prompts import Prompts
+from ops.demo.replay import Board, PlannedRequest, replay
+from ops.demo.report import MIN_BACKLOG_S, Evidence, Sample, build_report, verdict
+from ops.demo.simulate import VirtualEngine, VirtualRequest, simulate
+from ops.demo.stage import Stage, set_limits, set_stage
+from ops.demo.summary import summary
+from ops.demo.trace import Replay, load_slice, plan
+from ops.demo.watch import Watch
+from ops.local_server import LocalServer, LogReader, ServerFailed, local_server
+from ops.settings import SHIPPED_MODEL
+
+OVERLOAD = 1.5
+"""Offered load over measured capacity; some of it is refused by limits."""
+CALIBRATION_REQUESTS = 128
+ENGINE_THREADS = 1
+"""The model is so small that a second thread waits more than it works, and gateway and client need a core."""
+FULL_SPAN_S = 60.0
+"""A replay at least so long must show `MIN_BACKLOG_S` of backlog; a shorter one is for a first look."""
+MAX_DRAIN_S = 65.0
+"""Where the machine falls far behind its calibration, what waits so long after the last arrival is cut."""
+PLAIN_EVERY_S = 5.0
+PLAIN_WIDTH = 120
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line said."""
+
+    once: bool = False
+    json_file: Path | None = None
+    span_s: float = 70.0
+    seed: int = 20
+    port: int = 0
+    max_sequences: int = 32
+    model: Path | None = None
+    data_dir: Path | None = None
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Runs the demo; returns the exit code (1: something did not hold, or could not be started)."""
+    # The report may go to stdout: everything for people then goes to stderr.
+    console = Console(stderr=options.json_file == Path("-"), highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=console.stderr, highlight=False, width=PLAIN_WIDTH)
+    try:
+        with _directory(options) as data_dir:
+            return asyncio.run(_run(options, data_dir, console))
+    except ServerFailed as error:
+        print(f"fairgate demo: {error}", file=sys.stderr)
+        return 1
+    except httpx.HTTPError as error:
+        print(
+            f"fairgate demo: the server stopped answering: {error or type(error).__name__}", file=sys.stderr
+        )
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _directory(options: DemoOptions) -> Iterator[Path]:
+    if options.data_dir is not None:
+        if (options.data_dir / "fairgate.db").exists():
+            raise ServerFailed(
+                f"{options.data_dir} has a database already; the demo needs an empty directory"
+            )
+        yield options.data_dir.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="fairgate-demo-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
+    _end_in_order()
+    started_s = time.monotonic()
+    model = (options.model or SHIPPED_MODEL).absolute()
+    console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
+    arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
+    arguments += ["--engine-max-sequences", str(options.max_sequences)]
+    trace = load_slice()
+    making = asyncio.create_task(asyncio.to_thread(Prompts.make, model, trace, options.seed))
+    async with contextlib.AsyncExitStack() as closing:
+        try:
+            server = await closing.enter_async_context(
+                local_server(data_dir, arguments=arguments, port=options.port)
+            )
+        finally:
+            prompts = await making
+        stage = await set_stage(data_dir, server.model)
+        _invite(console, server, stage)
+        report = await _play(options, server, stage, prompts, console)
+        report["wall_s"] = time.monotonic() - started_s
+        await _hand_over(options, report, console)
+        if options.once:
+            return 0 if report["ok"] else 1
+        _invite(console, server, stage)
+        console.print("It stays up until Ctrl-C.")
+        await _until_stopped(server)
+        return 0 if report["ok"] else 1
+
+
+def _end_in_order() -> None:
+    """Whatever ends the demo before its time (Ctrl-C does so by itself) must end its server, too."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+async def _play(
+    options: DemoOptions, server: LocalServer, stage: Stage, prompts: Prompts, console: Console
+) -> dict[str, Any]:
+    async with server.operator() as client:
+        console.print("Measuring what this machine can do …")
+        bodies = [prompts.body(place, server.model) for place in prompts.spread(CALIBRATION_REQUESTS)]
+        capacity = await calibrate(server, bodies)
+        await until_idle(client)
+        replayed = plan(
+            prompts.trace,
+            capacity_cost_per_s=capacity.cost_tokens_per_s,
+            overload=OVERLOAD,
+            span_s=options.span_s,
+        )
+        await set_limits(server.data_dir, planned_tokens(replayed.requests))
+        console.print(
+            f"{capacity.cost_tokens_per_s:,.0f} cost tokens/s ({capacity.output_tokens_per_s:,.0f} output"
+            f" tokens/s). Replaying {len(replayed.requests)} requests of {len(CAST)} tenants,"
+            f" {replayed.time_compression:.1f} times as fast as recorded, lengths x {replayed.length_factor}:"
+            f" {replayed.offered_load:.2f} times the capacity for {options.span_s:g} s."
+        )
+        planned = [
+            PlannedRequest(
+                request.arrival_s,
+                request.tenant,
+                stage.tiers[request.tenant],
+                stage.keys[request.tenant],
+                prompts.body(request.place, server.model),
+                request.input_tokens,
+                request.output_tokens,
+            )
+            for request in replayed.requests
+        ]
+        board, log = Board(), LogReader(client)
+        watch = Watch(client, board, CAST, stage.names, log)
+        await watch.sample()
+        watching = asyncio.create_task(watch.run())
+        showing = asyncio.create_task(_show(watch, console))
+        playing = asyncio.create_task(replay(server.url, planned, board))
+        try:
+            await asyncio.wait({playing}, timeout=options.span_s + MAX_DRAIN_S)
+            duration_s = board.now_s()
+        finally:
+            for task in (playing, watching, showing):
+                task.cancel()
+            ended = await asyncio.gather(playing, watching, showing, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome
+        await until_idle(client)
+        await watch.sample()
+        await log.read()
+        console.print("Verifying the ledger, simulating FCFS on the same arrivals …")
+        verified = await client.post("/admin/v1/ledger/verify", timeout=120.0)
+        verified.raise_for_status()
+        return await asyncio.to_thread(
+            _account, options, replayed, capacity, board, watch, log, stage, verified.json(), duration_s
+        )
+
+
+def _account(
+    options: DemoOptions,
+    replayed: Replay,
+    capacity: Capacity,
+    board: Board,
+    watch: Watch,
+    log: LogReader,
+    stage: Stage,
+    verified: dict[str, Any],
+    duration_s: float,
+) -> dict[str, Any]:
+    """Evidence into report. Gateway and client share the machine's monotonic clock."""
+    everything = events_of(log.records)
+    audited = audit(everything)
+    events = [
+        replace(event, at_s=event.at_s - board.started_s, tenant=stage.names[event.tenant])
+        for event in everything
+        if event.tenant in stage.names
+    ]
+    engine = watch.status["engines"][0]
+    virtual = VirtualEngine(
+        step_time=msgspec.convert(engine["step_time"], StepTime),
+        max_sequences=engine["max_sequences"],
+        max_batched_tokens=engine["max_batched_tokens"],
+        num_blocks=engine["kv_blocks"]["total"],
+        block_tokens=engine["block_tokens"],
+    )
+    arrivals = _virtual_requests(board, stage)
+    simulated = {policy: simulate(policy, arrivals, virtual) for policy in ("vtc", "fcfs")}
+    evidence = Evidence(
+        cast=CAST,
+        replay=replayed,
+        sent=board.sent,
+        samples=[Sample(sample.at_s, sample.service) for sample in watch.samples],
+        events=events,
+        audit=audited,
+        ledger={"exact": verified["ok"] and not log.lost, "log_records_lost": log.lost} | verified,
+        capacity=msgspec.to_builtins(capacity),
+        engine={
+            "model": engine["model"],
+            "policy": engine["policy"],
+            "max_sequences": engine["max_sequences"],
+            "preemptions": engine["preemptions"],
+            "step_time": engine["step_time"],
+            "cpus": os.cpu_count(),
+            "machine": platform.machine(),
+        },
+        duration_s=duration_s,
+        simulated_waits_s={policy: run.waits_s for policy, run in simulated.items()},
+        simulated_duration_s={policy: run.ended_s for policy, run in simulated.items()},
+        cut=sum(not sent.ok and sent.refusal is None for sent in board.sent),
+    )
+    report = build_report(evidence)
+    least_backlog_s = MIN_BACKLOG_S if options.span_s >= FULL_SPAN_S else 0.0
+    failed = verdict(report, min_backlog_s=least_backlog_s)
+    return {"ok": not failed, "failed": failed} | report
+
+
+def _virtual_requests(board: Board, stage: Stage) -> list[VirtualRequest]:
+    """What was really asked and answered, for the simulation; of what was cut, what was planned."""
+    found = []
+    for place, sent in enumerate(board.sent):
+        if sent.refusal is not None or sent.planned is None:
+            continue
+        account = sent.account if sent.ok and sent.account.get("estimate") else None
+        found.append(
+            VirtualRequest(
+                request_id=account["request_id"] if account else f"cut-{place}",
+                tenant=sent.tenant,
+                tier=sent.tier,
+                weight=stage.weights[sent.tenant],
+                arrival_s=max(0.0, sent.sent_s),
+                input_tokens=account["actual"]["input_tokens"] if account else sent.planned.input_tokens,
+                output_tokens=max(
+                    1, account["actual"]["output_tokens"] if account else sent.planned.output_tokens
+                ),
+                predicted_output_tokens=max(
+                    1,
+                    round(account["estimate"]["output_tokens"]["p50"])
+                    if account
+                    else sent.planned.output_tokens,
+                ),
+            )
+        )
+    return found
+
+
+async def _show(watch: Watch, console: Console) -> None:
+    """The live table on a terminal; a line now and then elsewhere."""
+    if not console.is_terminal:
+        while True:
+            await asyncio.sleep(PLAIN_EVERY_S)
+            console.print(watch.view("replay").headline(), soft_wrap=True)
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        while True:
+            live.update(watch.view("replay"))
+            await asyncio.sleep(0.5)
+
+
+def _invite(console: Console, server: LocalServer, stage: Stage) -> None:
+    console.print(f"\nAPI page  {server.docs_url}\nAPI key   {stage.visitor_key}", soft_wrap=True)
+    body = json.dumps(
+        {"model": server.model, "messages": [{"role": "user", "content": "Count from 3 to 9."}]}
+    )
+    console.print(
+        f"Try it    curl {server.url}/v1/chat/completions -H 'Authorization: Bearer {stage.visitor_key}'"
+        f" -H 'Content-Type: application/json' -d '{body}'\n",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+async def _hand_over(options: DemoOptions, report: dict[str, Any], console: Console) -> None:
+    console.print(summary(report))
+    if report["failed"]:
+        console.print("NOT as it must be: " + "; ".join(report["failed"]), style="bold red")
+    if options.json_file is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        if options.json_file == Path("-"):
+            print(text, end="", flush=True)
+        else:
+            await asyncio.to_thread(options.json_file.write_text, text, encoding="utf-8")
+
+
+async def _until_stopped(server: LocalServer) -> None:
+    """Until Ctrl-C or SIGTERM; `ServerFailed` when the server goes away by itself."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    waiting = {asyncio.create_task(stopped.wait()), asyncio.create_task(server.process.wait())}
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    if not stopped.is_set():
+        raise ServerFailed(f"it ended with exit code {server.process.returncode}")

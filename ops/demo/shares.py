@@ -1,0 +1,106 @@
+"""What would each tenant have got under an ideal weighted fair share of what its tier was given?
+
+The yardstick is the fluid model: at every instant the tier's service is split between the tenants that
+have work, in proportion to their weights; what one does not need goes to the others (weighted max-min,
+"water filling": Demers, Keshav, Shenker, SIGCOMM 1989; Parekh and Gallager, 1993). It looks at what was
+asked and at what the tier as a whole was served, never at who was served.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Splits `amount` by weight among `demands`, nobody getting more than it asks for.
+
+    The sum given is min(amount, sum of demands).
+    """
+    given = dict.fromkeys(demands, 0.0)
+    left = amount
+    hungry = {name for name, demand in demands.items() if demand > 0}
+    while hungry and left > 1e-9:
+        per_weight = left / sum(weights[name] for name in hungry)
+        full = {name for name in hungry if demands[name] <= per_weight * weights[name]}
+        if not full:
+            for name in hungry:
+                given[name] = per_weight * weights[name]
+            break
+        for name in full:
+            given[name] = demands[name]
+            left -= demands[name]
+        hungry -= full
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Work that a tenant asked for at an instant, in cost tokens."""
+
+    at_s: float
+    tenant: str
+    cost: float
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """The fluid model's answer for one tier."""
+
+    service: dict[str, float]
+    """Cost tokens that each tenant would have been served."""
+    guaranteed: dict[str, float]
+    """What each tenant's weight alone entitled it to while it had work (others' leftovers not counted)."""
+    asked: dict[str, float]
+    backlog_s: float
+    """How long at least two tenants had work left in the fluid model."""
+
+
+def ideal_shares(
+    arrivals: Sequence[Arrival],
+    served: Sequence[tuple[float, float]],
+    weights: Mapping[str, float],
+) -> Ideal:
+    """The fluid model over the interval of `served`: (time, cumulative service of the whole tier).
+
+    An arrival counts from the sample at or after it. `weights` names every tenant of the tier.
+    """
+    waiting: dict[str, float] = defaultdict(float)
+    service = dict.fromkeys(weights, 0.0)
+    guaranteed = dict.fromkeys(weights, 0.0)
+    asked = dict.fromkeys(weights, 0.0)
+    backlog_s = 0.0
+    surplus = 0.0
+    pending = sorted(arrivals, key=lambda arrival: arrival.at_s)
+    position = 0
+    total_weight = sum(weights.values())
+    for (before_s, before), (now_s, now) in itertools.pairwise(served):
+        while position < len(pending) and pending[position].at_s <= now_s:
+            arrival = pending[position]
+            waiting[arrival.tenant] += arrival.cost
+            asked[arrival.tenant] += arrival.cost
+            position += 1
+        amount = now - before + surplus
+        backlogged = [name for name, left in waiting.items() if left > 1e-9]
+        if len(backlogged) >= 2:
+            backlog_s += now_s - before_s
+        for name in backlogged:
+            guaranteed[name] += amount * weights[name] / total_weight
+        given = water_fill(amount, {name: waiting[name] for name in backlogged}, weights)
+        for name, part in given.items():
+            waiting[name] -= part
+            service[name] += part
+        surplus = amount - sum(given.values())
+    return Ideal(service, guaranteed, asked, backlog_s)
+
+
+def under_share(ideal: Ideal, weights: Mapping[str, float], tier_service: float) -> set[str]:
+    """Tenants that asked for less than their weight's part of all that the tier was served.
+
+    A fair queue owes them their service at once, whatever the others do.
+    """
+    active = [name for name, amount in ideal.asked.items() if amount > 0]
+    total = sum(weights[name] for name in active)
+    return {name for name in active if ideal.asked[name] < tier_service * weights[name] / total}

@@ -1,0 +1,86 @@
+"""How do the demo's tenants come into the database?"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ops import datadir
+from ops.demo.cast import CAST
+from ops.settings import Settings
+from tenants.admin import Admin
+from tenants.audit import Actor
+from tenants.database import open_database
+from tenants.types import Tier
+
+ACTOR = Actor("demo", "demo")
+VISITOR = "visitor"
+MIN_LIMIT_TOKENS = 1000
+"""A smaller budget would not let a single request through: each holds its longest answer."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everybody's keys, and names by tenant id."""
+
+    keys: Mapping[str, str]
+    names: Mapping[str, str]
+    tiers: Mapping[str, str]
+    weights: Mapping[str, float]
+    visitor_key: str
+    """For whoever watches."""
+
+
+async def set_stage(data_dir: Path, model: str) -> Stage:
+    """Creates all tenants of the cast, with a key each that may use `model`, and the visitor."""
+
+    async def act(admin: Admin) -> Stage:
+        keys, names = {}, {}
+        for tenant in CAST:
+            made = await admin.create_tenant(ACTOR, tenant.name, weight=tenant.weight, tier=tenant.tier)
+            names[made.tenant_id] = tenant.name
+            _, keys[tenant.name] = await admin.create_key(ACTOR, tenant.name, models=[model])
+        await admin.create_tenant(ACTOR, VISITOR, tier=Tier.INTERACTIVE)
+        _, visitor_key = await admin.create_key(ACTOR, VISITOR)
+        return Stage(
+            keys=keys,
+            names=names,
+            tiers={tenant.name: tenant.tier.value for tenant in CAST},
+            weights={tenant.name: tenant.weight for tenant in CAST},
+            visitor_key=visitor_key,
+        )
+
+    return await _administer(data_dir, act)
+
+
+async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
+    """The cast's limits, as shares of what each tenant is about to ask for."""
+
+    async def act(admin: Admin) -> None:
+        for tenant in CAST:
+            if tenant.limit is None:
+                continue
+            tokens = round(planned_tokens[tenant.name] * tenant.limit.share_of_planned)
+            await admin.set_limit(
+                ACTOR,
+                tenant.name,
+                meter=tenant.limit.meter,
+                window=tenant.limit.window,
+                amount=max(MIN_LIMIT_TOKENS, tokens),
+                mode=tenant.limit.mode,
+            )
+
+    await _administer(data_dir, act)
+
+
+async def _administer(data_dir: Path, act: Callable[[Admin], Awaitable[T]]) -> T:
+    """As the command line does it: straight on the database, beside the running server."""
+    settings = Settings(data_dir=data_dir)
+    database = open_database(settings.resolved_database_url)
+    try:
+        return await act(Admin(database, datadir.pepper(settings, create=False)))
+    finally:
+        await database.close()

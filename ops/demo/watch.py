@@ -1,0 +1,168 @@
+"""What happens while the demo runs? Samples the status page, and makes the live view of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from ops.demo.cast import CastTenant
+from ops.demo.replay import Board, Sent
+from ops.demo.report import Sample, ideal_by_tier
+from ops.demo.shares import Arrival
+from ops.demo.statistics import percentile
+from ops.demo.table import Row, View
+from ops.local_server import LogReader
+
+EVERY_S = 0.5
+RATE_WINDOW_S = 5.0
+LOG_EVERY = 4
+"""The dispatch log is read at every so many-th sample."""
+
+
+class Watch:
+    """Reads the server while the replay runs. `names` maps tenant ids to names."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        board: Board,
+        cast: Sequence[CastTenant],
+        names: Mapping[str, str],
+        log: LogReader,
+    ) -> None:
+        self.samples: list[Sample] = []
+        self.status: dict[str, Any] = {}
+        self._client = client
+        self._board = board
+        self._cast = cast
+        self._names = names
+        self._log = log
+        self._rates: deque[tuple[float, dict[str, int]]] = deque()
+
+    async def run(self) -> None:
+        """Samples until it is cancelled; a failed reading is skipped."""
+        number = 0
+        while True:
+            try:
+                await self.sample()
+                if number % LOG_EVERY == 0:
+                    await self._log.read()
+            except httpx.HTTPError:
+                pass
+            number += 1
+            await asyncio.sleep(EVERY_S)
+
+    async def sample(self) -> None:
+        """Takes one reading. Raises `httpx.HTTPError`."""
+        response = await self._client.get("/admin/v1/status")
+        response.raise_for_status()
+        self.status = response.json()
+        now_s = self._board.now_s()
+        emitted: dict[str, int] = {}
+        service: dict[str, float] = {}
+        for tenant_id, (computed, output) in self.status["engines"][0].get("service", {}).items():
+            name = self._names.get(tenant_id)
+            if name is not None:
+                service[name] = computed * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
+                emitted[name] = output
+        if service or not self.samples:
+            self.samples.append(Sample(now_s, service))
+            self._rates.append((now_s, emitted))
+            while now_s - self._rates[0][0] > RATE_WINDOW_S:
+                self._rates.popleft()
+
+    def view(self, phase: str) -> View:
+        """The state for people."""
+        tenants = {item["name"]: item for item in self.status.get("tenants", [])}
+        by_tenant = self._board.by_tenant()
+        fair = self._fair_service()
+        latest = self.samples[-1].service if self.samples else {}
+        totals = {
+            tier: (
+                sum(latest.get(item.name, 0.0) for item in self._cast if item.tier == tier),
+                sum(fair.get(item.name, 0.0) for item in self._cast if item.tier == tier),
+            )
+            for tier in {item.tier for item in self._cast}
+        }
+        rows = [
+            self._row(
+                item,
+                tenants.get(item.name, {}),
+                by_tenant.get(item.name, []),
+                latest,
+                fair,
+                totals[item.tier],
+            )
+            for item in self._cast
+        ]
+        sent = self._board.sent
+        return View(
+            elapsed_s=self._board.now_s(),
+            sent=len(sent),
+            planned=self._board.planned,
+            answered=sum(item.ok for item in sent),
+            refused=sum(item.refusal is not None for item in sent),
+            queued=sum(row.queued for row in rows),
+            running=sum(row.running for row in rows),
+            tokens_per_s=sum(row.tokens_per_s for row in rows),
+            phase=phase,
+            rows=rows,
+        )
+
+    def _fair_service(self) -> dict[str, float]:
+        arrivals = [
+            Arrival(
+                sent.sent_s,
+                sent.tenant,
+                sent.planned.input_tokens * INPUT_TOKEN_COST + sent.planned.output_tokens * OUTPUT_TOKEN_COST,
+            )
+            for sent in self._board.sent
+            if sent.refusal is None and sent.planned is not None
+        ]
+        return {
+            name: amount
+            for ideal in ideal_by_tier(self._cast, arrivals, self.samples).values()
+            for name, amount in ideal.service.items()
+        }
+
+    def _row(
+        self,
+        cast: CastTenant,
+        tenant: Mapping[str, Any],
+        sent: Sequence[Sent],
+        latest: Mapping[str, float],
+        fair: Mapping[str, float],
+        totals: tuple[float, float],
+    ) -> Row:
+        times = [item.ttft_s for item in sent if item.ttft_s is not None]
+        return Row(
+            tenant=cast.name,
+            tier=cast.tier.value,
+            weight=cast.weight,
+            queued=sum(tenant.get("queued", {}).values()),
+            running=tenant.get("running", 0),
+            tokens_per_s=self._rate(cast.name),
+            share=latest.get(cast.name, 0.0) / totals[0] if totals[0] else None,
+            fair_share=fair.get(cast.name, 0.0) / totals[1] if totals[1] else None,
+            ttft_p50_s=percentile(times, 0.5),
+            ttft_p99_s=percentile(times, 0.99),
+            budget_left=_budget_left(tenant),
+            refused=sum(item.refusal is not None for item in sent),
+        )
+
+    def _rate(self, name: str) -> float:
+        if len(self._rates) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._rates[0], self._rates[-1]
+        return (last.get(name, 0) - first.get(name, 0)) / max(1e-3, last_s - first_s)
+
+
+def _budget_left(tenant: Mapping[str, Any]) -> float | None:
+    """The part of the tightest limit that is left."""
+    parts = [limit["available"] / limit["amount"] for limit in tenant.get("limits", []) if limit["amount"]]
+    return min(parts, default=None)

@@ -1,0 +1,428 @@
+"""Which settings does Fairgate have, what may they say, and which source wins?
+
+Flags win over the environment (`FAIRGATE_*`), the environment over one TOML file, that over the defaults.
+`SETTINGS` is the one table: flags, variable names, TOML keys and documentation are derived from it. The
+environment is read once, here; a name or a value that is not understood stops the start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ops import setting_values as values
+from tenants.pricing import DEFAULT_MULTIPLIERS, FREE, Price
+
+SHIPPED_MODEL = Path(__file__).parent / "demo" / "model"
+SHIPPED_MODEL_NAME = "fairgate-demo"
+SHIPPED_PRICE = Price(input_nanousd=150, output_nanousd=600, cached_input_nanousd=75)
+"""0.15 dollars a million input tokens, 0.60 a million output tokens."""
+TIER_PRICES = {tier.value: thousandths for tier, thousandths in DEFAULT_MULTIPLIERS.items()}
+ENVIRONMENT_PREFIX = "FAIRGATE_"
+IGNORED_PREFIX = "FAIRGATE_TEST_"
+"""Variables of the test suite; no setting is ever called so."""
+CONFIG_VARIABLE = "FAIRGATE_CONFIG"
+
+
+class BadSetting(Exception):
+    """A setting that stops the start; the message names it, its source and what is accepted."""
+
+
+def about(kind: values.Kind[Any], help_text: str, *, secret: bool = False) -> dict[str, Any]:
+    """What the table says of a setting; `secret` keeps its value out of every message."""
+    return {"kind": kind, "help": help_text, "secret": secret}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The engine that `serve` starts and supervises."""
+
+    device: str = field(
+        default="auto",
+        metadata=about(
+            values.text_of("auto, cpu, cuda or cuda:N", r"auto|cpu|cuda(:\d+)?"),
+            "Device that computes; auto takes a CUDA device where there is one.",
+        ),
+    )
+    dtype: str = field(
+        default="auto",
+        metadata=about(
+            values.word("auto", "float32", "bfloat16", "float16"),
+            "Number format; auto is float32 on a CPU and the model's own on a GPU.",
+        ),
+    )
+    threads: int = field(
+        default=0,
+        metadata=about(values.integer(0, 1024), "CPU threads of the engine; 0 takes half of the cores."),
+    )
+    kv_blocks: int = field(
+        default=0,
+        metadata=about(
+            values.integer(0, 10_000_000), "Blocks of the KV cache; 0 derives them from kv_memory."
+        ),
+    )
+    kv_memory: int = field(
+        default=256 * 2**20,
+        metadata=about(values.size_bytes(2**20, 2**41), "Memory of the KV cache, where kv_blocks is 0."),
+    )
+    block_tokens: int = field(
+        default=16, metadata=about(values.integer(1, 256), "Tokens in one block of the KV cache.")
+    )
+    max_sequences: int = field(
+        default=32, metadata=about(values.integer(1, 4096), "Most sequences that run at once.")
+    )
+    max_batched_tokens: int = field(
+        default=512,
+        metadata=about(values.integer(16, 131_072), "Most tokens that one step computes: the token budget."),
+    )
+    orphan_s: float = field(
+        default=60.0,
+        metadata=about(
+            values.seconds(1, 3600), "An engine that hears no gateway for so long saves and exits."
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The HTTP face and its queue."""
+
+    body_limit: int = field(
+        default=2**20,
+        metadata=about(
+            values.size_bytes(1024, 2**30), "Largest request body; a larger one is refused with 413."
+        ),
+    )
+    max_queued: int = field(
+        default=2048,
+        metadata=about(
+            values.integer(1, 1_000_000), "Most requests that wait in the queue, all tenants together."
+        ),
+    )
+    max_queued_per_tenant: int = field(
+        default=512,
+        metadata=about(values.integer(1, 1_000_000), "Most requests of one tenant that wait in the queue."),
+    )
+    ttl_interactive: float = field(
+        default=120.0,
+        metadata=about(values.seconds(0.1, 86_400), "Longest wait in the queue, tier interactive."),
+    )
+    ttl_standard: float = field(
+        default=300.0,
+        metadata=about(values.seconds(0.1, 86_400), "Longest wait in the queue, tier standard."),
+    )
+    ttl_batch: float = field(
+        default=540.0, metadata=about(values.seconds(0.1, 604_800), "Longest wait in the queue, tier batch.")
+    )
+    drain: float = field(
+        default=20.0,
+        metadata=about(
+            values.seconds(0, 3600), "On SIGTERM: how long running requests may still take to end."
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one Fairgate process. Paths are as given; `load` makes `data_dir` absolute."""
+
+    host: str = field(
+        default="127.0.0.1",
+        metadata=about(
+            values.text_of("a host name or address", r"[A-Za-z0-9.:_%\[\]-]{1,255}"),
+            "Address that the gateway listens on.",
+        ),
+    )
+    port: int = field(
+        default=8000, metadata=about(values.integer(0, 65_535), "Port of the gateway; 0 takes a free one.")
+    )
+    data_dir: Path = field(
+        default=Path("fairgate-data"),
+        metadata=about(values.path(), "Directory of the database, the secrets and the engine's files."),
+    )
+    model: Path = field(
+        default=SHIPPED_MODEL,
+        metadata=about(values.path(), "Model directory; the default is the small model that ships with it."),
+    )
+    model_name: str = field(
+        default="",
+        metadata=about(
+            values.text_of("1 to 128 letters, digits and . _ : / -", r"[A-Za-z0-9._:/-]{0,128}"),
+            "Name of the model in the API; the default is the directory's name"
+            f" ({SHIPPED_MODEL_NAME} for the shipped one).",
+        ),
+    )
+    database_url: str = field(
+        default="",
+        repr=False,
+        metadata=about(
+            values.url(
+                "sqlite", "postgresql", "postgres", "postgresql+psycopg", example="postgresql://user@host/db"
+            ),
+            "Database; the default is SQLite in the data directory.",
+            secret=True,
+        ),
+    )
+    redis_url: str = field(
+        default="",
+        repr=False,
+        metadata=about(
+            values.url("redis", "rediss", "unix", example="redis://127.0.0.1:6379/0"),
+            "Redis that holds the quota counters; the default keeps them in the process.",
+            secret=True,
+        ),
+    )
+    policy: str = field(
+        default="vtc", metadata=about(values.word("vtc", "fcfs"), "Scheduling policy of queue and engine.")
+    )
+    prices: dict[str, Price] = field(
+        default_factory=dict,
+        metadata=about(
+            values.prices(),
+            f"Price of each model; the default is {SHIPPED_MODEL_NAME}="
+            f"{SHIPPED_PRICE.input_nanousd}/{SHIPPED_PRICE.output_nanousd}/{SHIPPED_PRICE.cached_input_nanousd}"
+            " for the shipped model, and 0/0 for any other.",
+        ),
+    )
+    tier_prices: dict[str, int] = field(
+        default_factory=lambda: dict(TIER_PRICES),
+        metadata=about(
+            values.multipliers(tuple(TIER_PRICES)), "What a tier multiplies the price by, in thousandths."
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=about(values.word("debug", "info", "warning", "error"), "How much the log on stderr says."),
+    )
+    pepper: str = field(
+        default="",
+        repr=False,
+        metadata=about(
+            values.text_of("at least 32 characters without spaces", r"(\S{32,1024})?"),
+            "Secret that keys are hashed with; the default is the file pepper in the data directory.",
+            secret=True,
+        ),
+    )
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+
+    @property
+    def served_model_name(self) -> str:
+        """The model's name in the API."""
+        if self.model_name:
+            return self.model_name
+        if self.model.resolve() == SHIPPED_MODEL.resolve():
+            return SHIPPED_MODEL_NAME
+        return self.model.resolve().name
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database, SQLite in the data directory unless set; PostgreSQL always through psycopg."""
+        if not self.database_url:
+            return f"sqlite:///{self.data_dir / 'fairgate.db'}"
+        scheme, _, rest = self.database_url.partition("://")
+        return f"postgresql+psycopg://{rest}" if scheme in ("postgresql", "postgres") else self.database_url
+
+    @property
+    def model_prices(self) -> dict[str, Price]:
+        """Prices by model name; the served model always has one (0/0 where nobody set it: free)."""
+        default = SHIPPED_PRICE if self.model.resolve() == SHIPPED_MODEL.resolve() else FREE
+        return {self.served_model_name: default} | self.prices
+
+
+@dataclass(frozen=True)
+class SettingInfo:
+    """One row of the table of settings."""
+
+    name: str
+    """`port`, or `engine.threads`."""
+    kind: values.Kind[Any]
+    default: Any
+    help: str
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace(".", "-").replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def toml_key(self) -> str:
+        """Where it stands in the TOML file."""
+        section, _, key = self.name.rpartition(".")
+        return f"[{section}] {key}" if section else key
+
+    @property
+    def default_text(self) -> str:
+        """The default as people would write it; empty where it is derived."""
+        if self.default == SHIPPED_MODEL:
+            return ""
+        if isinstance(self.default, dict):
+            return ",".join(f"{key}={value}" for key, value in self.default.items())
+        if isinstance(self.default, float):
+            return f"{self.default:g}"
+        return str(self.default)
+
+
+def _rows(cls: type, prefix: str = "") -> list[SettingInfo]:
+    defaults = cls()
+    rows: list[SettingInfo] = []
+    for item in fields(cls):
+        default = getattr(defaults, item.name)
+        if "kind" in item.metadata:
+            rows.append(
+                SettingInfo(
+                    prefix + item.name,
+                    item.metadata["kind"],
+                    default,
+                    item.metadata["help"],
+                    item.metadata["secret"],
+                )
+            )
+        else:
+            rows += _rows(type(default), f"{item.name}.")
+    return rows
+
+
+SETTINGS: tuple[SettingInfo, ...] = tuple(_rows(Settings))
+"""All settings, in the order of the documentation."""
+
+
+def settings_table() -> list[dict[str, str]]:
+    """Every setting as plain text: name, flag, variable, TOML key, default, accepted values, meaning."""
+    return [
+        {
+            "name": row.name,
+            "flag": row.flag,
+            "variable": row.variable,
+            "toml": row.toml_key,
+            "default": row.default_text,
+            "accepts": row.kind.accepts,
+            "help": row.help,
+        }
+        for row in SETTINGS
+    ]
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> Settings:
+    """Settings from flags (by setting name; None: not given), environment and file.
+
+    Raises `BadSetting` for anything unknown or unparsable, wherever it stands.
+    """
+    environment = environment or {}
+    if config_file is None and environment.get(CONFIG_VARIABLE):
+        config_file = Path(environment[CONFIG_VARIABLE])
+    raw: dict[str, tuple[str, str]] = {}
+    if config_file is not None:
+        raw |= _from_file(config_file)
+    raw |= _from_environment(environment)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            raw[name] = (_as_text(value), f"flag {_info(name).flag}")
+    parsed = {name: _parse(_info(name), text, source) for name, (text, source) in raw.items()}
+    groups = {
+        item.name: _build(type(getattr(Settings(), item.name)), parsed, f"{item.name}.")
+        for item in fields(Settings)
+        if "kind" not in item.metadata
+    }
+    settings: Settings = _build(Settings, parsed | groups, "")
+    object_data_dir = settings.data_dir.absolute()
+    settings = _replaced(settings, data_dir=object_data_dir, model=settings.model.absolute())
+    tiers = TIER_PRICES | settings.tier_prices
+    return _replaced(settings, tier_prices=tiers)
+
+
+def _replaced(settings: Settings, **changes: Any) -> Settings:
+    current = {item.name: getattr(settings, item.name) for item in fields(Settings)}
+    return Settings(**(current | changes))
+
+
+def _build(cls: Callable[..., Any], parsed: Mapping[str, Any], prefix: str) -> Any:
+    names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: parsed[prefix + name] for name in names if prefix + name in parsed})
+
+
+def _info(name: str) -> SettingInfo:
+    for row in SETTINGS:
+        if row.name == name:
+            return row
+    raise BadSetting(f"unknown setting {name!r}")
+
+
+def _parse(row: SettingInfo, text: str, source: str) -> Any:
+    try:
+        return row.kind(text)
+    except ValueError as error:
+        shown = "its value" if row.secret else repr(text)
+        raise BadSetting(
+            f"setting {row.name} ({source}): {shown} is not accepted; it takes {error}"
+        ) from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    by_variable = {row.variable: row for row in SETTINGS}
+    found: dict[str, tuple[str, str]] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(IGNORED_PREFIX):
+            continue
+        if variable == CONFIG_VARIABLE:
+            continue
+        if variable not in by_variable:
+            raise BadSetting(
+                f"unknown setting: environment variable {variable}{_nearest(variable, by_variable)}"
+            )
+        found[by_variable[variable].name] = (text, f"environment variable {variable}")
+    return found
+
+
+def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
+    try:
+        document = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSetting(f"config file {config_file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"config file {config_file} is not TOML: {error}") from None
+    known = {row.name for row in SETTINGS}
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    found: dict[str, tuple[str, str]] = {}
+    for key, value in document.items():
+        items = (
+            {f"{key}.{inner}": item for inner, item in value.items()}
+            if key in groups and isinstance(value, dict)
+            else {key: value}
+        )
+        for name, item in items.items():
+            source = f"file {config_file}, key {name}"
+            if name not in known:
+                raise BadSetting(f"unknown setting: {source}{_nearest(name, known)}")
+            found[name] = (_as_text(item), source)
+    return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else "; `fairgate serve --help` lists all settings"
+
+
+def _as_text(value: object) -> str:
+    """One textual form for flags and TOML: lists and tables become comma-separated items."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={_as_text(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(_as_text(item) for item in value)
+    return str(value)

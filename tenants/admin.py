@@ -1,0 +1,614 @@
+"""How is the directory changed?
+
+Every admin act, whichever face it came from (CLI, API, console), is a method here, and every one goes through
+`_act`: one transaction that makes the change, bumps the directory's revision (running servers notice within a
+second) and writes the audit row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from tenants import audit, queries, tables, validation
+from tenants.audit import Actor
+from tenants.database import Database
+from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
+from tenants.keys import check_pepper, fingerprint, new_id, new_key
+from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, limit_from, tier_names
+from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+
+T = TypeVar("T")
+
+DEFAULT_PROJECT = "default"
+DEFAULT_SCOPES = ("inference", "quote", "usage:read")
+DEFAULT_GRACE_S = 86_400.0
+PEPPER_SETTING = "pepper_fingerprint"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """A tenant and everything below it."""
+
+    tenant: Tenant
+    projects: tuple[Project, ...]
+    keys: tuple[ApiKey, ...]
+    limits: tuple[Limit, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.tenant.as_json(),
+            "projects": [project.as_json() for project in self.projects],
+            "keys": [key.as_json() for key in self.keys],
+            "limits": [limit_as_json(limit) for limit in self.limits],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Change(Generic[T]):
+    """What an act did: its result, and what the audit says of it."""
+
+    result: T
+    target: str
+    tenant_id: str
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+
+class Admin:
+    """Reads and changes the directory. `clock` gives seconds since 1970."""
+
+    def __init__(self, database: Database, pepper: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._pepper = check_pepper(pepper)
+        self._clock = clock
+
+    # ------------------------------------------------------------ tenants and projects
+
+    async def create_tenant(
+        self,
+        actor: Actor | str,
+        name: str,
+        weight: float = 1.0,
+        tier: str = Tier.STANDARD,
+        tiers: Iterable[str] | None = None,
+        models: Iterable[str] | None = None,
+    ) -> Tenant:
+        """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
+        validation.name("name", name)
+        default_tier = validation.choice("tier", Tier, tier)
+        weight, models = validation.weight(weight), validation.models(models)
+        allowed = validation.tiers(default_tier, tiers)
+
+        def change(connection: Connection, now_us: int) -> _Change[Tenant]:
+            if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
+                raise Invalid(
+                    "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
+                )
+            tenant = Tenant(
+                new_id("ten"), name, "active", weight, default_tier, allowed, models, from_us(now_us)
+            )
+            _insert_unique(
+                connection,
+                insert(tables.tenants).values(
+                    id=tenant.tenant_id, revision=0, created_us=now_us, **_columns(tenant)
+                ),
+                "tenant",
+                name,
+            )
+            _insert_project(connection, tenant, DEFAULT_PROJECT, now_us)
+            return _Change(tenant, tenant.tenant_id, tenant.tenant_id, after=tenant.as_json())
+
+        return await self._act(actor, "tenant.create", change)
+
+    async def update_tenant(
+        self,
+        actor: Actor | str,
+        tenant: str,
+        *,
+        weight: float | None = None,
+        tier: str | None = None,
+        tiers: Iterable[str] | None = None,
+        models: Iterable[str] | None = None,
+    ) -> Tenant:
+        """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
+
+        def edit(before: Tenant) -> Tenant:
+            after = before
+            if weight is not None:
+                after = replace(after, weight=validation.weight(weight))
+            if tier is not None or tiers is not None:
+                default = before.default_tier if tier is None else validation.choice("tier", Tier, tier)
+                after = replace(after, default_tier=default, tiers=validation.tiers(default, tiers))
+            return after if models is None else replace(after, models=validation.models(models))
+
+        return await self._edit_tenant(actor, "tenant.update", tenant, edit)
+
+    async def suspend_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
+        """Its keys open nothing until `resume_tenant`; running requests end as they would."""
+        return await self._edit_tenant(
+            actor, "tenant.suspend", tenant, lambda before: replace(before, status="suspended")
+        )
+
+    async def resume_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
+        """Undoes `suspend_tenant`."""
+        return await self._edit_tenant(
+            actor, "tenant.resume", tenant, lambda before: replace(before, status="active")
+        )
+
+    async def list_tenants(self) -> list[Tenant]:
+        """By name."""
+        return await self._database.read(queries.tenants_where)
+
+    async def show_tenant(self, tenant: str) -> TenantView:
+        """By id or name. Raises `NotFound`."""
+
+        def view(connection: Connection) -> TenantView:
+            found = queries.find_tenant(connection, tenant)
+            ids = [found.tenant_id]
+            return TenantView(
+                found,
+                tuple(queries.projects_of(connection, ids)),
+                tuple(queries.keys_of(connection, ids)),
+                tuple(queries.limits_of(connection, ids)),
+            )
+
+        return await self._database.read(view)
+
+    async def create_project(self, actor: Actor | str, tenant: str, name: str) -> Project:
+        """A project in a tenant; names are unique within it."""
+        validation.name("name", name)
+
+        def change(connection: Connection, now_us: int) -> _Change[Project]:
+            owner = queries.find_tenant(connection, tenant)
+            have = queries.count(connection, tables.projects, tables.projects.c.tenant_id == owner.tenant_id)
+            if have >= validation.MAX_PROJECTS_PER_TENANT:
+                raise Invalid(
+                    "project", f"a tenant has at most {validation.MAX_PROJECTS_PER_TENANT} projects"
+                )
+            project = _insert_project(connection, owner, name, now_us)
+            return _Change(project, project.project_id, owner.tenant_id, after=project.as_json())
+
+        return await self._act(actor, "project.create", change)
+
+    async def suspend_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
+        """The keys of this project open nothing until `resume_project`."""
+        return await self._set_project_status(actor, "project.suspend", tenant, project, "suspended")
+
+    async def resume_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
+        """Undoes `suspend_project`."""
+        return await self._set_project_status(actor, "project.resume", tenant, project, "active")
+
+    async def list_projects(self, tenant: str) -> list[Project]:
+        """Of one tenant, by name."""
+
+        def find(connection: Connection) -> list[Project]:
+            return queries.projects_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
+
+        return await self._database.read(find)
+
+    # ------------------------------------------------------------ keys
+
+    async def create_key(
+        self,
+        actor: Actor | str,
+        tenant: str,
+        project: str | None = None,
+        scopes: Iterable[str] = DEFAULT_SCOPES,
+        expires_in_s: float | None = None,
+        models: Iterable[str] | None = None,
+        tiers: Iterable[str] | None = None,
+        default_tier: str | None = None,
+        name: str = "",
+    ) -> tuple[ApiKey, str]:
+        """A key and its secret, which is shown here and never again. `models` and `tiers` None: the
+        tenant's, also when those change later; otherwise they must lie within the tenant's."""
+        chosen_scopes, chosen_models = validation.scopes(scopes), validation.models(models)
+        if name:
+            validation.name("name", name)
+        if expires_in_s is not None:
+            validation.seconds("expires_in_s", expires_in_s, validation.MAX_EXPIRY_S, least=1)
+        default = None if default_tier is None else validation.choice("default_tier", Tier, default_tier)
+        chosen_tiers = (
+            None if tiers is None else frozenset(validation.choice("tiers", Tier, t) for t in tiers)
+        )
+        secret = new_key(self._pepper)
+
+        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+            self._check_pepper(connection)
+            owner = queries.find_tenant(connection, tenant)
+            _check_tiers(owner, chosen_tiers, default)
+            if owner.models is not None and chosen_models is not None and chosen_models - owner.models:
+                raise Invalid(
+                    "models", f"beyond the tenant's: {', '.join(sorted(chosen_models - owner.models))}"
+                )
+            home = queries.find_project(connection, owner, project or DEFAULT_PROJECT)
+            have = queries.count(
+                connection,
+                tables.api_keys,
+                tables.api_keys.c.tenant_id == owner.tenant_id,
+                tables.api_keys.c.revoked_us.is_(None),
+            )
+            if have >= validation.MAX_KEYS_PER_TENANT:
+                raise Invalid(
+                    "key",
+                    f"a tenant has at most {validation.MAX_KEYS_PER_TENANT} keys; revoke an unused one",
+                )
+            key_id = new_id("key")
+            connection.execute(
+                insert(tables.api_keys).values(
+                    id=key_id,
+                    tenant_id=owner.tenant_id,
+                    project_id=home.project_id,
+                    name=name,
+                    scopes=sorted(chosen_scopes),
+                    models=None if chosen_models is None else sorted(chosen_models),
+                    tiers=None if chosen_tiers is None else tier_names(chosen_tiers),
+                    default_tier=default.value if default else None,
+                    created_us=now_us,
+                    expires_us=None if expires_in_s is None else now_us + round(expires_in_s * 1e6),
+                )
+            )
+            _insert_secret(connection, key_id, secret.public_id, secret.digest, now_us)
+            key = queries.find_key(connection, key_id)
+            return _Change(key, key_id, owner.tenant_id, after=key.as_json())
+
+        return await self._act(actor, "key.create", change), secret.text
+
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
+        """Of one tenant, or of all; revoked ones included."""
+
+        def find(connection: Connection) -> list[ApiKey]:
+            if tenant is None:
+                return queries.keys_where(connection)
+            return queries.keys_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
+
+        return await self._database.read(find)
+
+    async def revoke_key(self, actor: Actor | str, key: str, tenant: str | None = None) -> ApiKey:
+        """By id or visible prefix; takes effect everywhere within a second. Revoking twice changes nothing.
+        With `tenant` only a key of that tenant is found."""
+
+        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+            before = self._find_key(connection, key, tenant)
+            connection.execute(
+                update(tables.api_keys)
+                .where(tables.api_keys.c.id == before.key_id, tables.api_keys.c.revoked_us.is_(None))
+                .values(revoked_us=now_us)
+            )
+            after = queries.find_key(connection, before.key_id)
+            return _Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
+
+        return await self._act(actor, "key.revoke", change)
+
+    async def rotate_key(
+        self, actor: Actor | str, key: str, grace_s: float = DEFAULT_GRACE_S, tenant: str | None = None
+    ) -> tuple[ApiKey, str]:
+        """A new secret for the same key (id, limits and scopes stay); older secrets work `grace_s` longer."""
+        validation.seconds("grace_s", grace_s, validation.MAX_GRACE_S)
+        secret = new_key(self._pepper)
+        stored = tables.key_secrets
+
+        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+            self._check_pepper(connection)
+            before = self._find_key(connection, key, tenant)
+            if before.revoked_at is not None:
+                raise Invalid("key", "was revoked; create a new one")
+            mine = stored.c.key_id == before.key_id
+            connection.execute(delete(stored).where(mine, stored.c.expires_us <= now_us))
+            if queries.count(connection, stored, mine) >= validation.MAX_SECRETS_PER_KEY:
+                raise Invalid(
+                    "key",
+                    f"{validation.MAX_SECRETS_PER_KEY} of its secrets are valid; wait for the end of a grace",
+                )
+            until_us = now_us + round(grace_s * 1e6)
+            connection.execute(
+                update(stored)
+                .where(mine, stored.c.expires_us.is_(None) | (stored.c.expires_us > until_us))
+                .values(expires_us=until_us)
+            )
+            _insert_secret(connection, before.key_id, secret.public_id, secret.digest, now_us)
+            after = queries.find_key(connection, before.key_id)
+            return _Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
+
+        return await self._act(actor, "key.rotate", change), secret.text
+
+    # ------------------------------------------------------------ limits
+
+    async def set_limit(
+        self,
+        actor: Actor | str,
+        tenant: str,
+        *,
+        meter: str,
+        amount: int | None = None,
+        window: str | None = None,
+        rate_per_s: float | None = None,
+        burst: int | None = None,
+        mode: str = Mode.HARD,
+        project: str | None = None,
+        key: str | None = None,
+        tier: str | None = None,
+        time_zone: str = "UTC",
+    ) -> Limit:
+        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `window` with
+        `amount`; `rate_per_s` with `burst` (or `amount`, the same thing); or meter `concurrency` with
+        `amount`.
+
+        There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
+        time zone, and keeps what was used. (Another time zone is another window: its usage starts at zero.)
+        """
+        if project is not None and key is not None:
+            raise Invalid("key", "a limit binds a project or a key, not both")
+        draft = _checked_limit(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
+
+        def change(connection: Connection, now_us: int) -> _Change[Limit]:
+            owner = queries.find_tenant(connection, tenant)
+            kind, subject_id = SubjectKind.TENANT, owner.tenant_id
+            if project is not None:
+                kind, subject_id = (
+                    SubjectKind.PROJECT,
+                    queries.find_project(connection, owner, project).project_id,
+                )
+            elif key is not None:
+                kind, subject_id = SubjectKind.KEY, queries.find_key(connection, key, owner.tenant_id).key_id
+            table = tables.limits
+            identity = {
+                "kind": kind.value,
+                "subject_id": subject_id,
+                "meter": draft["meter"],
+                "shape": draft["shape"],
+                "tier": draft["tier"],
+            }
+            same = [table.c[column] == value for column, value in identity.items()]
+            existing = connection.execute(select(table).where(*same)).mappings().first()
+            if existing is None:
+                of_tenant = table.c.tenant_id == owner.tenant_id
+                if queries.count(connection, table, of_tenant) >= validation.MAX_LIMITS_PER_TENANT:
+                    raise Invalid("limit", f"a tenant has at most {validation.MAX_LIMITS_PER_TENANT} limits")
+                if (
+                    queries.count(connection, table, table.c.subject_id == subject_id)
+                    >= validation.MAX_LIMITS_PER_SUBJECT
+                ):
+                    raise Invalid(
+                        "limit",
+                        f"a {kind.value} has at most {validation.MAX_LIMITS_PER_SUBJECT} limits; remove one",
+                    )
+                limit_id = new_id("lim")
+                connection.execute(
+                    insert(table).values(
+                        id=limit_id,
+                        tenant_id=owner.tenant_id,
+                        kind=kind.value,
+                        subject_id=subject_id,
+                        created_us=now_us,
+                        **draft,
+                    )
+                )
+            else:
+                limit_id = existing["id"]
+                connection.execute(update(table).where(table.c.id == limit_id).values(**draft))
+            after = limit_from(
+                connection.execute(select(table).where(table.c.id == limit_id)).mappings().one()
+            )
+            before = None if existing is None else limit_as_json(limit_from(existing))
+            return _Change(after, limit_id, owner.tenant_id, before, limit_as_json(after))
+
+        return await self._act(actor, "limit.set", change)
+
+    async def list_limits(self, tenant: str | None = None) -> list[Limit]:
+        """Of one tenant (its projects and keys included), or of all."""
+
+        def find(connection: Connection) -> list[Limit]:
+            if tenant is None:
+                return queries.all_limits(connection)
+            return queries.limits_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
+
+        return await self._database.read(find)
+
+    async def remove_limit(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
+        """Removes a limit, and returns it. With `tenant` only one of that tenant is found."""
+        table = tables.limits
+
+        def change(connection: Connection, now_us: int) -> _Change[Limit]:
+            row = connection.execute(select(table).where(table.c.id == limit_id)).mappings().first()
+            if row is None or (
+                tenant is not None and queries.find_tenant(connection, tenant).tenant_id != row["tenant_id"]
+            ):
+                raise NotFound("limit", limit_id)
+            connection.execute(delete(table).where(table.c.id == limit_id))
+            before = limit_from(row)
+            return _Change(before, limit_id, before.tenant_id, before=limit_as_json(before))
+
+        return await self._act(actor, "limit.remove", change)
+
+    # ------------------------------------------------------------ audit
+
+    async def read_audit(
+        self, *, after_id: int = 0, tenant: str | None = None, limit: int = 100
+    ) -> list[audit.AuditRow]:
+        """Audit rows in the order they were written."""
+
+        def rows(connection: Connection) -> list[audit.AuditRow]:
+            tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
+            return audit.read(connection, after_id=after_id, tenant_id=tenant_id, limit=limit)
+
+        return await self._database.read(rows)
+
+    # ------------------------------------------------------------ how
+
+    async def _act(
+        self, actor: Actor | str, action: str, change: Callable[[Connection, int], _Change[T]]
+    ) -> T:
+        """The one way in which anything in the directory changes."""
+        who = Actor(actor) if isinstance(actor, str) else actor
+        now_us = round(self._clock() * 1e6)
+
+        def transaction(connection: Connection) -> T:
+            # First of all: on PostgreSQL this row's lock makes admin acts one after the other, so that
+            # revisions become visible in order and a check followed by an insert is safe.
+            revision = connection.execute(
+                update(tables.directory_revision)
+                .values(revision=tables.directory_revision.c.revision + 1)
+                .returning(tables.directory_revision.c.revision)
+            ).scalar_one()
+            done = change(connection, now_us)
+            connection.execute(
+                update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=revision)
+            )
+            audit.record(
+                connection,
+                who,
+                action,
+                done.target,
+                at_us=now_us,
+                tenant_id=done.tenant_id,
+                before=done.before,
+                after=done.after,
+            )
+            return done.result
+
+        return await self._database.write(transaction)
+
+    async def _edit_tenant(
+        self, actor: Actor | str, action: str, reference: str, edit: Callable[[Tenant], Tenant]
+    ) -> Tenant:
+        def change(connection: Connection, now_us: int) -> _Change[Tenant]:
+            before = queries.find_tenant(connection, reference)
+            after = edit(before)
+            connection.execute(
+                update(tables.tenants)
+                .where(tables.tenants.c.id == before.tenant_id)
+                .values(**_columns(after))
+            )
+            return _Change(after, after.tenant_id, after.tenant_id, before.as_json(), after.as_json())
+
+        return await self._act(actor, action, change)
+
+    async def _set_project_status(
+        self, actor: Actor | str, action: str, tenant: str, project: str, status: Status
+    ) -> Project:
+        def change(connection: Connection, now_us: int) -> _Change[Project]:
+            owner = queries.find_tenant(connection, tenant)
+            before = queries.find_project(connection, owner, project)
+            after = replace(before, status=status)
+            connection.execute(
+                update(tables.projects).where(tables.projects.c.id == before.project_id).values(status=status)
+            )
+            return _Change(after, after.project_id, owner.tenant_id, before.as_json(), after.as_json())
+
+        return await self._act(actor, action, change)
+
+    def _find_key(self, connection: Connection, key: str, tenant: str | None) -> ApiKey:
+        tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
+        return queries.find_key(connection, key, tenant_id)
+
+    def _check_pepper(self, connection: Connection) -> None:
+        """The first key notes the pepper's fingerprint; a server with another one is told so at once."""
+        stored = queries.setting(connection, PEPPER_SETTING)
+        if stored is None:
+            connection.execute(
+                insert(tables.settings).values(name=PEPPER_SETTING, value=fingerprint(self._pepper))
+            )
+        elif stored != fingerprint(self._pepper):
+            raise PepperMismatch
+
+
+def _columns(tenant: Tenant) -> dict[str, Any]:
+    return {
+        "name": tenant.name,
+        "status": tenant.status,
+        "weight": tenant.weight,
+        "default_tier": tenant.default_tier.value,
+        "tiers": tier_names(tenant.tiers),
+        "models": None if tenant.models is None else sorted(tenant.models),
+    }
+
+
+def _insert_unique(connection: Connection, statement: Any, what: str, name: str) -> None:
+    try:
+        with connection.begin_nested():
+            connection.execute(statement)
+    except IntegrityError:
+        raise AlreadyExists(what, name) from None
+
+
+def _insert_project(connection: Connection, tenant: Tenant, name: str, now_us: int) -> Project:
+    project = Project(new_id("prj"), tenant.tenant_id, name, "active", from_us(now_us))
+    statement = insert(tables.projects).values(
+        id=project.project_id, tenant_id=tenant.tenant_id, name=name, status="active", created_us=now_us
+    )
+    _insert_unique(connection, statement, "project", name)
+    return project
+
+
+def _insert_secret(connection: Connection, key_id: str, public_id: str, digest: bytes, now_us: int) -> None:
+    connection.execute(
+        insert(tables.key_secrets).values(
+            public_id=public_id, key_id=key_id, digest=digest, created_us=now_us
+        )
+    )
+
+
+def _check_tiers(tenant: Tenant, chosen: frozenset[Tier] | None, default: Tier | None) -> None:
+    if chosen is not None and (not chosen or chosen - tenant.tiers):
+        known = ", ".join(tier_names(tenant.tiers))
+        raise Invalid("tiers", f"must lie within the tenant's: {known}")
+    if default is not None and default not in (tenant.tiers if chosen is None else chosen):
+        raise Invalid("default_tier", f"{default.value!r} is not among the key's tiers")
+
+
+def _checked_limit(
+    meter: str,
+    amount: int | None,
+    window: str | None,
+    rate_per_s: float | None,
+    burst: int | None,
+    mode: str,
+    tier: str | None,
+    time_zone: str,
+) -> dict[str, Any]:
+    """The columns of a limit, or `Invalid`."""
+    what = validation.choice("meter", Meter, meter)
+    columns: dict[str, Any] = {
+        "meter": what.value,
+        "mode": validation.choice("mode", Mode, mode).value,
+        "tier": "" if tier is None else validation.choice("tier", Tier, tier).value,
+        "time_zone": validation.time_zone(time_zone),
+        "rate_milli": None,
+    }
+    if what is Meter.CONCURRENCY:
+        if window is not None or rate_per_s is not None or burst is not None:
+            raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
+        most = _needed("amount", amount, "how many requests may run at once")
+        return {**columns, "shape": "concurrency", "amount": validation.amount(most, 1_000_000)}
+    if rate_per_s is not None:
+        if window is not None:
+            raise Invalid(
+                "window", "a limit is a window with an amount or a rate with a burst; set two limits"
+            )
+        if burst is not None and amount is not None and burst != amount:
+            raise Invalid("burst", "for a rate, burst and amount are the same thing; give one")
+        size = _needed("burst", burst if burst is not None else amount, "how much may be used at once")
+        most = validation.MAX_BUCKET_NANOUSD if what is Meter.COST_NANOUSD else validation.MAX_BUCKET_AMOUNT
+        validation.amount(size, most, least=1, field="burst")
+        columns["rate_milli"] = validation.rate_milli(what, size, rate_per_s)
+        return {**columns, "shape": "bucket", "amount": size}
+    if burst is not None:
+        raise Invalid("rate_per_s", "a burst needs a rate")
+    if window is None:
+        raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
+    shape = validation.choice("window", Window, window)
+    most = _needed("amount", amount, "how much may be used in each window")
+    return {**columns, "shape": shape.value, "amount": validation.amount(most, validation.MAX_AMOUNT)}
+
+
+def _needed(field: str, value: int | None, meaning: str) -> int:
+    if value is None:
+        raise Invalid(field, f"is missing: {meaning}")
+    return value

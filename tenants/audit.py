@@ -1,0 +1,112 @@
+"""Who changed what, from where, and how did it look before and after?
+
+One function writes audit rows, always on the connection, and so in the transaction, of the change itself:
+there is no change without its row and no row without its change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from tenants.errors import Invalid
+from tenants.records import from_us
+from tenants.tables import audit
+
+MAX_TEXT = 128
+MAX_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts (`cli:root`, `key:fg_live_…`, `system`), and from where (`cli`, an IP address)."""
+
+    name: str
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_TEXT:
+            raise Invalid("actor", f"needs 1 to {MAX_TEXT} characters")
+        if len(self.origin) > MAX_TEXT:
+            raise Invalid("origin", f"has more than {MAX_TEXT} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One admin act or key event. `before` and `after` are None where nothing was or is there."""
+
+    audit_id: int
+    at: datetime
+    actor: str
+    origin: str
+    action: str
+    target: str
+    tenant_id: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.audit_id,
+            "at": self.at.isoformat(),
+            "actor": self.actor,
+            "origin": self.origin,
+            "action": self.action,
+            "target": self.target,
+            "tenant_id": self.tenant_id,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+def record(
+    connection: Connection,
+    actor: Actor,
+    action: str,
+    target: str,
+    *,
+    at_us: int,
+    tenant_id: str | None = None,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Adds one row. `action` is `<thing>.<verb>`, `target` the id of the thing."""
+    connection.execute(
+        insert(audit).values(
+            at_us=at_us,
+            actor=actor.name,
+            origin=actor.origin,
+            action=action,
+            target=target,
+            tenant_id=tenant_id,
+            before=None if before is None else dict(before),
+            after=None if after is None else dict(after),
+        )
+    )
+
+
+def read(
+    connection: Connection, *, after_id: int = 0, tenant_id: str | None = None, limit: int = 100
+) -> list[AuditRow]:
+    """Rows in the order they were written, from the one after `after_id`; at most `MAX_PAGE`."""
+    query = select(audit).where(audit.c.id > after_id).order_by(audit.c.id).limit(min(limit, MAX_PAGE))
+    if tenant_id is not None:
+        query = query.where(audit.c.tenant_id == tenant_id)
+    return [
+        AuditRow(
+            audit_id=row["id"],
+            at=from_us(row["at_us"]),
+            actor=row["actor"],
+            origin=row["origin"],
+            action=row["action"],
+            target=row["target"],
+            tenant_id=row["tenant_id"],
+            before=row["before"],
+            after=row["after"],
+        )
+        for row in connection.execute(query).mappings()
+    ]

@@ -1,0 +1,346 @@
+"""How does anything of ours read and write SQL?
+
+Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
+executes everything that waits in one transaction (a SAVEPOINT each, so that one caller's failure is
+its own), commits once, and then answers everyone: group commit. `write` returns only after COMMIT,
+and COMMIT is durable: SQLite runs in WAL mode with synchronous=FULL, PostgreSQL with
+synchronous_commit=on whatever the server's default is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+
+from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_S = 15
+BUSY_TIMEOUT_S = 5
+"""SQLite: how long to wait for another process (the CLI beside a server) to finish its write."""
+
+
+def parse_url(url: str) -> URL:
+    """The URL with the driver that we use; `Invalid` where it names no database that we know."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise Invalid(
+            "database_url", "not a URL like sqlite:///path or postgresql://user@host/name"
+        ) from error
+    match parsed.get_backend_name():
+        case "sqlite":
+            if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
+                raise Invalid("database_url", "SQLite needs a file: sqlite:///path/to/fairgate.db")
+            return parsed.set(drivername="sqlite+pysqlite")
+        case "postgresql" | "postgres":
+            return parsed.set(drivername="postgresql+psycopg")
+        case other:
+            raise Invalid("database_url", f"{other!r} is not supported; use sqlite or postgresql")
+
+
+def create_sql_engine(
+    url: str,
+    *,
+    writing: bool,
+    pool_size: int = 1,
+    statement_timeout_s: float = 0.0,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+) -> Engine:
+    """A configured engine; `writing` takes SQLite's write lock at BEGIN, so that no transaction has to
+    upgrade a read lock half-way (which SQLite answers with an error instead of waiting)."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        Path(parsed.database or "").absolute().parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=0,
+            connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
+        )
+        _configure_sqlite(engine, "BEGIN IMMEDIATE" if writing else "BEGIN", busy_timeout_s)
+        return engine
+    options = "-c synchronous_commit=on"
+    if statement_timeout_s:
+        milliseconds = round(statement_timeout_s * 1000)
+        options += f" -c statement_timeout={milliseconds} -c lock_timeout={milliseconds}"
+    try:
+        return create_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "options": options,
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 10_000,
+            },
+        )
+    except ModuleNotFoundError as error:
+        raise Invalid(
+            "database_url", "PostgreSQL needs the extra: pip install 'fairgate[postgres]'"
+        ) from error
+
+
+def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None:
+    def on_connect(connection: Any, _record: object) -> None:
+        # The driver's own implicit BEGIN would come too late for SAVEPOINT and DDL: we begin ourselves.
+        connection.isolation_level = None
+        for pragma in (
+            f"busy_timeout={round(busy_timeout_s * 1000)}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+
+
+def translate(error: SQLAlchemyError) -> DatabaseUnavailable:
+    """What a driver's failure means to a caller, without the driver's words."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    state = getattr(cause, "sqlstate", None)
+    if (
+        state in {"42P01", "42703", "3F000"}
+        or "no such table" in str(cause)
+        or "no such column" in str(cause)
+    ):
+        return SchemaMissing()
+    return DatabaseUnavailable("the database is not available")
+
+
+#: PostgreSQL: deadlock, serialization failure, lock not available.
+_CONFLICTS = frozenset({"40P01", "40001", "55P03"})
+
+
+class _Conflict(Exception):
+    """Two processes' batches wait for one another's rows."""
+
+
+class _Job:
+    """One queued write."""
+
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[Connection], Any]) -> None:
+        self.work = work
+        self.future: Future[Any] = Future()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+def _unavailable(error: Exception) -> DatabaseUnavailable:
+    if isinstance(error, DatabaseUnavailable):
+        return error
+    if isinstance(error, SQLAlchemyError):
+        failure = translate(error)
+    else:
+        failure = DatabaseUnavailable("the database could not store the change")
+    failure.__cause__ = error
+    return failure
+
+
+class Database:
+    """One database. Safe to use from any thread and event loop; `close` it when done."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        readers: int = 4,
+        max_queued: int = 10_000,
+        max_reads: int = 1_000,
+        max_batch: int = 256,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self.url = url
+        parsed = parse_url(url)
+        self.dialect = parsed.get_backend_name()
+        self.description = parsed.render_as_string(hide_password=True)
+        """The URL without its password, fit for logs."""
+        self.commits = 0
+        self.writes = 0
+        """Writes answered since the start; `writes / commits` is what group commit saves."""
+        self._max_batch = max_batch
+        self._max_reads = max_reads
+        self._reads_waiting = 0
+        self._reads_lock = threading.Lock()
+        self._write_engine = create_sql_engine(
+            url, writing=True, statement_timeout_s=STATEMENT_TIMEOUT_S, busy_timeout_s=busy_timeout_s
+        )
+        self._read_engine = create_sql_engine(
+            url,
+            writing=False,
+            pool_size=readers,
+            statement_timeout_s=STATEMENT_TIMEOUT_S,
+            busy_timeout_s=busy_timeout_s,
+        )
+        self._readers = ThreadPoolExecutor(max_workers=readers, thread_name_prefix="fairgate-read")
+        self._queue: queue.Queue[_Job | None] = queue.Queue(maxsize=max_queued)
+        self._closed = False
+        self._writer = threading.Thread(target=self._write_forever, name="fairgate-write", daemon=True)
+        self._writer.start()
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Runs `work` in the writer's next transaction; returns its result after COMMIT.
+
+        What `work` raises is raised here and only its own changes are undone. Cancelling the caller
+        does not undo a write that has begun. `work` must not commit, must not block on anything but the
+        connection, and may run a second time after its first run was undone. Raises
+        `DatabaseUnavailable` (`Overloaded` when too many writes wait).
+        """
+        if self._closed:
+            raise DatabaseUnavailable("the database was closed")
+        job = _Job(work)
+        try:
+            self._queue.put_nowait(job)
+        except queue.Full:
+            raise Overloaded("too many writes wait for the database") from None
+        return cast(T, await asyncio.wrap_future(job.future))
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Runs `work` on a consistent snapshot; what it writes is rolled back. Raises as `write` does."""
+        if self._closed:
+            raise DatabaseUnavailable("the database was closed")
+        with self._reads_lock:
+            if self._reads_waiting >= self._max_reads:
+                raise Overloaded("too many reads wait for the database")
+            self._reads_waiting += 1
+        future = self._readers.submit(self._read_now, work)
+        future.add_done_callback(self._read_done)
+        return await asyncio.wrap_future(future)
+
+    async def ping(self) -> None:
+        """Raises `DatabaseUnavailable` when the database does not answer."""
+        await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+
+    async def close(self) -> None:
+        """Finishes the writes that wait, then closes every connection."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._close_now)
+
+    def _close_now(self) -> None:
+        self._queue.put(None)
+        self._writer.join()
+        self._readers.shutdown(wait=True)
+        self._write_engine.dispose()
+        self._read_engine.dispose()
+
+    def _read_done(self, _future: Future[Any]) -> None:
+        with self._reads_lock:
+            self._reads_waiting -= 1
+
+    def _read_now(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with self._read_engine.connect() as connection:
+                if self.dialect == "postgresql":
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                return work(connection)
+        except SQLAlchemyError as error:
+            raise translate(error) from error
+
+    def _write_forever(self) -> None:
+        while (job := self._queue.get()) is not None:
+            batch, last = [job], False
+            while len(batch) < self._max_batch:
+                try:
+                    following = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    last = True
+                    break
+                batch.append(following)
+            self._commit([job for job in batch if job.future.set_running_or_notify_cancel()])
+            if last:
+                break
+        # Whoever slipped in while the database was being closed gets an answer as well.
+        while True:
+            try:
+                late = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if late is not None and late.future.set_running_or_notify_cancel():
+                late.future.set_exception(DatabaseUnavailable("the database was closed"))
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        if not jobs:
+            return
+        try:
+            with self._write_engine.connect() as connection, connection.begin():
+                for job in jobs:
+                    self._run(job, connection)
+                    self._assert_in_transaction(connection)
+            self.commits += 1
+            self.writes += len(jobs)
+        except _Conflict as conflict:
+            if len(jobs) > 1:
+                # One by one nobody holds one row while waiting for another's.
+                for job in jobs:
+                    job.error = None
+                    self._commit([job])
+            else:
+                jobs[0].future.set_exception(_unavailable(conflict))
+            return
+        except Exception as error:
+            # Nothing of this batch is known to be committed, whatever a single job returned.
+            failure = _unavailable(error)
+            for job in jobs:
+                job.future.set_exception(job.error or failure)
+            return
+        for job in jobs:
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.result)
+
+    def _run(self, job: _Job, connection: Connection) -> None:
+        try:
+            with connection.begin_nested():
+                job.result = job.work(connection)
+        except IntegrityError as error:
+            job.error = error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            if getattr(error.orig, "sqlstate", None) in _CONFLICTS:
+                raise _Conflict from error
+            job.error = translate(error)
+            job.error.__cause__ = error
+        except Exception as error:
+            job.error = error
+
+    def _assert_in_transaction(self, connection: Connection) -> None:
+        # SQLite rolls the whole transaction back by itself on some errors (disk full, I/O error); its
+        # COMMIT would then quietly do nothing, earlier callers of the batch be told a lie, and later ones
+        # commit one by one (a SAVEPOINT outside a transaction begins one).
+        if self.dialect == "sqlite" and not cast(Any, connection.connection.dbapi_connection).in_transaction:
+            raise DatabaseUnavailable("the database could not store the change")
+
+
+def open_database(url: str) -> Database:
+    """Opens `sqlite:///path` or `postgresql://user@host/name`. It connects at the first use, and does
+    not create tables: `migrations.runner.upgrade(url)` does. Raises `Invalid` for a URL it cannot use."""
+    return Database(url)

@@ -1,0 +1,269 @@
+"""Who is behind this API key?
+
+The whole directory lives in memory: `authenticate` is a look-up and one HMAC, no SQL. A poller reads one
+row, the directory's revision, four times a second; when it has grown, the tenants that changed are loaded
+again, so every admin act made anywhere (another gateway, the CLI) takes effect here within a second. When
+the database is down the last known state keeps serving for `max_stale_s`, then `authenticate` fails
+closed (`DirectoryStale`): for that long a revocation might exist that we cannot see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from tenants import queries, tables
+from tenants.admin import PEPPER_SETTING
+from tenants.database import Database
+from tenants.errors import DatabaseUnavailable, DirectoryStale, KeyReason, KeyRejected, PepperMismatch
+from tenants.keys import check_pepper, digest_key, fingerprint, public_id_of
+from tenants.records import ApiKey, Project, Tenant, to_us
+from tenants.types import Limit, Principal, SubjectKind, Tier
+
+POLL_INTERVAL_S = 0.25
+MAX_STALE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One secret, resolved: everything `authenticate` decides on."""
+
+    digest: bytes
+    refusal: KeyReason | None
+    expires_us: int | None
+    principal: Principal
+
+
+@dataclass(frozen=True, slots=True)
+class _TenantState:
+    """One tenant as loaded: what the hot path looks up."""
+
+    tenant: Tenant
+    limits: tuple[Limit, ...]
+    entries: dict[str, _Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    revision: int
+    pepper_fingerprint: str | None
+    everything: bool = False
+    """Not the changes only: whatever is not in it does not exist."""
+    states: list[_TenantState] = field(default_factory=list)
+
+
+class Directory:
+    """The directory as a running server sees it. `start` it before use; `close` it."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        *,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        max_stale_s: float = MAX_STALE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._pepper = check_pepper(pepper)
+        self._poll_interval_s = poll_interval_s
+        self._max_stale_s = max_stale_s
+        self._monotonic = monotonic
+        self._revision = -1
+        self._fresh_at_s = monotonic()
+        self._tenants: dict[str, _TenantState] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._poller: asyncio.Task[None] | None = None
+        self._refreshing = asyncio.Lock()
+        self._polled = asyncio.Event()
+
+    async def start(self) -> None:
+        """Loads everything, then follows changes. Raises `DatabaseUnavailable` or `PepperMismatch`."""
+        await self.refresh()
+        self._poller = asyncio.create_task(self._follow(), name="directory-poller")
+
+    async def close(self) -> None:
+        """Stops following; what is loaded keeps answering until it is stale."""
+        if self._poller is not None:
+            self._poller.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._poller
+            self._poller = None
+
+    @property
+    def revision(self) -> int:
+        """The revision of what is loaded; grows with every admin act."""
+        return self._revision
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds since the database last confirmed what is loaded."""
+        return max(0.0, self._monotonic() - self._fresh_at_s)
+
+    def authenticate(self, secret: str, now_s: float) -> Principal:
+        """The principal behind a key's text; `now_s` is seconds since 1970.
+
+        Raises `KeyRejected` (reason `malformed`, `unknown`, `revoked`, `expired` or `suspended`), or
+        `DirectoryStale` when the database has been away for too long.
+        """
+        if self.stale_s > self._max_stale_s:
+            raise DirectoryStale("the directory could not be refreshed; keys cannot be checked now")
+        public_id = public_id_of(secret)
+        entry = self._entries.get(public_id)
+        digest = digest_key(self._pepper, secret)
+        # Only who knows the whole secret learns that it was revoked, expired or suspended.
+        if entry is None or not hmac.compare_digest(digest, entry.digest):
+            raise KeyRejected("unknown")
+        if entry.refusal is not None:
+            raise KeyRejected(entry.refusal)
+        if entry.expires_us is not None and now_s * 1e6 >= entry.expires_us:
+            raise KeyRejected("expired")
+        return entry.principal
+
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        """A tenant by id."""
+        state = self._tenants.get(tenant_id)
+        return None if state is None else state.tenant
+
+    def tenants(self) -> list[Tenant]:
+        """Every tenant, suspended ones included, by name."""
+        return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
+
+    def limits(self, tenant_id: str | None = None) -> list[Limit]:
+        """Every limit, or one tenant's: its projects' and keys' included."""
+        if tenant_id is not None:
+            state = self._tenants.get(tenant_id)
+            return [] if state is None else list(state.limits)
+        return [limit for state in self._tenants.values() for limit in state.limits]
+
+    async def refresh(self) -> None:
+        """Looks for changes now, instead of within `poll_interval_s`."""
+        async with self._refreshing:
+            asked_at_s = self._monotonic()
+            since = self._revision
+            loaded = await self._database.read(lambda connection: _load(connection, since))
+            if loaded.pepper_fingerprint not in {None, fingerprint(self._pepper)}:
+                raise PepperMismatch
+            self._apply(loaded)
+            self._fresh_at_s = asked_at_s
+
+    async def next_poll(self) -> None:
+        """Returns when the poller has looked once more. A change that was committed before the call is in
+        force after the second look at the latest (the first may have been under way)."""
+        await self._polled.wait()
+
+    def _apply(self, loaded: _Loaded) -> None:
+        if loaded.everything:
+            self._tenants.clear()
+            self._entries.clear()
+        for state in loaded.states:
+            old = self._tenants.get(state.tenant.tenant_id)
+            for public_id in old.entries if old is not None else ():
+                self._entries.pop(public_id, None)
+            self._entries.update(state.entries)
+            self._tenants[state.tenant.tenant_id] = state
+        self._revision = loaded.revision
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_interval_s)
+            # `stale_s` grows while this fails, and `authenticate` decides what that means.
+            with suppress(DatabaseUnavailable, PepperMismatch):
+                await self.refresh()
+            polled, self._polled = self._polled, asyncio.Event()
+            polled.set()
+
+
+def _load(connection: Connection, since: int) -> _Loaded:
+    """What changed after revision `since`, on one consistent snapshot."""
+    revision = queries.revision(connection)
+    pepper = queries.setting(connection, PEPPER_SETTING)
+    if revision == since:
+        return _Loaded(revision, pepper)
+    if revision < since:
+        # The database was replaced by an older one (a restored backup): nothing that we hold is known to
+        # be so.
+        since = -1
+    changed = queries.tenants_where(connection, tables.tenants.c.revision > since)
+    ids = [tenant.tenant_id for tenant in changed]
+    projects = {project.project_id: project for project in queries.projects_of(connection, ids)}
+    keys = {key.key_id: key for key in queries.keys_of(connection, ids)}
+    limits: dict[str, list[Limit]] = {tenant_id: [] for tenant_id in ids}
+    for limit in queries.limits_of(connection, ids):
+        limits[limit.tenant_id].append(limit)
+    by_tenant = {tenant.tenant_id: tenant for tenant in changed}
+    entries: dict[str, dict[str, _Entry]] = {tenant_id: {} for tenant_id in ids}
+    indexed = {tenant_id: _by_subject(limits[tenant_id]) for tenant_id in ids}
+    for secret in queries.secrets_of(connection, list(keys)):
+        key = keys[secret.key_id]
+        entries[key.tenant_id][secret.public_id] = _entry(
+            by_tenant[key.tenant_id], projects[key.project_id], key, secret, indexed[key.tenant_id]
+        )
+    states = [
+        _TenantState(tenant, tuple(limits[tenant.tenant_id]), entries[tenant.tenant_id]) for tenant in changed
+    ]
+    return _Loaded(revision, pepper, since < 0, states)
+
+
+Subject = tuple[SubjectKind, str]
+
+
+def _by_subject(limits: list[Limit]) -> dict[Subject, list[Limit]]:
+    found: dict[Subject, list[Limit]] = {}
+    for limit in limits:
+        found.setdefault((limit.kind, limit.subject_id), []).append(limit)
+    return found
+
+
+def _entry(
+    tenant: Tenant, project: Project, key: ApiKey, secret: queries.Secret, limits: dict[Subject, list[Limit]]
+) -> _Entry:
+    refusal: KeyReason | None = None
+    if key.revoked_at is not None:
+        refusal = "revoked"
+    elif tenant.status != "active" or project.status != "active":
+        refusal = "suspended"
+    ends = [
+        at
+        for at in (secret.expires_us, None if key.expires_at is None else to_us(key.expires_at))
+        if at is not None
+    ]
+    tiers = tenant.tiers if key.tiers is None else key.tiers & tenant.tiers
+    models = tenant.models if key.models is None else key.models
+    if tenant.models is not None and key.models is not None:
+        models = key.models & tenant.models
+    if not tiers:
+        refusal = refusal or "suspended"
+    path: list[Subject] = [
+        (SubjectKind.KEY, key.key_id),
+        (SubjectKind.PROJECT, key.project_id),
+        (SubjectKind.TENANT, key.tenant_id),
+    ]
+    principal = Principal(
+        tenant_id=tenant.tenant_id,
+        tenant_name=tenant.name,
+        project_id=key.project_id,
+        key_id=key.key_id,
+        key_prefix=f"fg_live_{secret.public_id}",
+        weight=tenant.weight,
+        scopes=key.scopes,
+        default_tier=_default_tier(tenant, key, tiers),
+        tiers=tiers,
+        models=models,
+        limits=tuple(limit for subject in path for limit in limits.get(subject, ())),
+    )
+    return _Entry(secret.digest, refusal, min(ends, default=None), principal)
+
+
+def _default_tier(tenant: Tenant, key: ApiKey, tiers: frozenset[Tier]) -> Tier:
+    for tier in (key.default_tier, tenant.default_tier):
+        if tier is not None and tier in tiers:
+            return tier
+    # Neither default is allowed any more: the last-served of what is, which takes nothing from anybody.
+    return next((tier for tier in reversed(Tier) if tier in tiers), tenant.default_tier)

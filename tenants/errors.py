@@ -1,0 +1,108 @@
+"""Which errors can `tenants` raise?
+
+TenancyError
+  Invalid              a value that cannot be accepted: names the field
+  NotFound             no such tenant, project, key or limit
+  AlreadyExists        the name is taken
+  KeyRejected          an API key that opens nothing; `reason` says why
+  UnknownPrice         a model without a price
+  PepperMismatch       the keys in this database were made with another pepper
+  DatabaseUnavailable  the database does not answer, or nothing can be written now
+    SchemaMissing      it answers, but `fairgate db upgrade` was not run
+    Overloaded         too many writes or reads wait already
+    DirectoryStale     the directory could not be refreshed for too long
+
+Messages are fit for people who call the API: they never hold a driver's text (that is in `__cause__`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+
+class TenancyError(Exception):
+    """Base of everything that `tenants` raises on purpose."""
+
+
+class Invalid(TenancyError):
+    """A value that cannot be accepted."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class NotFound(TenancyError):
+    """No such thing. `what` is `tenant`, `project`, `key` or `limit`."""
+
+    def __init__(self, what: str, reference: str) -> None:
+        super().__init__(f"no such {what}: {reference!r}")
+        self.what = what
+        self.reference = reference
+
+
+class AlreadyExists(TenancyError):
+    """The name is taken."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"there is a {what} called {name!r} already")
+        self.what = what
+        self.name = name
+
+
+KeyReason = Literal["malformed", "unknown", "revoked", "expired", "suspended"]
+
+_KEY_MESSAGES: dict[KeyReason, str] = {
+    "malformed": "this is not an API key of the form fg_live_<id>_<secret>",
+    "unknown": "no such API key",
+    "revoked": "this API key was revoked",
+    "expired": "this API key has expired",
+    "suspended": "the tenant or project of this API key is suspended",
+}
+
+
+class KeyRejected(TenancyError):
+    """An API key that opens nothing."""
+
+    def __init__(self, reason: KeyReason) -> None:
+        super().__init__(_KEY_MESSAGES[reason])
+        self.reason: KeyReason = reason
+
+
+class UnknownPrice(TenancyError):
+    """A model that is neither priced nor marked free."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model {model!r} has no price; set one, or mark it free")
+        self.model = model
+
+
+class PepperMismatch(TenancyError):
+    """Keys in this database were made with another pepper: none of them would open anything."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the API keys in this database were made with another pepper; "
+            "start with the data directory (or pepper) that created it"
+        )
+
+
+class DatabaseUnavailable(TenancyError):
+    """The database cannot be used now; callers fail closed. After a failed write it is unknown whether
+    it was committed: repeat it (writes of the ledger are idempotent)."""
+
+
+class SchemaMissing(DatabaseUnavailable):
+    """The database answers but has no (or an older) Fairgate schema."""
+
+    def __init__(self) -> None:
+        super().__init__("the database has no current Fairgate schema: run `fairgate db upgrade`")
+
+
+class Overloaded(DatabaseUnavailable):
+    """Too much waits for the database already."""
+
+
+class DirectoryStale(DatabaseUnavailable):
+    """The directory could not be refreshed for so long that its answers are no longer trusted."""

@@ -1,0 +1,82 @@
+"""What does an API key look like, and how is it checked without being stored?
+
+`fg_live_<public id>_<secret>`: the public id finds the row, the secret (256 random bits) opens it. Only
+HMAC-SHA256(pepper, whole key) is stored, so a stolen database opens nothing without the server's pepper.
+A fast hash is right here: unlike a password the secret cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import string
+from dataclasses import dataclass
+
+from tenants.errors import Invalid, KeyRejected
+
+PREFIX = "fg_live_"
+_ALPHABET = string.digits + string.ascii_letters
+_PUBLIC_CHARS = 12
+_SECRET_CHARS = 43  # 62**43 > 2**256
+_KEY_CHARS = len(PREFIX) + _PUBLIC_CHARS + 1 + _SECRET_CHARS
+MIN_PEPPER_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just made. `text` is shown once and then exists only at its owner's."""
+
+    text: str
+    public_id: str
+    digest: bytes
+
+
+def new_id(kind: str) -> str:
+    """A random id such as `ten_4kX…`; `kind` is its visible beginning."""
+    return f"{kind}_{''.join(secrets.choice(_ALPHABET) for _ in range(16))}"
+
+
+def new_pepper() -> bytes:
+    """32 random bytes to keep outside the database."""
+    return secrets.token_bytes(32)
+
+
+def check_pepper(pepper: bytes) -> bytes:
+    """The pepper, or `Invalid` when it is too short to protect anything."""
+    if len(pepper) < MIN_PEPPER_BYTES:
+        raise Invalid("pepper", f"must have at least {MIN_PEPPER_BYTES} bytes")
+    return pepper
+
+
+def new_key(pepper: bytes) -> NewKey:
+    """Makes a key."""
+    public_id = "".join(secrets.choice(_ALPHABET) for _ in range(_PUBLIC_CHARS))
+    secret = "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARS))
+    text = f"{PREFIX}{public_id}_{secret}"
+    return NewKey(text, public_id, digest_key(pepper, text))
+
+
+def digest_key(pepper: bytes, text: str) -> bytes:
+    """What is stored of a key: HMAC-SHA256, 32 bytes."""
+    return hmac.digest(pepper, text.encode("ascii"), hashlib.sha256)
+
+
+def public_id_of(text: str) -> str:
+    """The public id inside a key's text; `KeyRejected("malformed")` where the text is no key."""
+    if len(text) != _KEY_CHARS or not text.startswith(PREFIX) or not text.isascii():
+        raise KeyRejected("malformed")
+    public_id, separator, secret = text[len(PREFIX) :].partition("_")
+    if not separator or len(public_id) != _PUBLIC_CHARS or not (public_id + secret).isalnum():
+        raise KeyRejected("malformed")
+    return public_id
+
+
+def prefix_of(public_id: str) -> str:
+    """The part of a key that may be shown and logged."""
+    return PREFIX + public_id
+
+
+def fingerprint(pepper: bytes) -> str:
+    """Recognises a pepper without revealing it."""
+    return hmac.new(pepper, b"fairgate pepper fingerprint", hashlib.sha256).hexdigest()

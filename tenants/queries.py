@@ -1,0 +1,150 @@
+"""Which rows does the directory consist of?
+
+The few SELECTs that the directory (`directory.py`) and the admin acts (`admin.py`) share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy.sql import ColumnElement
+
+from tenants.errors import NotFound
+from tenants.records import ApiKey, Project, Tenant, key_from, limit_from, project_from, tenant_from
+from tenants.tables import api_keys, directory_revision, key_secrets, limits, projects, settings, tenants
+from tenants.types import Limit, SubjectKind
+
+#: Bind parameters of one `IN (…)`; SQLite takes 32,766, older builds 999.
+CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """What opens a key: the digest, and until when (None: as long as the key)."""
+
+    public_id: str
+    key_id: str
+    digest: bytes
+    expires_us: int | None
+
+
+def revision(connection: Connection) -> int:
+    """The directory's revision; grows with every admin act."""
+    return int(connection.execute(select(directory_revision.c.revision)).scalar_one())
+
+
+def setting(connection: Connection, name: str) -> str | None:
+    """One fact about the installation."""
+    return connection.execute(select(settings.c.value).where(settings.c.name == name)).scalar()
+
+
+def tenants_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Tenant]:
+    query = select(tenants).where(*conditions).order_by(tenants.c.name)
+    return [tenant_from(row) for row in connection.execute(query).mappings()]
+
+
+def find_tenant(connection: Connection, reference: str) -> Tenant:
+    """By id or by name (names cannot look like ids)."""
+    found = tenants_where(connection, (tenants.c.id == reference) | (tenants.c.name == reference))
+    if not found:
+        raise NotFound("tenant", reference)
+    return found[0]
+
+
+def find_project(connection: Connection, tenant: Tenant, reference: str) -> Project:
+    """By id or by name, within the tenant: another tenant's project is not found."""
+    query = select(projects).where(
+        projects.c.tenant_id == tenant.tenant_id,
+        (projects.c.id == reference) | (projects.c.name == reference),
+    )
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise NotFound("project", reference)
+    return project_from(row)
+
+
+def find_key(connection: Connection, reference: str, tenant_id: str | None = None) -> ApiKey:
+    """By id or by visible prefix; with `tenant_id` only among that tenant's."""
+    public_id = reference.removeprefix("fg_live_").partition("_")[0]
+    by_secret = select(key_secrets.c.key_id).where(key_secrets.c.public_id == public_id)
+    condition = (api_keys.c.id == reference) | api_keys.c.id.in_(by_secret)
+    if tenant_id is not None:
+        condition = condition & (api_keys.c.tenant_id == tenant_id)
+    found = keys_where(connection, condition)
+    if not found:
+        # Not the reference itself: it may be a whole key, secret included.
+        raise NotFound("key", reference if len(reference) <= 24 else reference[:20] + "…")
+    return found[0]
+
+
+def keys_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[ApiKey]:
+    rows = list(
+        connection.execute(
+            select(api_keys).where(*conditions).order_by(api_keys.c.created_us, api_keys.c.id)
+        ).mappings()
+    )
+    newest: dict[str, str] = {}
+    for secret in secrets_of(connection, [row["id"] for row in rows]):
+        newest[secret.key_id] = secret.public_id
+    return [key_from(row, newest.get(row["id"], "")) for row in rows]
+
+
+def secrets_of(connection: Connection, key_ids: list[str]) -> list[Secret]:
+    """Secrets of the keys, oldest first."""
+    rows: list[RowMapping] = []
+    for chunk in chunks(key_ids):
+        query = select(key_secrets).where(key_secrets.c.key_id.in_(chunk)).order_by(key_secrets.c.created_us)
+        rows.extend(connection.execute(query).mappings())
+    return [Secret(row["public_id"], row["key_id"], bytes(row["digest"]), row["expires_us"]) for row in rows]
+
+
+def projects_of(connection: Connection, tenant_ids: list[str]) -> list[Project]:
+    return [
+        project_from(row)
+        for chunk in chunks(tenant_ids)
+        for row in connection.execute(
+            select(projects).where(projects.c.tenant_id.in_(chunk)).order_by(projects.c.name)
+        ).mappings()
+    ]
+
+
+def keys_of(connection: Connection, tenant_ids: list[str]) -> list[ApiKey]:
+    return [
+        key for chunk in chunks(tenant_ids) for key in keys_where(connection, api_keys.c.tenant_id.in_(chunk))
+    ]
+
+
+def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
+    return [
+        limit_from(row)
+        for chunk in chunks(tenant_ids)
+        for row in connection.execute(
+            select(limits).where(limits.c.tenant_id.in_(chunk)).order_by(limits.c.created_us, limits.c.id)
+        ).mappings()
+    ]
+
+
+def all_limits(connection: Connection) -> list[Limit]:
+    query = select(limits).order_by(limits.c.created_us, limits.c.id)
+    return [limit_from(row) for row in connection.execute(query).mappings()]
+
+
+def count(connection: Connection, table: Any, *conditions: ColumnElement[bool]) -> int:
+    return int(connection.execute(select(func.count()).select_from(table).where(*conditions)).scalar_one())
+
+
+def chunks(values: list[str]) -> list[list[str]]:
+    return [values[start : start + CHUNK] for start in range(0, len(values), CHUNK)]
+
+
+def binds(limit: Limit, key: ApiKey) -> bool:
+    """Does this limit stand on the key's path (key, project, tenant)?"""
+    match limit.kind:
+        case SubjectKind.KEY:
+            return limit.subject_id == key.key_id
+        case SubjectKind.PROJECT:
+            return limit.subject_id == key.project_id
+        case SubjectKind.TENANT:
+            return limit.subject_id == key.tenant_id

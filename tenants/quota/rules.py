@@ -1,0 +1,357 @@
+"""How do limits count? The arithmetic of every quota store, pure.
+
+Three kinds of counter. All arithmetic is on integers below 2**53, so that Redis, which computes in doubles,
+gets the same results; `lua/*.lua` follow this file line by line and are tested against it.
+
+- A *window* (minute, hour, day, month in a time zone; lifetime) counts `used` and `held`; both start at
+  zero with each window. A request is held on and charged to the window in which it was reserved, top-ups
+  included, also when it goes on in a later one; a window that is over is kept as long as something is held
+  on it. So no window's charges ever exceed its amount.
+- A *token bucket* has a level that refills with `rate` up to `amount`. A hold does not lower the level,
+  it only makes part of it unavailable; settling lowers it by what was used. So over any interval of
+  length t, however holds are nested, settled + outstanding <= amount + rate * t: exact, at the price that
+  a bucket does not refill past its cap while much of it is held.
+- *Concurrency* counts holds.
+
+Levels are kept in fractions of a unit (`scale`) and time in whole milliseconds, so that the refill per
+millisecond is a whole number and nothing drifts however often it is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from tenants.errors import Invalid
+from tenants.quota.store import Denied, LimitState
+from tenants.types import Amounts, Limit, Meter, Mode, Window
+
+MAX_COUNT = 9_000_000_000_000_000
+"""The largest amount of anything; below 2**53."""
+MAX_AMOUNT = MAX_COUNT // 2
+"""The largest amount of one request; input and output together are a count as well."""
+MAX_LIMITS = 128
+"""Limits on one request's path."""
+MAX_REQUEST_ID_CHARS = 80
+MAX_LEASE_S = 86_400.0
+HOLD_RETRY_S = 1.0
+"""When only running requests stand in the way: nobody knows when they end, so ask again soon."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_US = 1_000_000
+_SIZES_US = {Window.MINUTE: 60 * _SECOND_US, Window.HOUR: 3_600 * _SECOND_US}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounter:
+    """`end_us` 0: the window never ends."""
+
+    start_us: int
+    end_us: int
+    used: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCounter:
+    """`level` in units times `scale(meter)`, as of `at_ms`; `held` in units."""
+
+    level: int
+    at_ms: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyCounter:
+    held: int
+
+
+Counter = WindowCounter | BucketCounter | ConcurrencyCounter
+
+
+# ---------------------------------------------------------------- identity
+
+
+def identity(limit: Limit) -> str:
+    """What usage belongs to: subject, meter, shape and tier; not the amount."""
+    if limit.window is not None:
+        shape = f"{limit.window.value}/{limit.time_zone}"
+    else:
+        shape = "bucket" if limit.is_bucket else "concurrency"
+    tier = limit.tier.value if limit.tier is not None else "*"
+    return f"{limit.kind.value}:{limit.subject_id}:{limit.meter.value}:{shape}:{tier}"
+
+
+def charge_name(limit: Limit, counter: Counter) -> str:
+    """The counter that a request reserved now is charged to: the identity and, for windows, which one."""
+    return counter_name(identity(limit), counter)
+
+
+def counter_name(identity_: str, counter: Counter) -> str:
+    """`charge_name` where the identity is known."""
+    if isinstance(counter, WindowCounter):
+        return f"{identity_}@{counter.start_us // _SECOND_US}"
+    return identity_
+
+
+# ---------------------------------------------------------------- windows
+
+
+@lru_cache(maxsize=256)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def window_bounds_us(window: Window, time_zone: str, now_us: int) -> tuple[int, int]:
+    """Start and end (exclusive; 0: never) of the window that `now_us` lies in.
+
+    Days and months begin at local midnight, so a day may have 23 or 25 hours. Minutes and hours begin where
+    the local clock's do.
+    """
+    if window is Window.LIFETIME:
+        return 0, 0
+    now = _EPOCH + timedelta(microseconds=now_us)
+    zone = _zone(time_zone)
+    local = now.astimezone(zone)
+    if window in _SIZES_US:
+        size_us = _SIZES_US[window]
+        offset = local.utcoffset() or timedelta()
+        start_us = now_us - (now_us + offset // timedelta(microseconds=1)) % size_us
+        return start_us, start_us + size_us
+    first = local.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    if window is Window.MONTH:
+        first = first.replace(day=1)
+    start_us, end_us = _instant_us(first, zone), _instant_us(_after(window, first), zone)
+    if now_us >= end_us:
+        # The clock was put back across midnight: this hour belongs to the new window already.
+        first = _after(window, first)
+        start_us, end_us = end_us, _instant_us(_after(window, first), zone)
+    return start_us, end_us
+
+
+def _after(window: Window, first: datetime) -> datetime:
+    if window is Window.DAY:
+        return first + timedelta(days=1)
+    return (first + timedelta(days=32)).replace(day=1)
+
+
+def _instant_us(local: datetime, zone: ZoneInfo) -> int:
+    return (local.replace(tzinfo=zone).astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+# ---------------------------------------------------------------- buckets
+
+
+def scale(meter: Meter) -> int:
+    """Fractions of a unit that a level counts; chosen so that the largest level stays below 2**53."""
+    return 1_000 if meter is Meter.COST_NANOUSD else 1_000_000
+
+
+def rate_per_ms(limit: Limit) -> int:
+    """What flows into the bucket in a millisecond, in units times `scale`: a whole number."""
+    assert limit.rate_per_s is not None
+    return round(limit.rate_per_s * scale(limit.meter)) // 1_000
+
+
+def _refill(limit: Limit, level: int, since_ms: int) -> int:
+    cap, rate = limit.amount * scale(limit.meter), rate_per_ms(limit)
+    level = min(level, cap)
+    # Dividing first keeps the product below 2**53 (Lua).
+    if since_ms > (cap - level) // rate:
+        return cap
+    return level + rate * max(0, since_ms)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
+    """The counter as it stands at `now_us`; None: it was never used. A clock that steps back changes
+    nothing."""
+    if limit.is_bucket:
+        now_ms = now_us // 1_000
+        if counter is None:
+            return BucketCounter(limit.amount * scale(limit.meter), now_ms, 0)
+        assert isinstance(counter, BucketCounter)
+        level = _refill(limit, counter.level, now_ms - counter.at_ms)
+        return replace(counter, level=level, at_ms=max(now_ms, counter.at_ms))
+    if limit.window is None:
+        return counter or ConcurrencyCounter(0)
+    if counter is not None:
+        assert isinstance(counter, WindowCounter)
+        if counter.end_us == 0 or now_us < counter.end_us:
+            return counter
+    start_us, end_us = window_bounds_us(limit.window, limit.time_zone, now_us)
+    return WindowCounter(start_us, end_us, 0, 0)
+
+
+def room(limit: Limit, counter: Counter) -> int:
+    """How much more may be held now."""
+    match counter:
+        case WindowCounter():
+            return max(0, limit.amount - counter.used - counter.held)
+        case BucketCounter():
+            return max(0, counter.level // scale(limit.meter) - counter.held)
+        case ConcurrencyCounter():
+            return max(0, limit.amount - counter.held)
+
+
+def hold(counter: Counter, amount: int) -> Counter:
+    """Makes `amount` unavailable."""
+    return replace(counter, held=counter.held + amount)
+
+
+def settle(limit: Limit, counter: Counter, held: int, actual: int) -> Counter:
+    """Ends a hold of `held`, and charges `actual`. The counter is that of the hold's window; a bucket's is
+    advanced."""
+    assert held <= counter.held
+    match counter:
+        case WindowCounter():
+            return replace(counter, used=counter.used + actual, held=counter.held - held)
+        case BucketCounter():
+            # Below zero only where a bucket was made smaller than what was held, or a soft one overdrawn.
+            level = max(0, counter.level - actual * scale(limit.meter))
+            return replace(counter, level=level, held=counter.held - held)
+        case ConcurrencyCounter():
+            return replace(counter, held=counter.held - held)
+
+
+def is_exceeded(limit: Limit, counter: Counter) -> bool:
+    """Is more used and held than the limit allows? Only soft and shadow limits get there by holding."""
+    match counter:
+        case WindowCounter():
+            return counter.used + counter.held > limit.amount
+        case BucketCounter():
+            return counter.held * scale(limit.meter) > counter.level
+        case ConcurrencyCounter():
+            return counter.held > limit.amount
+
+
+def forgotten(limit: Limit, start_us: int) -> WindowCounter:
+    """A window that is over and of which nothing is known any more: it has no room."""
+    return WindowCounter(start_us, max(1, start_us), limit.amount, 0)
+
+
+def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
+    """An advanced counter, set to what the ledger says; what is held stays held."""
+    match counter:
+        case WindowCounter():
+            return replace(counter, used=used)
+        case BucketCounter():
+            return replace(counter, level=max(0, limit.amount - used) * scale(limit.meter))
+        case ConcurrencyCounter():
+            return counter
+
+
+# ---------------------------------------------------------------- answers
+
+
+def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
+    """What callers see of an advanced counter."""
+    name, available = charge_name(limit, counter), room(limit, counter)
+    match counter:
+        case WindowCounter():
+            reset_s = (counter.end_us - now_us) / _SECOND_US if counter.end_us else math.inf
+            return LimitState(limit, counter.used, counter.held, available, max(0.0, reset_s), name)
+        case BucketCounter():
+            missing = limit.amount * scale(limit.meter) - counter.level
+            used = limit.amount - counter.level // scale(limit.meter)
+            return LimitState(limit, used, counter.held, available, _flow_s(limit, missing), name)
+        case ConcurrencyCounter():
+            return LimitState(limit, 0, counter.held, available, 0.0, name)
+
+
+def retry_after_s(limit: Limit, counter: Counter, wanted: int, now_us: int) -> float | None:
+    """When to ask again for `wanted`; None: waiting cannot help."""
+    if wanted > limit.amount:
+        return None
+    match counter:
+        case WindowCounter():
+            left_s = (counter.end_us - now_us) / _SECOND_US if counter.end_us else math.inf
+            if left_s <= 0:
+                # A top-up of a request that has outlived its window: what is spent there stays spent.
+                return None
+            if counter.used + wanted <= limit.amount:
+                return min(HOLD_RETRY_S, left_s)
+            return None if left_s == math.inf else left_s
+        case BucketCounter():
+            missing = wanted * scale(limit.meter) - counter.level
+            if counter.held + wanted <= limit.amount:
+                return _flow_s(limit, missing + counter.held * scale(limit.meter))
+            return max(HOLD_RETRY_S, _flow_s(limit, missing))
+        case ConcurrencyCounter():
+            return HOLD_RETRY_S
+
+
+def _flow_s(limit: Limit, scaled: int) -> float:
+    return max(0, -(-scaled // rate_per_ms(limit))) / 1_000
+
+
+def refuse(
+    limits: Sequence[Limit], counters: Sequence[Counter], wanted: Sequence[int], now_us: int
+) -> Denied | None:
+    """None when every hard limit has room; else the refusal, naming the limit that stands in the way
+    longest. The counters are advanced, or (top-ups) of a window that is over. `states` is left empty."""
+    worst: tuple[float, Denied] | None = None
+    for limit, counter, amount in zip(limits, counters, wanted, strict=True):
+        available = room(limit, counter)
+        if limit.mode is not Mode.HARD or amount <= available:
+            continue
+        after_s = retry_after_s(limit, counter, amount, now_us)
+        length = math.inf if after_s is None else after_s
+        if worst is None or length > worst[0]:
+            worst = (length, Denied(limit, amount, available, after_s))
+    return None if worst is None else worst[1]
+
+
+# ---------------------------------------------------------------- the door
+
+
+def check_amounts(amounts: Amounts) -> None:
+    """Raises `Invalid` for what cannot be counted exactly."""
+    for field in ("input_tokens", "output_tokens", "cost_nanousd", "requests"):
+        value = getattr(amounts, field)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_AMOUNT:
+            raise Invalid(field, f"must be a whole number between 0 and {MAX_AMOUNT}")
+
+
+def check_request(request_id: str, lease_ttl_s: float) -> None:
+    """Raises `Invalid` for an unusable request id or lease."""
+    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise Invalid("request_id", f"must have 1 to {MAX_REQUEST_ID_CHARS} characters")
+    if not 0 < lease_ttl_s <= MAX_LEASE_S:
+        raise Invalid("lease_ttl_s", f"must lie between 0 and {MAX_LEASE_S:g} seconds")
+
+
+def check_limits(limits: Sequence[Limit]) -> None:
+    """Raises `Invalid` unless the limits are one tenant's, distinct, well-formed and exact."""
+    if len(limits) > MAX_LIMITS:
+        raise Invalid("limits", f"more than {MAX_LIMITS} limits on one request")
+    if len({limit.tenant_id for limit in limits}) > 1:
+        raise Invalid("limits", "of more than one tenant")
+    if len({identity(limit) for limit in limits}) < len(limits):
+        raise Invalid("limits", "the same limit twice")
+    for limit in limits:
+        _check_limit(limit)
+
+
+@lru_cache(maxsize=4096)
+def _check_limit(limit: Limit) -> None:
+    if not 0 <= limit.amount <= MAX_COUNT:
+        raise Invalid("amount", f"must lie between 0 and {MAX_COUNT}")
+    if (limit.window is not None) + limit.is_bucket + (limit.meter is Meter.CONCURRENCY) != 1:
+        raise Invalid("limit", "needs exactly one shape: window, rate_per_s, or meter concurrency")
+    if limit.is_bucket:
+        if not 1 <= limit.amount <= MAX_COUNT // scale(limit.meter):
+            raise Invalid("amount", f"a bucket holds 1 to {MAX_COUNT // scale(limit.meter)}")
+        if not 1 <= rate_per_ms(limit) <= MAX_COUNT // 1_000:
+            raise Invalid("rate_per_s", "is too small or too large to be counted exactly")
+
+
+def conserved(reserved: int, charged: int, refunded: int, outstanding: int) -> bool:
+    """Invariant 1: every unit that was ever reserved is charged, refunded or still outstanding."""
+    return min(reserved, charged, refunded, outstanding) >= 0 and reserved == charged + refunded + outstanding

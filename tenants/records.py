@@ -1,0 +1,207 @@
+"""How do tenants, projects and keys look to the rest of the program?
+
+Frozen values read from the tables; `as_json` is what the CLI, the admin API and the audit show of them
+(never a secret or a digest).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from sqlalchemy import RowMapping
+
+from tenants.keys import prefix_of
+from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+
+Status = Literal["active", "suspended"]
+
+
+def to_us(at: datetime) -> int:
+    """Microseconds since 1970; exact, unlike `timestamp()`."""
+    delta = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def from_us(at_us: int) -> datetime:
+    """The UTC instant."""
+    seconds, microseconds = divmod(at_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
+
+
+def _maybe(at_us: int | None) -> datetime | None:
+    return None if at_us is None else from_us(at_us)
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who shares the GPUs. `models` None: all."""
+
+    tenant_id: str
+    name: str
+    status: Status
+    weight: float
+    default_tier: Tier
+    tiers: frozenset[Tier]
+    models: frozenset[str] | None
+    created_at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.tenant_id,
+            "name": self.name,
+            "status": self.status,
+            "weight": self.weight,
+            "default_tier": self.default_tier.value,
+            "tiers": tier_names(self.tiers),
+            "models": None if self.models is None else sorted(self.models),
+            "created_at": _iso(self.created_at),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A part of a tenant; every key belongs to one."""
+
+    project_id: str
+    tenant_id: str
+    name: str
+    status: Status
+    created_at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.project_id,
+            "tenant_id": self.tenant_id,
+            "name": self.name,
+            "status": self.status,
+            "created_at": _iso(self.created_at),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret. `tiers` and `models` None: those of its tenant."""
+
+    key_id: str
+    tenant_id: str
+    project_id: str
+    name: str
+    prefix: str
+    """The visible part of its newest secret."""
+    scopes: frozenset[str]
+    models: frozenset[str] | None
+    tiers: frozenset[Tier] | None
+    default_tier: Tier | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    def status(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        """What the key is worth at `now` (its tenant's status apart)."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.key_id,
+            "tenant_id": self.tenant_id,
+            "project_id": self.project_id,
+            "name": self.name,
+            "prefix": self.prefix,
+            "scopes": sorted(self.scopes),
+            "models": None if self.models is None else sorted(self.models),
+            "tiers": None if self.tiers is None else tier_names(self.tiers),
+            "default_tier": self.default_tier.value if self.default_tier else None,
+            "created_at": _iso(self.created_at),
+            "expires_at": _iso(self.expires_at),
+            "revoked_at": _iso(self.revoked_at),
+        }
+
+
+def tier_names(tiers: frozenset[Tier]) -> list[str]:
+    """Names in order of service."""
+    return [tier.value for tier in Tier if tier in tiers]
+
+
+def limit_as_json(limit: Limit) -> dict[str, Any]:
+    """A limit as the CLI and the admin API show it."""
+    return {
+        "id": limit.limit_id,
+        "tenant_id": limit.tenant_id,
+        "kind": limit.kind.value,
+        "subject_id": limit.subject_id,
+        "meter": limit.meter.value,
+        "window": limit.window.value if limit.window else None,
+        "time_zone": limit.time_zone,
+        "amount": limit.amount,
+        "rate_per_s": limit.rate_per_s,
+        "mode": limit.mode.value,
+        "tier": limit.tier.value if limit.tier else None,
+    }
+
+
+Row = RowMapping
+
+
+def tenant_from(row: Row) -> Tenant:
+    return Tenant(
+        tenant_id=row["id"],
+        name=row["name"],
+        status=row["status"],
+        weight=row["weight"],
+        default_tier=Tier(row["default_tier"]),
+        tiers=frozenset(Tier(tier) for tier in row["tiers"]),
+        models=None if row["models"] is None else frozenset(row["models"]),
+        created_at=from_us(row["created_us"]),
+    )
+
+
+def project_from(row: Row) -> Project:
+    return Project(
+        project_id=row["id"],
+        tenant_id=row["tenant_id"],
+        name=row["name"],
+        status=row["status"],
+        created_at=from_us(row["created_us"]),
+    )
+
+
+def key_from(row: Row, public_id: str) -> ApiKey:
+    return ApiKey(
+        key_id=row["id"],
+        tenant_id=row["tenant_id"],
+        project_id=row["project_id"],
+        name=row["name"],
+        prefix=prefix_of(public_id),
+        scopes=frozenset(row["scopes"]),
+        models=None if row["models"] is None else frozenset(row["models"]),
+        tiers=None if row["tiers"] is None else frozenset(Tier(tier) for tier in row["tiers"]),
+        default_tier=Tier(row["default_tier"]) if row["default_tier"] else None,
+        created_at=from_us(row["created_us"]),
+        expires_at=_maybe(row["expires_us"]),
+        revoked_at=_maybe(row["revoked_us"]),
+    )
+
+
+def limit_from(row: Row) -> Limit:
+    rate_milli = row["rate_milli"]
+    return Limit(
+        limit_id=row["id"],
+        tenant_id=row["tenant_id"],
+        kind=SubjectKind(row["kind"]),
+        subject_id=row["subject_id"],
+        meter=Meter(row["meter"]),
+        amount=row["amount"],
+        window=None if row["shape"] in {"bucket", "concurrency"} else Window(row["shape"]),
+        time_zone=row["time_zone"],
+        rate_per_s=None if rate_milli is None else rate_milli / 1000,
+        mode=Mode(row["mode"]),
+        tier=Tier(row["tier"]) if row["tier"] else None,
+    )

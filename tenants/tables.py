@@ -1,0 +1,175 @@
+"""What is stored, in which tables?
+
+Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` stands for "any" or
+"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `ledger_charges` and
+`audit` are append-only: triggers made by the migrations refuse UPDATE and DELETE.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_ID = String(40)
+_NAME = String(64)
+_WORD = String(16)
+#: SQLite numbers rows by itself only in a column of exactly the type INTEGER.
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("name", _NAME, nullable=False, unique=True),
+    Column("status", _WORD, nullable=False),
+    Column("weight", Float, nullable=False),
+    Column("default_tier", _WORD, nullable=False),
+    Column("tiers", JSON, nullable=False),
+    Column("models", JSON(none_as_null=True)),
+    Column("created_us", BigInteger, nullable=False),
+    # The directory revision of the last change to this tenant or anything below it.
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant_id", _ID, ForeignKey("tenants.id"), nullable=False),
+    Column("name", _NAME, nullable=False),
+    Column("status", _WORD, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    UniqueConstraint("tenant_id", "name"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant_id", _ID, ForeignKey("tenants.id"), nullable=False, index=True),
+    Column("project_id", _ID, ForeignKey("projects.id"), nullable=False),
+    Column("name", _NAME, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("models", JSON(none_as_null=True)),
+    Column("tiers", JSON(none_as_null=True)),
+    Column("default_tier", _WORD),
+    Column("created_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger),
+    Column("revoked_us", BigInteger),
+)
+
+# A key keeps its id, limits and scopes when it is rotated; only its secrets change.
+key_secrets = Table(
+    "key_secrets",
+    metadata,
+    Column("public_id", String(24), primary_key=True),
+    Column("key_id", _ID, ForeignKey("api_keys.id"), nullable=False, index=True),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger),
+)
+
+limits = Table(
+    "limits",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant_id", _ID, ForeignKey("tenants.id"), nullable=False, index=True),
+    Column("kind", _WORD, nullable=False),
+    Column("subject_id", _ID, nullable=False),
+    Column("meter", _WORD, nullable=False),
+    # A window's name, `bucket` or `concurrency`.
+    Column("shape", _WORD, nullable=False),
+    Column("tier", _WORD, nullable=False),
+    Column("time_zone", String(64), nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    # Thousandths of a unit per second: exact, where a float would not be.
+    Column("rate_milli", BigInteger),
+    Column("mode", _WORD, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    UniqueConstraint("kind", "subject_id", "meter", "shape", "tier"),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("request_id", String(80), nullable=False),
+    Column("kind", _WORD, nullable=False),
+    Column("tenant_id", _ID, nullable=False),
+    Column("project_id", _ID, nullable=False),
+    Column("key_id", _ID, nullable=False),
+    Column("gateway_id", String(80), nullable=False),
+    Column("tier", _WORD, nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("cost_nanousd", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("outcome", String(64), nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("detail", JSON, nullable=False),
+    UniqueConstraint("request_id", "kind"),
+    Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us"),
+    Index("ix_ledger_gateway_id_kind_at_us", "gateway_id", "kind", "at_us"),
+)
+
+# Which counters (limit and window) a request was held on, and so will be charged to.
+ledger_charges = Table(
+    "ledger_charges",
+    metadata,
+    Column("counter", String(256), primary_key=True),
+    Column("request_id", String(80), primary_key=True),
+    Index("ix_ledger_charges_request_id", "request_id"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("at_us", BigInteger, nullable=False, index=True),
+    Column("actor", String(128), nullable=False),
+    Column("origin", String(128), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(128), nullable=False),
+    Column("tenant_id", _ID),
+    Column("before", JSON(none_as_null=True)),
+    Column("after", JSON(none_as_null=True)),
+)
+
+# One row, id 1: grows by one with every admin act, in the same transaction.
+directory_revision = Table(
+    "directory_revision",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("revision", BigInteger, nullable=False),
+)
+
+# Facts about the installation, such as the pepper's fingerprint.
+settings = Table(
+    "settings",
+    metadata,
+    Column("name", _NAME, primary_key=True),
+    Column("value", String(256), nullable=False),
+)

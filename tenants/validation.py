@@ -1,0 +1,155 @@
+"""Which values may an admin act set?
+
+Pure checks, each naming the field, the bound and the way out. Everything is bounded: the counts below
+keep the directory small enough to live in memory and a reservation small enough to be one atomic step.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TypeVar
+from zoneinfo import ZoneInfo
+
+from tenants.errors import Invalid
+from tenants.types import SCOPES, Meter, Mode, Tier, Window
+
+MAX_TENANTS = 10_000
+MAX_PROJECTS_PER_TENANT = 200
+MAX_KEYS_PER_TENANT = 1_000
+MAX_LIMITS_PER_TENANT = 500
+MAX_LIMITS_PER_SUBJECT = 32
+MAX_SECRETS_PER_KEY = 4
+MAX_MODELS = 100
+MAX_MODEL_CHARS = 256
+
+MIN_WEIGHT = 0.01
+MAX_WEIGHT = 1_000.0
+
+MAX_AMOUNT = 9_000_000_000_000_000
+"""Below 2**53: Redis computes in doubles, which are exact up to there."""
+MAX_BUCKET_AMOUNT = 9_000_000_000
+MAX_BUCKET_NANOUSD = 9_000_000_000_000
+MAX_FILL_S = 31 * 86_400
+MAX_EXPIRY_S = 10 * 366 * 86_400
+MAX_GRACE_S = 30 * 86_400
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile(r"(ten|prj|key|lim)_")
+
+
+def name(field: str, value: str) -> str:
+    """A tenant's, project's or key's name."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise Invalid(field, "use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    if _ID.match(value):
+        raise Invalid(field, "must not look like an id (ten_, prj_, key_, lim_)")
+    return value
+
+
+def weight(value: float) -> float:
+    """A share; twice the weight is twice the service under contention."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Invalid("weight", "must be a finite number")
+    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+        raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
+    return float(value)
+
+
+E = TypeVar("E", Tier, Meter, Mode, Window)
+
+
+def choice(field: str, kind: type[E], value: str) -> E:
+    """One of an enumeration's words."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(member.value for member in kind)
+        raise Invalid(field, f"{value!r} is not one of {known}") from None
+
+
+def tiers(default: Tier, values: Iterable[str] | None) -> frozenset[Tier]:
+    """The tiers that may be used; None: the default tier and those served after it, since the ones before
+    it are somebody else's paid-for advantage."""
+    if values is None:
+        order = list(Tier)
+        return frozenset(order[order.index(default) :])
+    chosen = frozenset(choice("tiers", Tier, value) for value in values)
+    if default not in chosen:
+        raise Invalid("tiers", f"must hold the default tier {default.value!r}")
+    return chosen
+
+
+def models(values: Iterable[str] | None) -> frozenset[str] | None:
+    """Names of models; None: all."""
+    if values is None:
+        return None
+    chosen = frozenset(values)
+    if not chosen or len(chosen) > MAX_MODELS:
+        raise Invalid("models", f"name 1 to {MAX_MODELS} models, or leave it out to allow all")
+    if any(not isinstance(model, str) or not model or len(model) > MAX_MODEL_CHARS for model in chosen):
+        raise Invalid("models", f"a model's name has 1 to {MAX_MODEL_CHARS} characters")
+    return chosen
+
+
+def scopes(values: Iterable[str]) -> frozenset[str]:
+    """What a key may do."""
+    chosen = frozenset(values)
+    if not chosen or chosen - SCOPES:
+        wrong = ", ".join(sorted(map(repr, chosen - SCOPES))) or "none"
+        raise Invalid("scopes", f"{wrong} given; choose from {', '.join(sorted(SCOPES))}")
+    return chosen
+
+
+def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> float:
+    """A bounded, finite time span."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Invalid(field, "must be a finite number of seconds")
+    if not least <= value <= most:
+        raise Invalid(field, f"must lie between {least:g} and {most:g} seconds")
+    return float(value)
+
+
+def amount(value: int, most: int, *, least: int = 0, field: str = "amount") -> int:
+    """A whole number of a meter's units."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Invalid(field, "must be a whole number")
+    if not least <= value <= most:
+        raise Invalid(field, f"must lie between {least} and {most}")
+    return value
+
+
+def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
+    """A bucket's rate in thousandths per second. Steps of 0.001 (of 1 for money) make refilling exact."""
+    if (
+        isinstance(rate_per_s, bool)
+        or not isinstance(rate_per_s, int | float)
+        or not math.isfinite(rate_per_s)
+    ):
+        raise Invalid("rate_per_s", "must be a finite number")
+    if not 0.001 <= rate_per_s <= 9e9:
+        raise Invalid("rate_per_s", "must lie between 0.001 and 9,000,000,000")
+    exact = round(rate_per_s * 1000)
+    if abs(exact / 1000 - rate_per_s) > 1e-9 * max(1.0, rate_per_s):
+        raise Invalid("rate_per_s", "use steps of 0.001")
+    if meter is Meter.COST_NANOUSD and exact % 1000:
+        raise Invalid("rate_per_s", "use whole nano-dollars per second")
+    if meter is not Meter.COST_NANOUSD and rate_per_s > 9_000_000:
+        raise Invalid("rate_per_s", "must lie between 0.001 and 9,000,000")
+    if burst / rate_per_s > MAX_FILL_S:
+        raise Invalid("rate_per_s", "would take more than 31 days to fill the burst; use a calendar window")
+    return exact
+
+
+def time_zone(value: str) -> str:
+    """An IANA name such as `Europe/Berlin`."""
+    try:
+        if len(value) > 64:
+            raise ValueError
+        ZoneInfo(value)
+    except (ValueError, OSError, KeyError, TypeError):
+        raise Invalid(
+            "time_zone", f"{str(value)[:64]!r} is not a time zone such as UTC or Europe/Berlin"
+        ) from None
+    return value

@@ -1,0 +1,308 @@
+"""Do the books agree: rows with one another, and counters with rows?
+
+`fairgate ledger verify`. Every disagreement is named with its request or limit. Rows are checked in SQL on
+one snapshot. Counters live elsewhere, and requests come and go while we look, so rows are read before and
+after the counters, and a limit is reported only when it cannot be right in several looks in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+
+from tenants import queries
+from tenants.database import Database
+from tenants.ledger import charged_sums, is_settled
+from tenants.quota.store import LimitState, QuotaStore
+from tenants.tables import ledger, ledger_charges
+from tenants.types import Amounts, Limit, Meter
+
+MAX_EXAMPLES = 20
+"""Requests named per check."""
+LOOKS = 5
+PAUSE_S = 0.2
+
+_AMOUNTS = ("input_tokens", "output_tokens", "cost_nanousd", "requests")
+NOTHING = Amounts(requests=0)
+_OWNERS = ("tenant_id", "project_id", "key_id")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was checked, and what was found wrong."""
+
+    reserves: int
+    settles: int
+    open_requests: int
+    """Reserved and not settled."""
+    limits: int
+    """Limits whose counters were compared; 0 where no quota store was given."""
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No disagreement."""
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "reserves": self.reserves,
+            "settles": self.settles,
+            "open_requests": self.open_requests,
+            "limits": self.limits,
+            "problems": list(self.problems),
+        }
+
+
+async def verify_ledger(
+    database: Database,
+    quota_store: QuotaStore | None,
+    *,
+    running: Collection[str] | Callable[[], Collection[str]] | None = None,
+    pause_s: float = PAUSE_S,
+) -> VerifyReport:
+    """Checks every row and, with a quota store, every limit's counter against the rows.
+
+    `running` are the ids of the requests that are running: an unsettled request that is not among them is
+    a problem. A server passes a function, as requests come and go while we look. None: nobody knows, so
+    unsettled requests are only counted.
+    """
+    rows = await database.read(_check_rows)
+    limits: list[Limit] = []
+    problems = list(rows.problems)
+
+    def live() -> set[str]:
+        return set() if running is None else set(running() if callable(running) else running)
+
+    if running is not None:
+        problems += await _check_unsettled(database, live, pause_s)
+    if quota_store is not None:
+        limits = await database.read(queries.all_limits)
+        problems += await _check_counters(database, quota_store, limits, live, pause_s)
+    return VerifyReport(rows.reserves, rows.settles, rows.open_requests, len(limits), tuple(problems))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _check_rows(connection: Connection) -> VerifyReport:
+    problems: list[str] = []
+    for problem, query in _row_checks().items():
+        found = [row[0] for row in connection.execute(query.limit(MAX_EXAMPLES + 1))]
+        problems += [f"{request_id}: {problem}" for request_id in found[:MAX_EXAMPLES]]
+        if len(found) > MAX_EXAMPLES:
+            problems.append(f"and more requests: {problem}")
+    return VerifyReport(
+        reserves=queries.count(connection, ledger, ledger.c.kind == "reserve"),
+        settles=queries.count(connection, ledger, ledger.c.kind == "settle"),
+        open_requests=len(_unsettled(connection)),
+        limits=0,
+        problems=tuple(problems),
+    )
+
+
+def _unsettled(connection: Connection) -> list[str]:
+    query = select(ledger.c.request_id).where(ledger.c.kind == "reserve", ~is_settled(ledger))
+    return list(connection.execute(query.order_by(ledger.c.id)).scalars())
+
+
+async def _check_unsettled(database: Database, live: Callable[[], set[str]], pause_s: float) -> list[str]:
+    suspects: list[str] = []
+    for look in range(LOOKS):
+        if look:
+            await asyncio.sleep(pause_s)
+        before = live()
+        unsettled = await database.read(_unsettled)
+        known = before | live()
+        # One that came and went while we looked is settled at the next look.
+        suspects = [
+            request_id
+            for request_id in unsettled
+            if request_id not in known and (look == 0 or request_id in suspects)
+        ]
+        if not suspects:
+            return []
+    problem = "reserved, not running, and never settled"
+    problems = [f"{request_id}: {problem}" for request_id in suspects[:MAX_EXAMPLES]]
+    if len(suspects) > MAX_EXAMPLES:
+        problems.append(f"and {len(suspects) - MAX_EXAMPLES} more requests: {problem}")
+    return problems
+
+
+def _row_checks() -> dict[str, Select[Any]]:
+    """What may be wrong with rows, and the query for the requests of which it is true."""
+    reserve, settle = ledger.alias("reserve"), ledger.alias("settle")
+    both = and_(
+        reserve.c.request_id == settle.c.request_id, reserve.c.kind == "reserve", settle.c.kind == "settle"
+    )
+    pairs = select(settle.c.request_id).select_from(reserve.join(settle, both))
+    was_reserved = select(reserve.c.id).where(reserve.c.kind == "reserve")
+    return {
+        "settled but never reserved": select(settle.c.request_id).where(
+            settle.c.kind == "settle",
+            ~was_reserved.where(reserve.c.request_id == settle.c.request_id).exists(),
+        ),
+        "more than one row of one kind": select(ledger.c.request_id)
+        .group_by(ledger.c.request_id, ledger.c.kind)
+        .having(func.count() > 1),
+        "more was charged than reserved": pairs.where(
+            or_(*(settle.c[name] > reserve.c[name] for name in _AMOUNTS))
+        ),
+        "reserved for one tenant, project or key and settled for another": pairs.where(
+            or_(*(settle.c[name] != reserve.c[name] for name in _OWNERS))
+        ),
+        "a negative amount": select(ledger.c.request_id).where(
+            ledger.c.kind.in_(("reserve", "settle")), or_(*(ledger.c[name] < 0 for name in _AMOUNTS))
+        ),
+        "charged to a limit but never reserved": select(ledger_charges.c.request_id).where(
+            ~was_reserved.where(reserve.c.request_id == ledger_charges.c.request_id).exists()
+        ),
+    }
+
+
+# ---------------------------------------------------------------- counters
+
+Held = dict[tuple[str, str], Amounts]
+"""By counter and request id: what the reserve row says is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Between what the rows before and after a look at the counters allow them to be.
+
+    A request's steps are: hold, reserve row, …, settle row, counters. So a counter has every settled row
+    that was there before the look, except those of requests that are still live, and none that was not
+    there after it; and it holds what was unsettled both before and after.
+    """
+
+    charged_before: dict[str, Amounts]
+    charged_after: dict[str, Amounts]
+    charged_live: dict[str, Amounts]
+    """Settled rows of requests that are live: counted already, or about to be."""
+    held_for_sure: Held
+    held_perhaps: Held
+    has_unwritten: bool
+    """Some live request has no row yet: what it holds is not known here."""
+
+
+async def _check_counters(
+    database: Database,
+    quota_store: QuotaStore,
+    limits: list[Limit],
+    live: Callable[[], set[str]],
+    pause_s: float,
+) -> list[str]:
+    problems: list[str] = []
+    suspects = limits
+    for look in range(LOOKS):
+        if look:
+            await asyncio.sleep(pause_s)
+        wrong = [
+            (state.limit, problem)
+            for state, bounds in await _look(database, quota_store, suspects, live)
+            if (problem := _compare(state, bounds))
+        ]
+        if not wrong:
+            return []
+        suspects = [limit for limit, _ in wrong]
+        problems = [f"{_describe(limit)}: {problem}" for limit, problem in wrong]
+    return problems
+
+
+async def _look(
+    database: Database, quota_store: QuotaStore, limits: list[Limit], live: Callable[[], set[str]]
+) -> list[tuple[LimitState, _Bounds]]:
+    # First which windows are current, then what rows say of them, then the counters, then the rows again.
+    names = [state.counter for state in await quota_store.states(limits)]
+    before, held_before = await database.read(
+        lambda connection: (charged_sums(connection, names), _held(connection, names))
+    )
+    live_ids = sorted(live())
+    states = await quota_store.states(limits)
+    after, held_after, charged_live, held_live, written = await database.read(
+        lambda connection: (
+            charged_sums(connection, names),
+            _held(connection, names),
+            *_of_live(connection, names, live_ids),
+        )
+    )
+    bounds = _Bounds(
+        charged_before=before,
+        charged_after=after,
+        charged_live=charged_live,
+        held_for_sure={key: amounts for key, amounts in held_before.items() if key in held_after},
+        held_perhaps=held_before | held_after | held_live,
+        has_unwritten=written < len(live_ids),
+    )
+    # A window that has turned meanwhile is looked at the next time.
+    return [(state, bounds) for state, name in zip(states, names, strict=True) if state.counter == name]
+
+
+def _held(connection: Connection, names: list[str], *conditions: ColumnElement[bool]) -> Held:
+    """Reserve rows that hold something on these counters: the unsettled ones, or those that meet the
+    conditions."""
+    found: Held = {}
+    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == "reserve")
+    for chunk in queries.chunks(names):
+        query = (
+            select(ledger_charges.c.counter, ledger.c.request_id, *(ledger.c[name] for name in _AMOUNTS))
+            .select_from(ledger_charges.join(ledger, join))
+            .where(ledger_charges.c.counter.in_(chunk), *(conditions or (~is_settled(ledger),)))
+        )
+        for name, request_id, *amounts in connection.execute(query):
+            found[name, request_id] = Amounts(*amounts)
+    return found
+
+
+def _of_live(
+    connection: Connection, names: list[str], live_ids: list[str]
+) -> tuple[dict[str, Amounts], Held, int]:
+    """Of the live requests: what was charged by counter, what is held, and how many have a row at all."""
+    charged: dict[str, Amounts] = {}
+    held: Held = {}
+    written = 0
+    for chunk in queries.chunks(live_ids):
+        is_live = ledger.c.request_id.in_(chunk)
+        for name, amounts in charged_sums(connection, names, condition=is_live).items():
+            charged[name] = _plus(charged.get(name, NOTHING), amounts)
+        held |= _held(connection, names, is_live)
+        written += queries.count(connection, ledger, ledger.c.kind == "reserve", is_live)
+    return charged, held, written
+
+
+def _plus(one: Amounts, other: Amounts) -> Amounts:
+    return Amounts(*(getattr(one, name) + getattr(other, name) for name in _AMOUNTS))
+
+
+def _compare(state: LimitState, bounds: _Bounds) -> str:
+    """What is wrong with one counter; empty: nothing. (A bucket's level depends on when exactly each charge
+    was made, which rows and counter note on different clocks: only its holds are compared.)"""
+    limit, name = state.limit, state.counter
+    if min(state.used, state.held, state.available) < 0:
+        return f"a negative counter (used {state.used}, held {state.held}, available {state.available})"
+    if limit.window is not None:
+        least, most = (
+            sums.get(name, NOTHING).of(limit.meter) for sums in (bounds.charged_before, bounds.charged_after)
+        )
+        if not least - bounds.charged_live.get(name, NOTHING).of(limit.meter) <= state.used <= most:
+            return f"the ledger says {most} used, the counter says {state.used}"
+    least, most = (
+        sum(amounts.of(limit.meter) for (counter, _), amounts in held.items() if counter == name)
+        for held in (bounds.held_for_sure, bounds.held_perhaps)
+    )
+    if state.held < least or (state.held > most and not bounds.has_unwritten):
+        return f"unsettled requests hold {least}, the counter says {state.held}"
+    return ""
+
+
+def _describe(limit: Limit) -> str:
+    shape = "concurrency"
+    if limit.meter is not Meter.CONCURRENCY:
+        shape = f"{limit.meter.value} per {limit.window.value if limit.window else 'second'}"
+    tier = f", tier {limit.tier.value}" if limit.tier else ""
+    return f"limit {limit.limit_id} ({shape} of {limit.kind.value} {limit.subject_id}{tier})"

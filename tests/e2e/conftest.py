@@ -1,0 +1,24 @@
+"""One tiny chat model and one server for the suites that do not kill it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server_process import Server, save_chat_model, server_process
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory that serves both kinds of completion."""
+    return save_chat_model(tmp_path_factory.mktemp("chat-model"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """A server that is shared: whoever uses it makes tenants of its own."""
+    data_dir = tmp_path_factory.mktemp("server")
+    with server_process(data_dir, chat_model, "--engine-max-sequences", "8") as running:
+        yield running

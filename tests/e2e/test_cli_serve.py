@@ -1,0 +1,245 @@
+"""The command line beside a real server: what it changes arrives, and what cannot start says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from ops.cli.main import cli
+from tests.server_process import MODEL, ROOT, Server, server_process, until
+
+CHANGE_ARRIVES_S = 5.0
+"""The promise is one second; the rest is for a machine that does other things as well."""
+
+
+def fairgate(data_dir: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--data-dir", str(data_dir)], prog_name="fairgate")
+
+
+def answer_of(data_dir: Path, *arguments: str) -> Any:
+    result = fairgate(data_dir, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def complete(server: Server, key: str) -> httpx.Response:
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 4}
+    with server.http(key) as client:
+        return client.post("/v1/completions", json=body)
+
+
+def run_serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "ops.cli.main", "serve", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+
+
+def test_a_key_made_on_the_command_line_opens_a_running_server_until_it_is_revoked(server: Server) -> None:
+    data_dir = server.data_dir
+    answer_of(data_dir, "tenant", "create", "cli-keys")
+    made = answer_of(data_dir, "key", "create", "--tenant", "cli-keys")
+    until(lambda: complete(server, made["key"]).status_code == 200, CHANGE_ARRIVES_S)
+    rotated = answer_of(data_dir, "key", "rotate", made["id"], "--grace", "10m")
+    until(lambda: complete(server, rotated["key"]).status_code == 200, CHANGE_ARRIVES_S)
+    assert complete(server, made["key"]).status_code == 200
+    answer_of(data_dir, "key", "revoke", made["id"])
+    until(lambda: complete(server, rotated["key"]).status_code == 401, CHANGE_ARRIVES_S)
+    assert complete(server, made["key"]).status_code == 401
+
+
+def test_a_suspended_tenant_is_out(server: Server) -> None:
+    key = server.tenant("cli-suspended")
+    assert complete(server, key).status_code == 200
+    answer_of(server.data_dir, "tenant", "suspend", "cli-suspended")
+    until(lambda: complete(server, key).status_code == 401, CHANGE_ARRIVES_S)
+
+
+def test_a_limit_set_on_the_command_line_binds_a_running_server_until_it_is_removed(server: Server) -> None:
+    key = server.tenant("cli-limits")
+    assert complete(server, key).status_code == 200
+    limit = answer_of(
+        server.data_dir, "limit", "set", "--tenant", "cli-limits", "--meter", "total_tokens",
+        "--window", "lifetime", "--amount", "3",
+    )  # fmt: skip
+    until(lambda: complete(server, key).status_code == 429, CHANGE_ARRIVES_S)
+    refused = complete(server, key)
+    assert refused.json()["error"]["code"] == "insufficient_quota"
+    assert refused.headers["x-should-retry"] == "false"
+    answer_of(server.data_dir, "limit", "remove", limit["id"])
+    until(lambda: complete(server, key).status_code == 200, CHANGE_ARRIVES_S)
+
+
+def test_the_ledger_is_verified_against_the_counters_of_the_running_server(server: Server) -> None:
+    until(server.is_idle)
+    report = answer_of(server.data_dir, "ledger", "verify")
+    assert report["ok"]
+    assert report["counters"] == "server"
+    assert report["settles"] == report["reserves"] > 0
+
+
+def test_the_doctor_finds_a_running_server_healthy(server: Server) -> None:
+    report = answer_of(server.data_dir, "doctor", "--model", str(server.model_dir))
+    assert report["ok"]
+    checks = {item["check"]: item for item in report["checks"]}
+    assert {"database", "redis", "engine", "model", "clock"} <= checks.keys()
+    assert server.url in checks["engine"]["detail"]
+
+
+def test_the_doctor_says_what_to_do_for_each_thing_that_is_wrong(tmp_path: Path) -> None:
+    result = fairgate(
+        tmp_path / "none", "doctor", "--json",
+        "--model", str(tmp_path), "--redis-url", "redis://127.0.0.1:1/0",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    wrong = {item["check"]: item for item in json.loads(result.stdout)["checks"] if not item["ok"]}
+    assert wrong.keys() == {"data directory", "database", "redis", "model"}
+    assert all(item["advice"] for item in wrong.values())
+    assert "fairgate serve" in wrong["database"]["advice"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_second_server_on_the_same_data_directory_is_refused(server: Server) -> None:
+    done = run_serve("--data-dir", str(server.data_dir), "--model", str(server.model_dir))
+    assert done.returncode == 1
+    assert "already runs" in done.stderr
+    assert server.url in done.stderr
+    assert server.is_idle()
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path, chat_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_serve("--data-dir", str(tmp_path), "--model", str(chat_model), "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"fairgate serve: 127.0.0.1:{port} is in use; stop what uses it,"
+        " or choose another with --port (0 takes a free one)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--database-url", "postgresql://nobody:hunter2@127.0.0.1:1/none"),
+            ("--database-url", "127.0.0.1:1"),
+        ),
+        (("--redis-url", "redis://:hunter2@127.0.0.1:1/0"), ("--redis-url", "127.0.0.1:1")),
+        (("--model", "{empty}"), ("config.json",)),
+        (("--model", "{no_weights}"), ("no weights", "*.safetensors")),
+        (("--model", "/no/such/directory"), ("/no/such/directory",)),
+        (("--host", "203.0.113.7"), ("203.0.113.7", "--host")),
+    ],
+    ids=["database", "redis", "not a model", "no weights", "no directory", "not our address"],
+)
+def test_what_cannot_start_is_one_clear_line_without_a_driver_s_words(
+    tmp_path: Path, chat_model: Path, arguments: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no_weights").mkdir()
+    (tmp_path / "no_weights" / "config.json").write_text("{}")
+    filled = [text.format(empty=tmp_path / "empty", no_weights=tmp_path / "no_weights") for text in arguments]
+    model = () if "--model" in filled else ("--model", str(chat_model))
+    done = run_serve("--data-dir", str(tmp_path / "data"), "--log-level", "error", *model, *filled)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert all(part in done.stderr for part in said), done.stderr
+    assert "hunter2" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_setting_is_exit_code_2_and_named(tmp_path: Path) -> None:
+    done = run_serve("--data-dir", str(tmp_path), FAIRGATE_ENGINE_THREADS="many")
+    assert done.returncode == 2
+    assert "FAIRGATE_ENGINE_THREADS" in done.stderr
+    assert "0 to 1024" in done.stderr
+
+
+def refuses_connections(server: Server) -> bool:
+    try:
+        with server.http() as client:
+            client.get("/healthz")
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+def assert_a_running_stream_outlives_sigterm(server: Server) -> None:
+    """Told to end at the first token, it still sends the whole answer, and lets nobody new in."""
+    assert server.process is not None
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with server.http() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = response.iter_lines()
+        first = next(line for line in lines if line.startswith("data:"))
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: refuses_connections(server))
+        rest = [line for line in lines if line.startswith("data:")]
+    assert first != "data: [DONE]"
+    assert len(rest) > 100
+    assert rest[-1] == "data: [DONE]"
+
+
+def test_a_server_ends_in_order_leaves_nothing_and_starts_again_with_its_keys(
+    tmp_path: Path, chat_model: Path
+) -> None:
+    with server_process(tmp_path / "data", chat_model) as server:
+        first_owner_key = server.owner_key
+        assert complete(server, first_owner_key).status_code == 200
+        engine: psutil.Process = server.engine()
+        server_file = server.data_dir / "run" / "server.json"
+        assert stat.S_IMODE(server_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(server.data_dir.stat().st_mode) & 0o700 == 0o700
+        assert stat.S_IMODE((server.data_dir / "pepper").stat().st_mode) == 0o600
+        assert_a_running_stream_outlives_sigterm(server)
+        server.stop()
+        assert not server_file.exists()
+        assert not engine.is_running()
+        offline = answer_of(server.data_dir, "ledger", "verify")
+        assert (offline["ok"], offline["counters"], offline["settles"]) == (True, "none", 2)
+        server.owner_key = ""
+        server.start()
+        assert server.owner_key == "", "the owner key is shown at the first start only"
+        assert complete(server, first_owner_key).status_code == 200
+
+
+def test_postgresql_and_redis_instead_of_the_embedded_default(
+    tmp_path: Path, chat_model: Path, postgres_url: str, redis_url: str
+) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    grown_up = ("--database-url", postgres_url, "--redis-url", redis_url)
+    with server_process(tmp_path / "data", chat_model, *grown_up) as server:
+        at = ("--database-url", postgres_url)
+        answer_of(server.data_dir, "tenant", "create", "acme", *at)
+        key = answer_of(server.data_dir, "key", "create", "--tenant", "acme", *at)["key"]
+        answer_of(
+            server.data_dir, "limit", "set", "--tenant", "acme", "--meter", "requests",
+            "--window", "lifetime", "--amount", "2", *at,
+        )  # fmt: skip
+        until(lambda: complete(server, key).status_code == 429, CHANGE_ARRIVES_S)
+        until(server.is_idle)
+        report = answer_of(server.data_dir, "ledger", "verify", *at)
+        assert (report["ok"], report["limits"]) == (True, 1)
+        assert not (server.data_dir / "fairgate.db").exists()
+        doctor = answer_of(
+            server.data_dir, "doctor", "--model", str(chat_model), "--redis-url", redis_url, *at
+        )
+        assert {item["check"]: item["detail"] for item in doctor["checks"]}["redis"] == "answers"

@@ -1,0 +1,243 @@
+"""What is charged, and how often, when gateway or engine are killed in the middle of streams?
+
+Every request has exactly one settlement, and delivered <= charged <= emitted by the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.server_process import MODEL, Server, server_process, until
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
+    """Killed again and again, with a tenant of its own for each test."""
+    data_dir = tmp_path_factory.mktemp("crashing")
+    with server_process(data_dir, chat_model, "--engine-max-sequences", "8") as running:
+        yield running
+
+
+class Stream(threading.Thread):
+    """Reads one stream in a thread, and keeps what was delivered up to its end or its death."""
+
+    def __init__(self, server: Server, key: str, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._key = key
+        self._max_tokens = max_tokens
+        self.request_id = ""
+        self.delivered = 0
+        """Tokens that the client saw: each has its log probability."""
+        self.error: dict[str, Any] | None = None
+        self.saw_done = False
+        self.comments = 0
+        self.status = 0
+        self.has_tokens = threading.Event()
+
+    def run(self) -> None:
+        body = {
+            "model": MODEL, "prompt": "once upon a time", "max_tokens": self._max_tokens, "stream": True,
+            "ignore_eos": True, "logprobs": 0,
+        }  # fmt: skip
+        try:
+            with (
+                self._server.http(self._key) as client,
+                client.stream("POST", "/v1/completions", json=body) as response,
+            ):
+                self.status = response.status_code
+                self.request_id = response.headers["x-request-id"]
+                for line in response.iter_lines():
+                    self._take(line)
+        except httpx.HTTPError:
+            pass  # the server was killed: that is the test
+        self.has_tokens.set()
+
+    def _take(self, line: str) -> None:
+        if line == "data: [DONE]":
+            self.saw_done = True
+        elif line.startswith(":"):
+            self.comments += 1
+        elif line.startswith("data: "):
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                self.error = chunk["error"]
+                return
+            logprobs = chunk["choices"][0]["logprobs"] if chunk["choices"] else None
+            self.delivered += len(logprobs["tokens"]) if logprobs else 0
+            if self.delivered >= 3:
+                self.has_tokens.set()
+
+
+def ledger(server: Server) -> list[dict[str, Any]]:
+    """Every row, straight from the database."""
+    engine = create_engine(f"sqlite:///{server.data_dir / 'fairgate.db'}")
+    try:
+        with engine.connect() as connection:
+            return [
+                dict(row) for row in connection.execute(text("SELECT * FROM ledger ORDER BY id")).mappings()
+            ]
+    finally:
+        engine.dispose()
+
+
+def settlements(server: Server, request_id: str) -> list[dict[str, Any]]:
+    return [row for row in ledger(server) if row["request_id"] == request_id and row["kind"] == "settle"]
+
+
+def start_streams(server: Server, key: str, count: int, max_tokens: int = 6000) -> list[Stream]:
+    streams = [Stream(server, key, max_tokens) for _ in range(count)]
+    for stream in streams:
+        stream.start()
+    return streams
+
+
+def emitted_by_tenant(server: Server) -> dict[str, int]:
+    """Tokens that the engine says it emitted, since it started."""
+    service = server.status()["engines"][0]["service"]
+    return {tenant_id: had[1] for tenant_id, had in service.items()}
+
+
+def test_a_killed_gateway_settles_every_stream_once_when_it_is_back(crashing: Server) -> None:
+    key = crashing.tenant("survivor")
+    crashing.limit("survivor", "output_tokens", 1_000_000, window="lifetime")
+    tenant_id = crashing.admin("GET", "/tenants/survivor")["id"]
+    # More streams than the engine runs at once: some are decoding, some wait in the queue.
+    streams = start_streams(crashing, key, 6)
+    for stream in streams:
+        assert stream.has_tokens.wait(60)
+    engine_pid = crashing.engine().pid
+    crashing.kill()
+    for stream in streams:
+        stream.join(30)
+        assert stream.delivered >= 3
+        assert not stream.saw_done
+
+    crashing.start()
+    assert crashing.status()["recovery"]["recovered"] == 6
+    assert crashing.engine().pid == engine_pid, "the engine outlives its gateway, and is adopted"
+    until(crashing.is_idle)
+    charged = 0
+    for stream in streams:
+        rows = settlements(crashing, stream.request_id)
+        assert len(rows) == 1, "exactly one settlement"
+        assert rows[0]["outcome"] == "recovered"
+        assert stream.delivered <= rows[0]["output_tokens"] < 6000
+        charged += rows[0]["output_tokens"]
+    assert charged == emitted_by_tenant(crashing)[tenant_id], "charged is what the engine emitted"
+    assert crashing.limit_state("survivor", "output_tokens")["used"] == charged
+    assert crashing.verify()["ok"]
+    # A second restart finds nothing to do.
+    crashing.kill()
+    crashing.start()
+    assert crashing.status()["recovery"]["open_reserves"] == 0
+    assert [len(settlements(crashing, stream.request_id)) for stream in streams] == [1] * 6
+    assert crashing.limit_state("survivor", "output_tokens")["used"] == charged
+
+
+def test_gateway_and_engine_killed_together_charge_nothing_that_nobody_knows(crashing: Server) -> None:
+    key = crashing.tenant("unlucky")
+    crashing.limit("unlucky", "total_tokens", 1_000_000, window="lifetime")
+    (stream,) = start_streams(crashing, key, 1)
+    assert stream.has_tokens.wait(60)
+    engine = crashing.engine()
+    engine.kill()
+    crashing.kill()
+    engine.wait(10)
+    stream.join(30)
+    crashing.start()
+    rows = settlements(crashing, stream.request_id)
+    # The gateway may have had the time to settle it, as an engine lost, before it was killed itself.
+    assert len(rows) == 1
+    if rows[0]["outcome"] == "lost":
+        assert (rows[0]["input_tokens"], rows[0]["output_tokens"], rows[0]["requests"]) == (0, 0, 0)
+    else:
+        assert rows[0]["outcome"] == "engine_lost"
+    assert crashing.limit_state("unlucky", "total_tokens")["held"] == 0
+    assert crashing.verify()["ok"]
+
+
+def test_a_killed_engine_ends_streams_clearly_and_the_server_goes_on(crashing: Server) -> None:
+    key = crashing.tenant("steady")
+    crashing.limit("steady", "output_tokens", 1_000_000, window="lifetime")
+    streams = start_streams(crashing, key, 3)
+    for stream in streams:
+        assert stream.has_tokens.wait(60)
+    engine = crashing.engine()
+    engine.kill()
+    for stream in streams:
+        stream.join(30)
+        assert stream.error is not None, "a stream says why it ends"
+        assert stream.error["code"] == "engine_lost"
+        assert not stream.saw_done
+        rows = settlements(crashing, stream.request_id)
+        assert len(rows) == 1
+        assert rows[0]["outcome"] == "engine_lost"
+        assert rows[0]["output_tokens"] >= stream.delivered
+    # While it is away: refused, not hung.
+    with crashing.http(key) as client:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+        answer = client.post("/v1/completions", json=body)
+        if answer.status_code != 200:
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_unavailable"
+            assert float(answer.headers["retry-after"]) > 0
+        # The supervisor starts another.
+        until(lambda: client.post("/v1/completions", json=body).status_code == 200, deadline_s=60)
+    assert crashing.engine().pid != engine.pid
+    until(crashing.is_idle)
+    assert crashing.limit_state("steady", "output_tokens")["held"] == 0
+    assert crashing.verify()["ok"]
+
+
+def test_a_stream_is_kept_alive_while_the_engine_stalls_and_then_ends_clearly(crashing: Server) -> None:
+    key = crashing.tenant("patient")
+    (stream,) = start_streams(crashing, key, 1, max_tokens=1500)
+    assert stream.has_tokens.wait(60)
+    engine = crashing.engine()
+    engine.suspend()
+    try:
+        until(lambda: stream.comments, deadline_s=15)
+    finally:
+        engine.resume()
+    stream.join(60)
+    # An engine that hears no gateway for seconds gives it up, also if it was the engine that slept.
+    assert stream.saw_done or (stream.error is not None and stream.error["code"] == "engine_lost")
+    until(crashing.is_idle)
+    (row,) = settlements(crashing, stream.request_id)
+    assert stream.delivered <= row["output_tokens"] <= 1500
+    assert crashing.verify()["ok"]
+
+
+def test_requests_that_wait_when_the_gateway_is_killed_are_settled_at_nothing(crashing: Server) -> None:
+    key = crashing.tenant("waiting")
+    crashing.limit("waiting", "total_tokens", 1_000_000, window="lifetime")
+    tenant_id = crashing.admin("GET", "/tenants/waiting")["id"]
+    streams = start_streams(crashing, key, 16)
+    until(lambda: sum(crashing.status()["queued"].values()) >= 6)
+    crashing.kill()
+    for stream in streams:
+        stream.join(30)
+    crashing.start()
+    mine = [row for row in ledger(crashing) if row["tenant_id"] == tenant_id]
+    rows = {row["request_id"]: row for row in mine if row["kind"] == "settle"}
+    reserves = [row["request_id"] for row in mine if row["kind"] == "reserve"]
+    assert len(rows) == len([row for row in mine if row["kind"] == "settle"]), "one settlement each"
+    assert set(rows) == set(reserves)
+    assert len(rows) == 16
+    lost = [row for row in rows.values() if row["outcome"] == "lost"]
+    assert len(lost) >= 6, "what waited was never dispatched"
+    assert all(row["output_tokens"] == row["input_tokens"] == row["requests"] == 0 for row in lost)
+    for stream in streams:
+        if stream.request_id:
+            assert rows[stream.request_id]["output_tokens"] >= stream.delivered
+    assert crashing.limit_state("waiting", "total_tokens")["held"] == 0
+    assert crashing.verify()["ok"]

@@ -1,0 +1,69 @@
+"""The demo in a short form: the whole way of its requests, and a report that holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from ops.demo.cast import CAST
+from tests.server_process import ROOT
+
+
+def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
+    data_dir, report_file = tmp_path / "data", tmp_path / "out.json"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "ops.cli.main", "demo", "--once", "--json", str(report_file),
+            "--seconds", "4", "--max-sequences", "6", "--data-dir", str(data_dir),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    assert report["ok"]
+    assert report["failed"] == []
+    assert report["ledger"]["exact"]
+    assert report["ledger"]["open_requests"] == 0
+    audit = report["audit"]
+    assert (audit["inversions"], audit["unfair_dispatches"], audit["untrue_ranks"]) == (0, 0, 0)
+    assert audit["compared"] > 0
+    assert {row["tenant"] for row in report["tenants"]} == {tenant.name for tenant in CAST}
+    requests = report["requests"]
+    assert requests["sent"] == report["trace"]["requests"]
+    assert requests["answered"] + requests["refused"] + requests["cut"] == requests["sent"]
+    assert requests["longest_answer_tokens"] <= 320
+    assert set(report["refusals"]) <= {"insufficient_quota"}
+    assert report["estimates"]["cost_above_quoted_maximum"] == 0
+    assert report["queue_wait_of_tenants_under_their_share"]["simulated_p99_s"].keys() == {"vtc", "fcfs"}
+    # Without a terminal: plain lines, the key and the curl line to try among them, and no control codes.
+    assert "\x1b" not in done.stdout
+    assert "curl http://127.0.0.1:" in done.stdout
+    assert "fg_live_" in done.stdout
+    assert "Ledger = counters: exact" in done.stdout
+    assert not [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if str(data_dir) in (process.info["cmdline"] or [])
+    ], "server and engine end with the demo"
+
+
+def test_a_directory_that_was_used_before_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fairgate.db").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.cli.main", "demo", "--once", "--data-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1
+    assert "has a database already" in done.stderr

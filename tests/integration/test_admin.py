@@ -1,0 +1,261 @@
+"""Are admin acts checked, atomic, audited and confined to one tenant?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import IntegrityError
+
+from tenants import queries, tables, validation
+from tenants.admin import Admin
+from tenants.audit import Actor
+from tenants.database import Database
+from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
+from tenants.types import Meter, Mode, SubjectKind, Tier, Window
+from tests.quota import Clock
+
+ACTOR = Actor("cli:tester", "cli")
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes) -> Admin:
+    return Admin(database, pepper, Clock())
+
+
+async def revision(database: Database) -> int:
+    return await database.read(queries.revision)
+
+
+async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, database: Database) -> None:
+    tenant = await admin.create_tenant(ACTOR, "acme", weight=2)
+    await admin.update_tenant(ACTOR, "acme", weight=3)
+    project = await admin.create_project(ACTOR, "acme", "blue")
+    key, secret = await admin.create_key(ACTOR, "acme", project="blue")
+    rotated, second = await admin.rotate_key(ACTOR, key.key_id)
+    limit = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=5)
+    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=7)
+    await admin.remove_limit(ACTOR, limit.limit_id)
+    await admin.suspend_project(ACTOR, "acme", "blue")
+    await admin.resume_project(ACTOR, "acme", "blue")
+    await admin.revoke_key(ACTOR, key.key_id)
+    await admin.suspend_tenant(ACTOR, "acme")
+    await admin.resume_tenant(Actor("key:fg_live_x", "10.0.0.1"), "acme")
+    rows = await admin.read_audit(tenant="acme")
+    assert [(row.action, row.target) for row in rows] == [
+        ("tenant.create", tenant.tenant_id),
+        ("tenant.update", tenant.tenant_id),
+        ("project.create", project.project_id),
+        ("key.create", key.key_id),
+        ("key.rotate", key.key_id),
+        ("limit.set", limit.limit_id),
+        ("limit.set", limit.limit_id),
+        ("limit.remove", limit.limit_id),
+        ("project.suspend", project.project_id),
+        ("project.resume", project.project_id),
+        ("key.revoke", key.key_id),
+        ("tenant.suspend", tenant.tenant_id),
+        ("tenant.resume", tenant.tenant_id),
+    ]
+    assert await revision(database) == len(rows)
+    assert {(row.actor, row.origin) for row in rows[:-1]} == {("cli:tester", "cli")}
+    assert (rows[-1].actor, rows[-1].origin) == ("key:fg_live_x", "10.0.0.1")
+    assert (rows[0].before, rows[0].after) == (None, tenant.as_json())
+    update = rows[1]
+    assert update.before is not None
+    assert update.after is not None
+    assert (update.before["weight"], update.after["weight"]) == (2.0, 3.0)
+    assert rows[7].after is None
+    assert rows[4].after == rotated.as_json()
+    dumped = json.dumps([row.as_json() for row in rows])
+    for text_of_key in (secret, second):
+        assert text_of_key not in dumped
+        assert text_of_key.rpartition("_")[2] not in dumped
+
+
+async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    before = await revision(database)
+    refusals: list[tuple[type[Exception], Any]] = [
+        (AlreadyExists, admin.create_tenant(ACTOR, "acme")),
+        (AlreadyExists, admin.create_project(ACTOR, "acme", "default")),
+        (NotFound, admin.create_project(ACTOR, "nobody", "p")),
+        (NotFound, admin.create_key(ACTOR, "acme", project="nowhere")),
+        (NotFound, admin.revoke_key(ACTOR, "key_unknown")),
+        (NotFound, admin.remove_limit(ACTOR, "lim_unknown")),
+        (Invalid, admin.update_tenant(ACTOR, "acme", weight=-1)),
+        (Invalid, admin.set_limit(ACTOR, "acme", meter="requests", amount=1)),
+    ]
+    for error, act in refusals:
+        with pytest.raises(error):
+            await act
+    assert await revision(database) == before
+    assert len(await admin.read_audit()) == 1
+
+
+async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Database) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    _, secret = await admin.create_key(ACTOR, "acme")
+
+    def everything(connection: Connection) -> str:
+        return repr([connection.execute(select(table)).all() for table in tables.metadata.sorted_tables])
+
+    stored = await database.read(everything)
+    assert secret[len("fg_live_") : len("fg_live_") + 12] in stored
+    assert secret.rpartition("_")[2] not in stored
+
+
+async def test_a_tenant_uses_its_tier_and_the_ones_served_after_it(admin: Admin) -> None:
+    plain = await admin.create_tenant(ACTOR, "plain")
+    first = await admin.create_tenant(ACTOR, "first", tier="interactive")
+    own = await admin.create_tenant(ACTOR, "own", tier="batch", tiers=["batch", "interactive"])
+    assert plain.tiers == {Tier.STANDARD, Tier.BATCH}
+    assert first.tiers == set(Tier)
+    assert own.tiers == {Tier.BATCH, Tier.INTERACTIVE}
+    with pytest.raises(Invalid, match="tiers"):
+        await admin.create_key(ACTOR, "plain", tiers=["interactive"])
+    with pytest.raises(Invalid, match="default_tier"):
+        await admin.create_key(ACTOR, "plain", default_tier="interactive")
+    with pytest.raises(Invalid, match="tiers"):
+        await admin.create_tenant(ACTOR, "odd", tier="standard", tiers=["batch"])
+
+
+async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    first = await admin.set_limit(ACTOR, "acme", meter="total_tokens", window="minute", amount=10)
+    second = await admin.set_limit(
+        ACTOR, "acme", meter="total_tokens", window="minute", amount=20, mode="soft", time_zone="Asia/Tokyo"
+    )
+    assert second.limit_id == first.limit_id
+    assert await admin.list_limits("acme") == [second]
+    assert (second.amount, second.mode, second.time_zone) == (20, Mode.SOFT, "Asia/Tokyo")
+    for tier in ("batch", "standard"):
+        await admin.set_limit(ACTOR, "acme", meter="total_tokens", window="minute", amount=1, tier=tier)
+    bucket = await admin.set_limit(ACTOR, "acme", meter="total_tokens", rate_per_s=0.5, burst=10)
+    assert (bucket.rate_per_s, bucket.amount, bucket.window, bucket.is_bucket) == (0.5, 10, None, True)
+    running = await admin.set_limit(ACTOR, "acme", meter="concurrency", amount=3)
+    assert (running.meter, running.window, running.is_bucket) == (Meter.CONCURRENCY, None, False)
+    assert len(await admin.list_limits("acme")) == 5
+    assert len(await admin.list_limits()) == 5
+
+
+async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
+    tenant = await admin.create_tenant(ACTOR, "acme")
+    project = await admin.create_project(ACTOR, "acme", "blue")
+    key, _ = await admin.create_key(ACTOR, "acme", project="blue")
+    subjects = [
+        (limit.kind, limit.subject_id)
+        for limit in [
+            await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=3),
+            await admin.set_limit(ACTOR, "acme", project="blue", meter="requests", window="day", amount=2),
+            await admin.set_limit(ACTOR, "acme", key=key.prefix, meter="requests", window="day", amount=1),
+        ]
+    ]
+    assert subjects == [
+        (SubjectKind.TENANT, tenant.tenant_id),
+        (SubjectKind.PROJECT, project.project_id),
+        (SubjectKind.KEY, key.key_id),
+    ]
+
+
+async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> None:
+    for name in ("acme", "globex"):
+        await admin.create_tenant(ACTOR, name)
+    project = await admin.create_project(ACTOR, "acme", "blue")
+    key, _ = await admin.create_key(ACTOR, "acme", project="blue")
+    limit = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    daily: dict[str, Any] = {"meter": "requests", "window": "day", "amount": 1}
+    for act in (
+        admin.create_key(ACTOR, "globex", project=project.project_id),
+        admin.suspend_project(ACTOR, "globex", project.project_id),
+        admin.set_limit(ACTOR, "globex", project=project.project_id, **daily),
+        admin.set_limit(ACTOR, "globex", key=key.key_id, **daily),
+        admin.revoke_key(ACTOR, key.key_id, tenant="globex"),
+        admin.rotate_key(ACTOR, key.key_id, tenant="globex"),
+        admin.remove_limit(ACTOR, limit.limit_id, tenant="globex"),
+    ):
+        with pytest.raises(NotFound):
+            await act
+    other = await admin.show_tenant("globex")
+    assert (len(other.projects), other.keys, other.limits) == (1, (), ())
+    assert await admin.read_audit(tenant="globex") == [
+        row for row in await admin.read_audit() if row.target == other.tenant.tenant_id
+    ]
+    mine = await admin.show_tenant("acme")
+    assert (mine.keys, mine.limits) == ((key,), (limit,))
+
+
+async def test_another_pepper_is_refused_before_it_makes_useless_keys(
+    admin: Admin, database: Database
+) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_key(ACTOR, "acme")
+    stranger = Admin(database, b"another pepper, also long enough")
+    with pytest.raises(PepperMismatch):
+        await stranger.create_key(ACTOR, "acme")
+
+
+async def test_a_rotated_key_has_a_bounded_number_of_live_secrets(admin: Admin, database: Database) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    key, _ = await admin.create_key(ACTOR, "acme")
+    for _ in range(validation.MAX_SECRETS_PER_KEY - 1):
+        await admin.rotate_key(ACTOR, key.key_id, grace_s=60)
+    with pytest.raises(Invalid, match="secrets"):
+        await admin.rotate_key(ACTOR, key.key_id, grace_s=60)
+    later = Admin(database, b"a pepper for tests, 32 bytes.....", Clock(Clock().now_s + 61))
+    await later.rotate_key(ACTOR, key.key_id, grace_s=0)
+    assert len(await database.read(lambda connection: queries.secrets_of(connection, [key.key_id]))) == 2
+    await admin.revoke_key(ACTOR, key.key_id)
+    with pytest.raises(Invalid, match="revoked"):
+        await admin.rotate_key(ACTOR, key.key_id)
+
+
+async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    monkeypatch.setattr(validation, "MAX_TENANTS", 1)
+    monkeypatch.setattr(validation, "MAX_PROJECTS_PER_TENANT", 2)
+    monkeypatch.setattr(validation, "MAX_KEYS_PER_TENANT", 1)
+    monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
+    await admin.create_project(ACTOR, "acme", "second")
+    key, _ = await admin.create_key(ACTOR, "acme")
+    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    for act in (
+        admin.create_tenant(ACTOR, "globex"),
+        admin.create_project(ACTOR, "acme", "third"),
+        admin.create_key(ACTOR, "acme"),
+        admin.set_limit(ACTOR, "acme", meter="requests", window="hour", amount=1),
+    ):
+        with pytest.raises(Invalid, match="most"):
+            await act
+    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=2)
+    await admin.revoke_key(ACTOR, key.key_id)
+    await admin.create_key(ACTOR, "acme")
+
+
+async def test_acts_at_once_are_each_counted(admin: Admin, database: Database) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    await asyncio.gather(*(admin.create_project(ACTOR, "acme", f"p{index}") for index in range(20)))
+    results = await asyncio.gather(
+        *(admin.create_project(ACTOR, "acme", "same") for _ in range(5)), return_exceptions=True
+    )
+    assert sum(isinstance(result, AlreadyExists) for result in results) == 4
+    assert await revision(database) == 22
+    assert len(await admin.read_audit(limit=1_000)) == 22
+
+
+async def test_foreign_keys_are_enforced(database: Database) -> None:
+    orphan = tables.projects.insert().values(
+        id="prj_x", tenant_id="ten_unknown", name="x", status="active", created_us=1
+    )
+    with pytest.raises(IntegrityError, match=r"(?i)foreign key"):
+        await database.write(lambda connection: connection.execute(orphan).rowcount)
+
+
+async def test_windows_of_every_kind_can_be_set(admin: Admin) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    for window in Window:
+        limit = await admin.set_limit(ACTOR, "acme", meter="cost_nanousd", window=window.value, amount=10**15)
+        assert limit.window is window

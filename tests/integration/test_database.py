@@ -1,0 +1,270 @@
+"""Is a write durable when it is answered, alone in its failure, and shared in its commit?"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, insert, select, text
+from sqlalchemy.exc import IntegrityError
+
+from migrations import runner
+from tenants.database import Database, open_database
+from tenants.errors import DatabaseUnavailable, Overloaded
+from tenants.tables import settings
+from tests import services
+
+
+def put(name: str, value: str = "x") -> Callable[[Connection], str]:
+    """A write of one row; its result is the row's name."""
+
+    def work(connection: Connection) -> str:
+        connection.execute(insert(settings).values(name=name, value=value))
+        return name
+
+    return work
+
+
+def names(connection: Connection) -> list[str]:
+    return sorted(connection.execute(select(settings.c.name)).scalars())
+
+
+class Gate:
+    """A write that holds the writer until it is opened, so that others must queue behind it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, connection: Connection) -> None:
+        self.entered.set()
+        assert self.opened.wait(30)
+
+
+async def test_waiting_writes_share_one_commit(database: Database) -> None:
+    gate = Gate()
+    first = asyncio.create_task(database.write(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    rest = [asyncio.create_task(database.write(put(f"n{index}"))) for index in range(50)]
+    await asyncio.sleep(0)
+    gate.opened.set()
+    await asyncio.gather(first, *rest)
+    assert (database.writes, database.commits) == (51, 2)
+    assert len(await database.read(names)) == 50
+
+
+async def test_a_failing_write_fails_alone(database: Database) -> None:
+    def half_done(connection: Connection) -> None:
+        put("half")(connection)
+        raise ZeroDivisionError
+
+    gate = Gate()
+    tasks = [asyncio.create_task(database.write(gate))]
+    await asyncio.to_thread(gate.entered.wait, 30)
+    works = [
+        put("a"),
+        half_done,
+        put("a"),
+        put("b"),
+        lambda connection: connection.execute(text("SELECT nonsense(")),
+        put("c"),
+    ]
+    tasks += [asyncio.create_task(database.write(work)) for work in works]
+    await asyncio.sleep(0)
+    gate.opened.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results[2:4]] == [ZeroDivisionError, IntegrityError]
+    assert isinstance(results[5], DatabaseUnavailable)
+    assert [results[index] for index in (1, 4, 6)] == ["a", "b", "c"]
+    assert await database.read(names) == ["a", "b", "c"]
+    assert database.commits == 2
+
+
+async def test_a_read_sees_one_state_and_changes_nothing(database: Database) -> None:
+    await database.write(put("a"))
+    await database.read(put("b"))
+    assert await database.read(names) == ["a"]
+
+
+async def test_what_was_answered_is_committed_for_others_to_see(
+    database: Database, database_url: str
+) -> None:
+    other = open_database(database_url)
+    await database.write(put("a"))
+    assert await other.read(names) == ["a"]
+    await other.close()
+
+
+async def test_full_queues_refuse_at_once(database_url: str) -> None:
+    small = Database(database_url, max_queued=1, max_reads=1, readers=1)
+    gate, read_gate = Gate(), Gate()
+    first = asyncio.create_task(small.write(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    second = asyncio.create_task(small.write(put("second")))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await small.write(put("third"))
+    reading = asyncio.create_task(small.read(read_gate))
+    await asyncio.to_thread(read_gate.entered.wait, 30)
+    with pytest.raises(Overloaded):
+        await small.read(names)
+    gate.opened.set()
+    read_gate.opened.set()
+    await asyncio.gather(first, second, reading)
+    assert await small.read(names) == ["second"]
+    await small.close()
+
+
+async def test_a_write_cancelled_before_its_turn_never_happens(database: Database) -> None:
+    gate = Gate()
+    first = asyncio.create_task(database.write(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    waiting = asyncio.create_task(database.write(put("cancelled")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0)  # the cancellation passes from the task to the queued write
+    gate.opened.set()
+    await first
+    await database.write(put("later"))
+    assert await database.read(names) == ["later"]
+
+
+async def test_closing_finishes_what_waits_and_then_refuses(database_url: str) -> None:
+    database = open_database(database_url)
+    tasks = [asyncio.create_task(database.write(put(f"n{index}"))) for index in range(20)]
+    await asyncio.sleep(0)
+    await database.close()
+    await asyncio.gather(*tasks)
+    with pytest.raises(DatabaseUnavailable):
+        await database.write(put("late"))
+    with pytest.raises(DatabaseUnavailable):
+        await database.read(names)
+    await database.close()
+    again = open_database(database_url)
+    assert len(await again.read(names)) == 20
+    await again.close()
+
+
+async def test_sqlite_is_configured_for_durability(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+
+    def pragmas(connection: Connection) -> list[object]:
+        questions = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in questions]
+
+    expected = ["wal", 2, 1, 5000]
+    assert await database.write(pragmas) == expected
+    assert await database.read(pragmas) == expected
+    await database.close()
+
+
+async def test_postgresql_commits_synchronously_whatever_its_default(postgres_url: str) -> None:
+    database = open_database(postgres_url)
+    name = services.database_name(postgres_url)
+    await database.write(
+        lambda connection: connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
+    )
+    await database.close()
+    database = open_database(postgres_url)
+    show = text("SHOW synchronous_commit")
+    assert await database.write(lambda connection: connection.execute(show).scalar()) == "on"
+    await database.close()
+
+
+async def test_a_transaction_that_sqlite_undid_by_itself_is_no_success(sqlite_url: str) -> None:
+    # "Disk full" makes SQLite roll the whole transaction back, others' writes in the batch included.
+    database = open_database(sqlite_url)
+    gate = Gate()
+    tasks = [asyncio.create_task(database.write(gate))]
+    await asyncio.to_thread(gate.entered.wait, 30)
+
+    def fill(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        for index in range(2_000):
+            put(f"big{index}", "x" * 200)(connection)
+
+    tasks += [asyncio.create_task(database.write(work)) for work in (put("early"), fill, put("late"))]
+    await asyncio.sleep(0)
+    gate.opened.set()
+    results = await asyncio.gather(*tasks[1:], return_exceptions=True)
+    stored = await database.read(names)
+    assert stored == []
+    assert all(isinstance(result, DatabaseUnavailable) for result in results)
+    await database.close()
+
+
+async def test_a_locked_sqlite_is_unavailable_not_a_stack_trace(sqlite_url: str) -> None:
+    database = Database(sqlite_url, busy_timeout_s=0.1)
+    other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DatabaseUnavailable) as caught:
+        await database.write(put("a"))
+    assert "lock" not in str(caught.value)
+    other.execute("ROLLBACK")
+    other.close()
+    await database.write(put("a"))
+    assert await database.read(names) == ["a"]
+    await database.close()
+
+
+async def test_a_killed_postgresql_is_unavailable_and_loses_nothing_answered() -> None:
+    server = services.start_postgres()
+    try:
+        url = services.create_database(server.url)
+        runner.upgrade(url)
+        database = open_database(url)
+        await database.write(put("before"))
+        server.kill()
+        for attempt in (database.write(put("during")), database.read(names), database.ping()):
+            with pytest.raises(DatabaseUnavailable) as caught:
+                await attempt
+            assert "127.0.0.1" not in str(caught.value)
+        server.start()
+        await database.write(put("after"))
+        assert await database.read(names) == ["after", "before"]
+        await database.close()
+    finally:
+        server.stop()
+
+
+def test_what_was_answered_survives_kill_9_of_the_writer(sqlite_url: str) -> None:
+    # The child prints each name once its write was answered, then is killed in the middle of its work.
+    code = """
+import asyncio, sys
+from sqlalchemy import insert
+from tenants.database import open_database
+from tenants.tables import settings
+async def main():
+    database = open_database(sys.argv[1])
+    async def one(index):
+        row = insert(settings).values(name=f"n{index}", value="x")
+        await database.write(lambda connection: connection.execute(row).rowcount)
+        print(f"n{index}", flush=True)
+    while True:
+        base = main.done
+        await asyncio.gather(*(one(base + index) for index in range(10)))
+        main.done += 10
+main.done = 0
+asyncio.run(main())
+"""
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen([sys.executable, "-c", code, sqlite_url], stdout=subprocess.PIPE, cwd=root)
+    assert child.stdout is not None
+    answered = [child.stdout.readline().decode().strip() for _ in range(95)]
+    child.kill()
+    answered += child.stdout.read().decode().split("\n")[:-1]
+    child.wait()
+    child.stdout.close()
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+        stored = {row[0] for row in connection.execute("SELECT name FROM settings")}
+    connection.close()
+    assert len(answered) >= 95
+    assert {name for name in answered if name} <= stored

@@ -1,0 +1,264 @@
+"""Does a running directory know who is who, and learn of every change in time?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+from sqlalchemy import Connection, text
+
+from migrations import runner
+from tenants import queries, tables
+from tenants.admin import Admin
+from tenants.database import Database, open_database
+from tenants.directory import POLL_INTERVAL_S, Directory
+from tenants.errors import DirectoryStale, KeyRejected, PepperMismatch, SchemaMissing
+from tenants.keys import new_key
+from tenants.types import Principal, Tier
+from tests import services
+from tests.quota import NOON_S, Clock
+
+ACTOR = "cli:tester"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
+    return Admin(database, pepper, clock)
+
+
+@pytest.fixture
+async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
+    made = Directory(database, pepper)
+    await made.start()
+    yield made
+    await made.close()
+
+
+def reason(directory: Directory, secret: str, now_s: float = NOON_S) -> str:
+    with pytest.raises(KeyRejected) as caught:
+        directory.authenticate(secret, now_s)
+    return caught.value.reason
+
+
+async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, directory: Directory) -> None:
+    tenant = await admin.create_tenant(
+        ACTOR, "acme", weight=2.5, tier="interactive", models=["small", "large"]
+    )
+    await admin.create_tenant(ACTOR, "globex")
+    blue = await admin.create_project(ACTOR, "acme", "blue")
+    red = await admin.create_project(ACTOR, "acme", "red")
+    key, secret = await admin.create_key(
+        ACTOR, "acme", "blue", ["inference"], models=["small"], tiers=["batch", "standard"]
+    )
+    other, _ = await admin.create_key(ACTOR, "acme", "red")
+    on_tenant = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    on_project = await admin.set_limit(
+        ACTOR, "acme", project="blue", meter="requests", window="day", amount=1
+    )
+    on_key = await admin.set_limit(
+        ACTOR, "acme", key=key.key_id, meter="requests", window="day", amount=1, tier="batch"
+    )
+    await admin.set_limit(ACTOR, "acme", project=red.project_id, meter="requests", window="day", amount=1)
+    await admin.set_limit(ACTOR, "acme", key=other.key_id, meter="requests", window="day", amount=1)
+    await admin.set_limit(ACTOR, "globex", meter="requests", window="day", amount=1)
+    await directory.refresh()
+    principal = directory.authenticate(secret, NOON_S)
+    assert principal == Principal(
+        tenant_id=tenant.tenant_id,
+        tenant_name="acme",
+        project_id=blue.project_id,
+        key_id=key.key_id,
+        key_prefix=key.prefix,
+        weight=2.5,
+        scopes=frozenset({"inference"}),
+        # The tenant's default is not among the key's tiers: the one that takes nothing from others.
+        default_tier=Tier.BATCH,
+        tiers=frozenset({Tier.STANDARD, Tier.BATCH}),
+        models=frozenset({"small"}),
+        limits=(on_key, on_project, on_tenant),
+    )
+    assert principal.limits_for(Tier.STANDARD) == (on_project, on_tenant)
+    assert len(directory.limits()) == 6
+    assert len(directory.limits(tenant.tenant_id)) == 5
+    assert [each.name for each in directory.tenants()] == ["acme", "globex"]
+    assert directory.tenant(tenant.tenant_id) == tenant
+
+
+async def test_what_a_tenant_may_not_do_its_keys_may_not_do(admin: Admin, directory: Directory) -> None:
+    await admin.create_tenant(ACTOR, "acme", tier="interactive", models=["small", "large"])
+    _, secret = await admin.create_key(ACTOR, "acme", models=["large"], tiers=["interactive", "batch"])
+    _, free = await admin.create_key(ACTOR, "acme")
+    await admin.update_tenant(ACTOR, "acme", tier="standard", models=["small"])
+    await directory.refresh()
+    assert directory.authenticate(secret, NOON_S).tiers == {Tier.BATCH}
+    assert directory.authenticate(secret, NOON_S).models == frozenset()
+    assert directory.authenticate(free, NOON_S).models == {"small"}
+    assert directory.authenticate(free, NOON_S).default_tier is Tier.STANDARD
+    await admin.update_tenant(ACTOR, "acme", tiers=["standard"])
+    await directory.refresh()
+    assert reason(directory, secret) == "suspended"
+
+
+async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pepper: bytes) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_project(ACTOR, "acme", "blue")
+    key, secret = await admin.create_key(ACTOR, "acme", "blue", expires_in_s=60)
+    await directory.refresh()
+    assert reason(directory, "sk-123") == "malformed"
+    assert reason(directory, new_key(pepper).text) == "unknown"
+    wrong = secret[:-1] + ("a" if secret[-1] != "a" else "b")
+    assert reason(directory, wrong) == "unknown"
+    assert directory.authenticate(secret, NOON_S + 59.999)
+    assert reason(directory, secret, NOON_S + 60) == "expired"
+    for suspend, resume in (
+        (admin.suspend_tenant(ACTOR, "acme"), admin.resume_tenant(ACTOR, "acme")),
+        (admin.suspend_project(ACTOR, "acme", "blue"), admin.resume_project(ACTOR, "acme", "blue")),
+    ):
+        await suspend
+        await directory.refresh()
+        assert reason(directory, secret) == "suspended"
+        # Who does not know the whole secret learns nothing about the key.
+        assert reason(directory, wrong) == "unknown"
+        await resume
+        await directory.refresh()
+        assert directory.authenticate(secret, NOON_S)
+    await admin.revoke_key(ACTOR, key.key_id)
+    await directory.refresh()
+    assert reason(directory, secret) == "revoked"
+    assert reason(directory, wrong) == "unknown"
+
+
+async def test_a_rotated_key_keeps_its_identity_and_its_old_secret_for_the_grace(
+    admin: Admin, directory: Directory
+) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    key, old = await admin.create_key(ACTOR, "acme")
+    limit = await admin.set_limit(ACTOR, "acme", key=key.key_id, meter="requests", window="day", amount=1)
+    rotated, new = await admin.rotate_key(ACTOR, key.prefix, grace_s=30)
+    await directory.refresh()
+    assert (rotated.key_id, rotated.prefix != key.prefix) == (key.key_id, True)
+    assert directory.authenticate(old, NOON_S + 29).key_id == key.key_id
+    assert directory.authenticate(new, NOON_S + 29).limits == (limit,)
+    assert reason(directory, old, NOON_S + 30) == "expired"
+    assert directory.authenticate(new, NOON_S + 10_000)
+    await admin.revoke_key(ACTOR, rotated.prefix)
+    await directory.refresh()
+    assert (reason(directory, old), reason(directory, new)) == ("revoked", "revoked")
+
+
+async def test_a_change_made_elsewhere_arrives_by_itself(
+    directory: Directory, database_url: str, pepper: bytes
+) -> None:
+    # Another process: another connection and another Admin. Two looks, four a second: within a second.
+    assert POLL_INTERVAL_S == 0.25
+    elsewhere = open_database(database_url)
+    other = Admin(elsewhere, pepper)
+    await other.create_tenant(ACTOR, "acme", weight=2)
+    key, secret = await other.create_key(ACTOR, "acme")
+
+    async def two_looks_after(change: Awaitable[object]) -> Principal:
+        await change
+        await directory.next_poll()
+        await directory.next_poll()
+        return directory.authenticate(secret, NOON_S)
+
+    assert (await two_looks_after(asyncio.sleep(0))).weight == 2
+    assert (await two_looks_after(other.update_tenant(ACTOR, "acme", weight=7))).weight == 7
+    limit = other.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    assert len((await two_looks_after(limit)).limits) == 1
+    with pytest.raises(KeyRejected):
+        await two_looks_after(other.revoke_key(ACTOR, key.key_id))
+    await elsewhere.close()
+
+
+async def test_only_tenants_that_changed_are_loaded_again(
+    admin: Admin, directory: Directory, database: Database
+) -> None:
+    secrets = {}
+    for name in ("acme", "globex"):
+        await admin.create_tenant(ACTOR, name)
+        secrets[name] = (await admin.create_key(ACTOR, name))[1]
+    await directory.refresh()
+    before = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
+    await admin.update_tenant(ACTOR, "acme", weight=5)
+    await directory.refresh()
+    after = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
+    assert after["acme"].weight == 5
+    assert after["globex"] is before["globex"]
+
+
+async def test_the_hot_path_asks_no_database(admin: Admin, directory: Directory, database: Database) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    _, secret = await admin.create_key(ACTOR, "acme")
+    await directory.refresh()
+    await directory.close()
+    await database.close()
+    assert directory.authenticate(secret, NOON_S).tenant_name == "acme"
+
+
+async def test_a_directory_that_cannot_be_refreshed_serves_for_a_while_and_then_fails_closed(
+    pepper: bytes,
+) -> None:
+    server = services.start_postgres()
+    try:
+        url = services.create_database(server.url)
+        runner.upgrade(url)
+        database, clock = open_database(url), Clock(0)
+        admin = Admin(database, pepper)
+        await admin.create_tenant(ACTOR, "acme")
+        _, secret = await admin.create_key(ACTOR, "acme")
+        directory = Directory(database, pepper, max_stale_s=60, poll_interval_s=0.02, monotonic=clock)
+        await directory.start()
+        server.kill()
+        clock.advance(60)
+        assert directory.authenticate(secret, NOON_S).tenant_name == "acme"
+        clock.advance(0.1)
+        with pytest.raises(DirectoryStale):
+            directory.authenticate(secret, NOON_S)
+        server.start()
+        while directory.stale_s > 60:
+            await directory.next_poll()
+        assert directory.authenticate(secret, NOON_S).tenant_name == "acme"
+        await directory.close()
+        await database.close()
+    finally:
+        server.stop()
+
+
+async def test_the_wrong_pepper_and_a_missing_schema_stop_the_start(
+    admin: Admin, database: Database, empty_postgres_url: str
+) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_key(ACTOR, "acme")
+    with pytest.raises(PepperMismatch):
+        await Directory(database, b"another pepper, also long enough").start()
+    empty = open_database(empty_postgres_url)
+    with pytest.raises(SchemaMissing):
+        await Directory(empty, b"another pepper, also long enough").start()
+    await empty.close()
+
+
+async def test_a_restored_older_database_replaces_everything(
+    admin: Admin, directory: Directory, database: Database
+) -> None:
+    await admin.create_tenant(ACTOR, "acme")
+    _, secret = await admin.create_key(ACTOR, "acme")
+    await directory.refresh()
+    assert directory.authenticate(secret, NOON_S)
+
+    def restore(connection: Connection) -> None:
+        for table in (tables.key_secrets, tables.api_keys, tables.projects, tables.tenants):
+            connection.execute(table.delete())
+        connection.execute(text("UPDATE directory_revision SET revision = 1"))
+
+    await database.write(restore)
+    await directory.refresh()
+    assert reason(directory, secret) == "unknown"
+    assert directory.tenants() == []
+    assert directory.revision == 1 == await database.read(queries.revision)

@@ -1,0 +1,192 @@
+"""Rules of the engine's loop that need a small bound, a fast model or a broken part: a loop on a thread,
+a virtual model, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engine import messages
+from engine.client import EngineClient
+from engine.core import EngineConfig, EngineCore, TextFactory
+from engine.loop import EngineLoop
+from engine.messages import Ready, SamplingParams
+from engine.outcomes import OutcomeStore
+from engine.stream import EngineLost, SequenceRefused
+from engine.virtual import VirtualClock, VirtualRunner, VirtualText, VirtualTexts
+from tests.engine_process import START_S, connected, sequence, tokens_of
+
+ENDLESS_TOKENS = 1_000_000
+
+
+class BrokenText(VirtualText):
+    """A detokeniser with a bug that shows at the third token."""
+
+    tokens = 0
+
+    def push(self, token_id: int) -> str:
+        self.tokens += 1
+        if self.tokens == 3:
+            raise ZeroDivisionError
+        return super().push(token_id)
+
+
+class BrokenTexts(VirtualTexts):
+    def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> VirtualText:
+        return BrokenText(sampling.stop)
+
+
+class ThreadedLoop:
+    """A running loop and what became of it."""
+
+    def __init__(self, loop: EngineLoop, store: OutcomeStore) -> None:
+        self.loop = loop
+        self.store = store
+        self.error: Exception | None = None
+        self.why = ""
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.why = self.loop.run()
+        except Exception as error:
+            self.error = error
+
+
+@contextmanager
+def running_loop(
+    address: str, *, texts: TextFactory | None = None, max_outcomes: int = 1000, queue_messages: int = 1000
+) -> Iterator[ThreadedLoop]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.SNDHWM, queue_messages)
+    socket.bind(address)
+    runner = VirtualRunner(VirtualClock(), num_blocks=100_000, context_tokens=2 * ENDLESS_TOKENS)
+    config = EngineConfig()
+    ready = Ready("engine-0", runner.info, "vtc", 16, runner.num_blocks, 64, 512, pid=1)
+    store = OutcomeStore(max_outcomes)
+    loop = EngineLoop(
+        EngineCore(runner, texts or VirtualTexts(), config, time.monotonic),
+        socket,
+        ready,
+        store,
+        orphan_s=60.0,
+        clock=time.monotonic,
+        on_restored_settled=lambda: None,
+    )
+    threaded = ThreadedLoop(loop, store)
+    try:
+        yield threaded
+    finally:
+        loop.stop(0.0)
+        threaded.thread.join(START_S)
+        socket.close(linger=0)
+        context.term()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/engine.sock"
+
+
+async def test_at_the_bound_of_unsettled_outcomes_sequences_are_refused_until_some_are_settled(
+    address: str,
+) -> None:
+    with running_loop(address, max_outcomes=2):
+        async with connected(address) as client:
+            first, running = client.submit(sequence(3)), client.submit(sequence(9, lease_tokens=3))
+            assert len(await tokens_of(first)) == 3
+            with pytest.raises(SequenceRefused, match="1 outcomes wait for their settlement") as refused:
+                await anext(client.submit(sequence(3)))
+            assert refused.value.code == "outcomes_full"
+            client.acknowledge([first.sequence_id])
+            assert len(await tokens_of(client.submit(sequence(3)))) == 3
+            client.top_up(running.sequence_id, 9)
+            assert len(await tokens_of(running)) == 9
+
+
+async def test_a_gateway_that_says_hello_but_reads_nothing_is_lost_and_nobody_waits_for_it(
+    address: str,
+) -> None:
+    with running_loop(address, queue_messages=2) as engine, zmq.Context() as context:
+        deaf = context.socket(zmq.DEALER)
+        deaf.setsockopt(zmq.LINGER, 0)
+        deaf.setsockopt(zmq.RCVHWM, 1)
+        deaf.setsockopt(zmq.IDENTITY, b"deaf/1")
+        deaf.connect(address)
+        with deaf:
+            deaf.send(messages.encode(messages.Hello("deaf")))
+            deaf.send(messages.encode(sequence(ENDLESS_TOKENS, sequence_id="unread")))
+            async with connected(address) as client:
+                assert len(await tokens_of(client.submit(sequence(500)))) == 500
+                async with asyncio.timeout(START_S):
+                    while "unread" not in engine.store:
+                        deaf.send(messages.encode(messages.Hello("deaf")))
+                        assert len(await tokens_of(client.submit(sequence(50)))) == 50
+                assert "unread" not in {each.sequence_id for each in (await client.collect()).outcomes}
+                adopted = {each.sequence_id: each for each in (await client.collect(adopt=True)).outcomes}
+                assert adopted["unread"].message == "gateway lost"
+                assert 0 < adopted["unread"].emitted_tokens < ENDLESS_TOKENS
+
+
+async def test_a_broken_core_ends_its_sequences_with_what_they_had_and_raises(address: str) -> None:
+    with running_loop(address, texts=BrokenTexts()) as engine:
+        client = EngineClient(address, "gateway-a")
+        await client.connect(START_S)
+        stream = client.submit(sequence(ENDLESS_TOKENS))
+        outcome = await stream.drain()
+        assert outcome is not None
+        assert (outcome.finish, outcome.message, stream.received_tokens) == ("failed", "the engine failed", 2)
+        assert outcome.emitted_tokens >= stream.received_tokens
+        await asyncio.to_thread(engine.thread.join, START_S)
+        assert isinstance(engine.error, ZeroDivisionError)
+        assert [held.outcome for held in engine.store.held()] == [outcome]
+        await client.close()
+
+
+async def test_a_stopping_engine_takes_nothing_new_and_ends_once_its_outcomes_are_settled(
+    address: str,
+) -> None:
+    with running_loop(address) as engine:
+        client = EngineClient(address, "gateway-a")
+        await client.connect(START_S)
+        running = client.submit(sequence(6, lease_tokens=3))
+        for _ in range(3):
+            await anext(running)
+        client.shut_down(drain=True)
+        with pytest.raises(SequenceRefused, match="shutting down"):
+            await anext(client.submit(sequence(3)))
+        client.top_up(running.sequence_id, 6)
+        outcome = await running.drain()
+        assert outcome is not None
+        assert (outcome.finish, outcome.emitted_tokens) == ("length", 6)
+        client.acknowledge([running.sequence_id])
+        await asyncio.to_thread(engine.thread.join, START_S)
+        assert engine.why == "it was asked to stop"
+        assert len(engine.store) == 0
+        await client.close()
+
+
+async def test_an_engine_that_comes_back_unnoticed_is_a_new_engine(address: str) -> None:
+    with running_loop(address):
+        client = EngineClient(address, "gateway-a")
+        await client.connect(START_S)
+        stream = client.submit(sequence(10, lease_tokens=2))
+        for _ in range(2):
+            await anext(stream)
+    # Nobody tells the client; the socket connects to the successor by itself.
+    with running_loop(address):
+        with pytest.raises(EngineLost):
+            await stream.drain()
+        await client.connect(START_S)
+        assert len(await tokens_of(client.submit(sequence(5)))) == 5
+        await client.close()

@@ -1,0 +1,214 @@
+"""Does `verify` find every kind of disagreement, name it, and find none where there is none?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import text
+
+from tenants.admin import Admin
+from tenants.database import Database
+from tenants.ledger import Ledger, LedgerRow
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.redis import RedisQuotaStore
+from tenants.quota.store import Granted, QuotaStore
+from tenants.types import Amounts, Limit, Meter
+from tenants.verify import VerifyReport, verify_ledger
+from tests.quota import NOON_S, Clock
+
+HELD = Amounts(10, 50, 600, 1)
+
+
+class Books:
+    """A few requests served by the rules: hold, reserve row, settle row, counters."""
+
+    def __init__(self, database: Database, store: QuotaStore, limits: list[Limit], tenant_id: str) -> None:
+        self.database = database
+        self.store = store
+        self.limits = limits
+        self.tenant_id = tenant_id
+        self.ledger = Ledger(database)
+
+    def row(
+        self, request_id: str, kind: str, amounts: Amounts, charged_to: tuple[str, ...] = ()
+    ) -> LedgerRow:
+        at = datetime.fromtimestamp(NOON_S, UTC)
+        return LedgerRow(
+            request_id, kind, self.tenant_id, "prj_a", "key_a", "gw_1", "standard", "small", amounts, "", at,  # type: ignore[arg-type]
+            charged_to=charged_to,
+        )  # fmt: skip
+
+    async def start(self, request_id: str) -> None:
+        granted = await self.store.reserve(request_id, self.limits, HELD, 60)
+        assert isinstance(granted, Granted)
+        await self.ledger.append(self.row(request_id, "reserve", HELD, granted.charged_to))
+
+    async def end(self, request_id: str, used: Amounts) -> None:
+        await self.ledger.append(self.row(request_id, "settle", used))
+        await self.store.settle(request_id, used)
+
+    async def verify(self, running: set[str] | None = None) -> VerifyReport:
+        return await verify_ledger(self.database, self.store, running=running, pause_s=0.0)
+
+    async def sql(self, *statements: str) -> None:
+        """Tampers: switches the triggers off first."""
+
+        def run(connection) -> None:  # type: ignore[no-untyped-def]
+            if self.database.dialect == "postgresql":
+                connection.execute(text("ALTER TABLE ledger DISABLE TRIGGER ALL"))
+                connection.execute(text("ALTER TABLE ledger_charges DISABLE TRIGGER ALL"))
+            else:
+                for table in ("ledger", "ledger_charges"):
+                    for change in ("update", "delete"):
+                        connection.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_{change}"))
+            for statement in statements:
+                connection.execute(text(statement))
+
+        await self.database.write(run)
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def books(request: pytest.FixtureRequest, database: Database, pepper: bytes) -> AsyncIterator[Books]:
+    clock = Clock()
+    admin = Admin(database, pepper, clock)
+    tenant = await admin.create_tenant("cli:tester", "acme")
+    for arguments in (
+        {"meter": "total_tokens", "window": "minute", "amount": 10_000},
+        {"meter": "cost_nanousd", "window": "lifetime", "amount": 10**9},
+        {"meter": "requests", "rate_per_s": 1.0, "burst": 100},
+        {"meter": "concurrency", "amount": 10},
+    ):
+        await admin.set_limit("cli:tester", "acme", **arguments)  # type: ignore[arg-type]
+    order = [Meter.TOTAL_TOKENS, Meter.COST_NANOUSD, Meter.REQUESTS, Meter.CONCURRENCY]
+    limits = sorted(await admin.list_limits(), key=lambda limit: order.index(limit.meter))
+    if request.param == "memory":
+        yield Books(database, MemoryQuotaStore(clock), limits, tenant.tenant_id)
+    else:
+        store = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
+        yield Books(database, store, limits, tenant.tenant_id)
+        await store.close()
+
+
+async def test_honest_books_have_no_problems_while_running_and_after(books: Books) -> None:
+    for index in range(5):
+        await books.start(f"r{index}")
+    for index in range(3):
+        await books.end(f"r{index}", Amounts(10, index, 100, 1))
+    report = await books.verify({"r3", "r4"})
+    assert report.problems == ()
+    assert report.ok
+    assert (report.reserves, report.settles, report.open_requests, report.limits) == (5, 3, 2, 4)
+    for index in (3, 4):
+        await books.end(f"r{index}", Amounts(requests=0))
+    assert (await books.verify(set())).ok
+
+
+async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> None:
+    for request_id in ("fine", "twice", "more", "other", "minus", "open", "lost"):
+        await books.start(request_id)
+    for request_id in ("fine", "twice", "more", "other", "minus"):
+        await books.end(request_id, Amounts(10, 20, 100, 1))
+    await books.ledger.append(books.row("ghost", "settle", Amounts(1, 1, 1, 1)))
+    await books.sql(
+        "UPDATE ledger SET output_tokens = 51 WHERE request_id = 'more' AND kind = 'settle'",
+        "UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'other' AND kind = 'settle'",
+        "UPDATE ledger SET input_tokens = -1 WHERE request_id = 'minus' AND kind = 'settle'",
+        "INSERT INTO ledger_charges (counter, request_id) VALUES ('c', 'nobody')",
+    )
+    report = await verify_ledger(books.database, None, running={"open"}, pause_s=0.0)
+    assert set(report.problems) == {
+        "ghost: settled but never reserved",
+        "more: more was charged than reserved",
+        "other: reserved for one tenant, project or key and settled for another",
+        "minus: a negative amount",
+        "nobody: charged to a limit but never reserved",
+        "lost: reserved, not running, and never settled",
+    }
+    assert (report.limits, report.open_requests) == (0, 2)
+
+
+async def test_a_second_settlement_in_a_tampered_database_is_found(books: Books) -> None:
+    await books.start("twice")
+    await books.end("twice", Amounts(1, 1, 1, 1))
+    unique = "uq_ledger_request_id_kind"
+    if books.database.dialect == "postgresql":
+        await books.sql(f"ALTER TABLE ledger DROP CONSTRAINT {unique}")
+    else:
+        # SQLite keeps the constraint with the table: rebuild it without.
+        await books.sql(
+            "CREATE TABLE loose AS SELECT * FROM ledger",
+            "DROP TABLE ledger",
+            "ALTER TABLE loose RENAME TO ledger",
+        )
+    columns = "request_id, kind, tenant_id, project_id, key_id, gateway_id, tier, model, input_tokens, "
+    columns += "output_tokens, cost_nanousd, requests, outcome, at_us, detail"
+    await books.sql(f"INSERT INTO ledger ({columns}) SELECT {columns} FROM ledger WHERE kind = 'settle'")
+    report = await verify_ledger(books.database, None)
+    assert "twice: more than one row of one kind" in report.problems
+
+
+async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books) -> None:
+    await books.start("r")
+    await books.end("r", Amounts(10, 20, 100, 1))
+    minute, lifetime, bucket, running = books.limits
+    # Charged in the counters only, as if the ledger had lost the rows.
+    await books.store.reserve("unwritten", [minute, lifetime], Amounts(5, 0, 7, 1), 60)
+    await books.store.settle("unwritten", Amounts(5, 0, 7, 1))
+    # Held although nothing runs.
+    await books.store.reserve("forgotten", [bucket, running], Amounts(0, 0, 0, 1), 60)
+    report = await books.verify(set())
+    of_tenant = f"of tenant {books.tenant_id}"
+    assert sorted(report.problems) == sorted(
+        [
+            f"limit {minute.limit_id} (total_tokens per minute {of_tenant}): "
+            "the ledger says 30 used, the counter says 35",
+            f"limit {lifetime.limit_id} (cost_nanousd per lifetime {of_tenant}): "
+            "the ledger says 100 used, the counter says 107",
+            f"limit {bucket.limit_id} (requests per second {of_tenant}): "
+            "unsettled requests hold 0, the counter says 1",
+            f"limit {running.limit_id} (concurrency {of_tenant}): "
+            "unsettled requests hold 0, the counter says 1",
+        ]
+    )
+    await books.store.settle("forgotten", Amounts(requests=0))
+    assert len((await books.verify(set())).problems) == 2
+
+
+async def test_traffic_while_verifying_is_no_problem(books: Books) -> None:
+    done = asyncio.Event()
+    live: set[str] = set()
+
+    async def serve(name: str) -> None:
+        for index in range(15):
+            live.add(f"{name}{index}")
+            await books.start(f"{name}{index}")
+            await books.end(f"{name}{index}", Amounts(1, 2, 3, 1))
+            live.discard(f"{name}{index}")
+
+    async def check() -> list[VerifyReport]:
+        reports = []
+        while not done.is_set():
+            reports.append(
+                await verify_ledger(books.database, books.store, running=lambda: live, pause_s=0.05)
+            )
+        return reports
+
+    checking = asyncio.create_task(check())
+    await asyncio.gather(*(serve(name) for name in "abcdef"))
+    done.set()
+    reports = await checking
+    assert reports
+    assert [problem for report in reports for problem in report.problems] == []
+    assert (await books.verify(set())).problems == ()
+
+
+async def test_many_examples_are_cut_short(books: Books) -> None:
+    await asyncio.gather(
+        *(books.ledger.append(books.row(f"g{index:02}", "settle", Amounts())) for index in range(25))
+    )
+    report = await verify_ledger(books.database, None)
+    assert len(report.problems) == 21
+    assert report.problems[-1] == "and more requests: settled but never reserved"

@@ -1,0 +1,52 @@
+"""Which limits and clocks do the quota suites share?"""
+
+from __future__ import annotations
+
+from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+
+#: A Thursday, 12:00:20 UTC.
+NOON_S = 1_700_136_020.0
+
+
+class Clock:
+    """Virtual time, seconds since 1970."""
+
+    def __init__(self, now_s: float = NOON_S) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def limit(
+    meter: Meter = Meter.TOTAL_TOKENS,
+    amount: int = 100,
+    *,
+    window: Window | None = None,
+    rate_per_s: float | None = None,
+    mode: Mode = Mode.HARD,
+    tier: Tier | None = None,
+    tenant_id: str = "ten_a",
+    kind: SubjectKind = SubjectKind.TENANT,
+    subject_id: str | None = None,
+    time_zone: str = "UTC",
+) -> Limit:
+    """A limit; a lifetime window where no shape is given."""
+    if window is None and rate_per_s is None and meter is not Meter.CONCURRENCY:
+        window = Window.LIFETIME
+    return Limit(
+        limit_id="lim_test",
+        tenant_id=tenant_id,
+        kind=kind,
+        subject_id=subject_id or tenant_id,
+        meter=meter,
+        amount=amount,
+        window=window,
+        time_zone=time_zone,
+        rate_per_s=rate_per_s,
+        mode=mode,
+        tier=tier,
+    )

@@ -1,0 +1,147 @@
+"""Settings: which source wins, and what does a bad one say?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ops.settings import (
+    SETTINGS,
+    SHIPPED_MODEL_NAME,
+    SHIPPED_PRICE,
+    BadSetting,
+    Settings,
+    load,
+    settings_table,
+)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    config = write(tmp_path / "f.toml", 'port = 1\nhost = "file"\nlog_level = "debug"\npolicy = "fcfs"\n')
+    environment = {"FAIRGATE_PORT": "2", "FAIRGATE_HOST": "environment", "HOME": "/nowhere"}
+    settings = load({"port": 3, "host": None}, environment, config)
+    assert (settings.port, settings.host, settings.policy) == (3, "environment", "fcfs")
+    assert settings.engine == Settings().engine
+
+
+def test_groups_are_tables_in_the_file_and_prefixes_elsewhere(tmp_path: Path) -> None:
+    config = write(tmp_path / "f.toml", '[engine]\nthreads = 2\nkv_memory = "64MiB"\n')
+    settings = load({"gateway.drain": 1.5}, {"FAIRGATE_ENGINE_MAX_SEQUENCES": "4"}, config)
+    assert settings.engine.threads == 2
+    assert settings.engine.kv_memory == 64 * 2**20
+    assert settings.engine.max_sequences == 4
+    assert settings.gateway.drain == 1.5
+
+
+def test_the_config_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    config = write(tmp_path / "f.toml", "port = 4321\n")
+    assert load({}, {"FAIRGATE_CONFIG": str(config)}).port == 4321
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FAIRGATE_PORT", "80x"),
+        ("FAIRGATE_PORT", "70000"),
+        ("FAIRGATE_PORT", "-1"),
+        ("FAIRGATE_PORT", "8000.5"),
+        ("FAIRGATE_LOG_LEVEL", "loud"),
+        ("FAIRGATE_GATEWAY_BODY_LIMIT", "2 elephants"),
+        ("FAIRGATE_GATEWAY_DRAIN", "nan"),
+        ("FAIRGATE_GATEWAY_DRAIN", "-1"),
+        ("FAIRGATE_ENGINE_MAX_SEQUENCES", "0"),
+        ("FAIRGATE_ENGINE_DEVICE", "tpu"),
+        ("FAIRGATE_PRICES", "model=12"),
+        ("FAIRGATE_TIER_PRICES", "express=3000"),
+        ("FAIRGATE_REDIS_URL", "http://127.0.0.1"),
+        ("FAIRGATE_DATABASE_URL", "mysql://x"),
+        ("FAIRGATE_PEPPER", "short"),
+        ("FAIRGATE_DATA_DIR", ""),
+        ("FAIRGATE_HOST", ""),
+    ],
+)
+def test_a_value_that_is_not_accepted_names_setting_source_and_what_is(name: str, value: str) -> None:
+    row = next(row for row in SETTINGS if row.variable == name)
+    with pytest.raises(BadSetting) as refused:
+        load({}, {name: value})
+    message = str(refused.value)
+    assert row.name in message
+    assert f"environment variable {name}" in message
+    assert row.kind.accepts.split(",")[0] in message
+
+
+def test_a_secret_is_not_repeated_when_it_is_refused() -> None:
+    with pytest.raises(BadSetting) as refused:
+        load({}, {"FAIRGATE_DATABASE_URL": "mysql://user:hunter2@host/db"})
+    assert "hunter2" not in str(refused.value)
+    given = load(
+        {}, {"FAIRGATE_DATABASE_URL": "postgresql://user:hunter2@host/db", "FAIRGATE_PEPPER": "x" * 32}
+    )
+    assert "hunter2" not in repr(given)
+    assert "x" * 32 not in repr(given)
+
+
+def test_an_unknown_variable_stops_the_start_and_suggests_the_nearest() -> None:
+    with pytest.raises(BadSetting, match=r"FAIRGATE_PROT.*did you mean FAIRGATE_PORT"):
+        load({}, {"FAIRGATE_PROT": "1"})
+
+
+def test_variables_of_the_test_suite_are_not_settings() -> None:
+    assert load({}, {"FAIRGATE_TEST_DATABASE_URL": "x", "OTHER": "y"}) == load()
+    assert not any(row.variable.startswith("FAIRGATE_TEST_") for row in SETTINGS)
+
+
+@pytest.mark.parametrize("text", ["prot = 1\n", "[engine]\nthread = 1\n", "[motor]\nx = 1\n", "engine = 3\n"])
+def test_an_unknown_key_in_the_file_stops_the_start(tmp_path: Path, text: str) -> None:
+    config = write(tmp_path / "f.toml", text)
+    with pytest.raises(BadSetting, match="unknown setting") as refused:
+        load({}, {}, config)
+    assert str(config) in str(refused.value)
+
+
+def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=r"missing\.toml cannot be read"):
+        load({}, {}, tmp_path / "missing.toml")
+    with pytest.raises(BadSetting, match=r"broken\.toml is not TOML"):
+        load({}, {}, write(tmp_path / "broken.toml", "port ="))
+
+
+def test_a_price_table_reads_the_same_from_file_and_environment(tmp_path: Path) -> None:
+    config = write(tmp_path / "f.toml", '[prices]\n"my/model" = "10/40/5"\n')
+    from_file = load({}, {}, config).prices
+    from_environment = load({}, {"FAIRGATE_PRICES": "my/model=10/40/5"}).prices
+    assert from_file == from_environment
+    assert from_file["my/model"].cached_input_nanousd == 5
+
+
+def test_the_shipped_model_has_a_price_and_another_is_free_until_priced() -> None:
+    assert load().model_prices == {SHIPPED_MODEL_NAME: SHIPPED_PRICE}
+    other = load({"model": "/models/other"})
+    assert other.served_model_name == "other"
+    assert other.model_prices["other"].input_nanousd == 0
+
+
+def test_the_database_defaults_to_sqlite_in_the_data_directory() -> None:
+    assert load({"data_dir": "/somewhere"}).resolved_database_url == "sqlite:////somewhere/fairgate.db"
+    url = load({"database_url": "postgresql://u@h/d"}).resolved_database_url
+    assert url == "postgresql+psycopg://u@h/d"
+
+
+def test_every_setting_is_in_the_table_with_help_and_accepted_values() -> None:
+    table = settings_table()
+    assert [row["name"] for row in table] == [row.name for row in SETTINGS]
+    assert all(row["help"].endswith(".") and row["accepts"] for row in table)
+    assert len({row["variable"] for row in table}) == len(table)
+    assert len({row["flag"] for row in table}) == len(table)
+
+
+def test_every_default_is_accepted_by_its_own_parser() -> None:
+    for row in SETTINGS:
+        if row.default_text:
+            assert row.kind(row.default_text) == row.default

@@ -1,0 +1,580 @@
+"""From a submission to its outcome: tokens, text, leases, cancels, failures and moves, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import pytest
+
+from engine.core import EngineConfig, EngineCore
+from engine.messages import Delta, SamplingParams, SequenceState, Submit, decode_event, encode
+from engine.scheduling.order import COUNTER_SCALE
+from engine.scheduling.policy import UnknownPolicy
+from engine.step import Sampled, SequenceSlice
+from engine.virtual import (
+    EOS_TOKEN_ID,
+    VirtualClock,
+    VirtualReplica,
+    VirtualRunner,
+    VirtualText,
+    VirtualTexts,
+)
+
+LETTERS = SamplingParams()
+
+
+def make_submit(name: str = "s", **changes: object) -> Submit:
+    values: dict[str, object] = {
+        "sequence_id": name,
+        "request_id": f"request of {name}",
+        "tenant_id": "tenant",
+        "prompt_token_ids": [5, 6, 7],
+        "max_tokens": 6,
+        "lease_tokens": 6,
+    }
+    return Submit(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_replica(**changes: object) -> VirtualReplica:
+    config = EngineConfig(max_batched_tokens=16, max_sequences=4)
+    values: dict[str, object] = {"num_blocks": 24, "block_tokens": 4, "audit": True}
+    return VirtualReplica(config, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def step(replica: VirtualReplica) -> list[Delta]:
+    result = replica.step()
+    replica.core.check()
+    return [delta for deltas in result.deltas.values() for delta in deltas]
+
+
+def run(replica: VirtualReplica) -> list[Delta]:
+    deltas: list[Delta] = []
+    while replica.core.has_work():
+        deltas += step(replica)
+    return deltas
+
+
+def of(name: str, deltas: list[Delta]) -> list[Delta]:
+    return [delta for delta in deltas if delta.sequence_id == name]
+
+
+def tokens(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def letters(token_ids: SequenceOf[int]) -> str:
+    return "".join(VirtualText(()).logprob_text(token) for token in token_ids)
+
+
+# ---------------------------------------------------------------- tokens and text
+
+
+def test_an_answer_ends_with_its_eos_which_counts_and_has_no_text() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(), output_tokens=4)
+    deltas = run(replica)
+    emitted = tokens(deltas)
+    assert len(emitted) == 4
+    assert emitted[-1] == EOS_TOKEN_ID
+    assert text(deltas) == letters(emitted[:-1])
+    outcome = deltas[-1].outcome
+    assert outcome is not None
+    assert (outcome.finish, outcome.emitted_tokens, outcome.computed_tokens) == ("stop", 4, 3)
+    assert all(delta.outcome is None for delta in deltas[:-1])
+
+
+def test_an_answer_ends_at_max_tokens() -> None:
+    replica = make_replica()
+    replica.submit(make_submit())
+    deltas = run(replica)
+    assert len(tokens(deltas)) == 6
+    assert text(deltas) == letters(tokens(deltas))
+    assert deltas[-1].outcome is not None
+    assert deltas[-1].outcome.finish == "length"
+
+
+def test_an_ignored_eos_is_a_token_like_any_other() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(sampling=SamplingParams(ignore_eos=True)), output_tokens=2)
+    deltas = run(replica)
+    assert len(tokens(deltas)) == 6
+    assert text(deltas) == letters(tokens(deltas))
+
+
+def test_token_k_is_sent_once_and_says_which_it_is() -> None:
+    replica = make_replica()
+    replica.submit(make_submit())
+    next_index = 0
+    for delta in run(replica):
+        assert delta.first_index == next_index
+        next_index += len(delta.token_ids)
+    assert next_index == 6
+
+
+def test_a_stop_string_stops_the_very_step_and_is_not_shown() -> None:
+    plain = make_replica()
+    plain.submit(make_submit(max_tokens=12, lease_tokens=12))
+    answer = text(run(plain))
+    stop = answer[4:6]
+    before = answer[: answer.index(stop)]
+    replica = make_replica()
+    replica.submit(make_submit(max_tokens=12, lease_tokens=12, sampling=SamplingParams(stop=(stop,))))
+    deltas = run(replica)
+    assert text(deltas) == before
+    assert len(tokens(deltas)) == len(before) + len(stop)
+    assert deltas[-1].outcome is not None
+    assert deltas[-1].outcome.finish == "stop"
+
+
+def test_text_that_may_become_a_stop_string_is_held_back_and_shown_at_the_end() -> None:
+    plain = make_replica()
+    plain.submit(make_submit())
+    answer = text(run(plain))
+    replica = make_replica()
+    replica.submit(make_submit(sampling=SamplingParams(stop=(answer[-1] + "§",))))
+    deltas = run(replica)
+    assert text(deltas) == answer
+    assert deltas[-1].text.endswith(answer[-1])
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(sampling=SamplingParams(logprobs=0)))
+    deltas = run(replica)
+    reported = [each for delta in deltas for each in delta.logprobs]
+    assert [each.token_id for each in reported] == tokens(deltas)
+    assert [each.text for each in reported] == list(letters(tokens(deltas)))
+
+
+def test_times_are_counted_from_the_submission() -> None:
+    replica = make_replica()
+    replica.clock.advance(100.0)
+    replica.submit(make_submit("first", prompt_token_ids=[1] * 40, max_tokens=2))
+    step(replica)
+    replica.clock.advance(5.0)
+    replica.submit(make_submit("second"))
+    outcome = run(replica)[-1].outcome
+    assert outcome is not None
+    assert outcome.sequence_id == "second"
+    assert outcome.scheduled_s is not None
+    assert outcome.first_token_s is not None
+    assert 0 <= outcome.scheduled_s < outcome.first_token_s < outcome.finished_s < 1.0
+
+
+def test_deltas_go_to_the_gateway_that_submitted() -> None:
+    replica = make_replica()
+    replica.submit(make_submit("a"), gateway_id="one")
+    replica.submit(make_submit("b"), gateway_id="two")
+    result = replica.step()
+    assert {
+        gateway: [delta.sequence_id for delta in deltas] for gateway, deltas in result.deltas.items()
+    } == {
+        "one": ["a"],
+        "two": ["b"],
+    }
+
+
+def test_service_names_what_each_tenant_got_in_the_step() -> None:
+    replica = make_replica()
+    replica.submit(make_submit("a", tenant_id="x"))
+    replica.submit(make_submit("b", tenant_id="x", prompt_token_ids=[1] * 20))
+    result = replica.step()
+    assert {tenant: (had.computed_tokens, had.emitted_tokens) for tenant, had in result.service.items()} == {
+        "x": (16, 1)
+    }
+    run(replica)
+    total = replica.core.snapshot("e").service["x"]
+    assert (total.computed_tokens, total.emitted_tokens) == (23, 12)
+
+
+# ---------------------------------------------------------------- leases
+
+
+def test_no_token_is_emitted_beyond_the_lease() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(lease_tokens=2))
+    deltas = run(replica)
+    assert len(tokens(deltas)) == 2
+    assert [live.state for live in replica.core.running()] == ["paused"]
+    assert replica.core.top_up("s", 4)
+    deltas += run(replica)
+    assert len(tokens(deltas)) == 4
+    assert replica.core.top_up("s", 6)
+    deltas += run(replica)
+    uninterrupted = make_replica()
+    uninterrupted.submit(make_submit())
+    assert tokens(deltas) == tokens(run(uninterrupted))
+    assert deltas[-1].outcome is not None
+
+
+def test_a_top_up_of_a_stranger_is_harmless() -> None:
+    assert make_replica().core.top_up("nobody", 5) is False
+
+
+# ---------------------------------------------------------------- cancel
+
+
+@pytest.mark.parametrize("state", ["waiting", "prefilling", "running", "paused", "preempted"])
+@pytest.mark.parametrize("cause", ["cancelled", "expired", "budget", "failed"])
+def test_a_cancel_frees_everything_at_once_and_the_outcome_follows(state: str, cause: str) -> None:
+    replica = make_replica(num_blocks=8)
+    prompt = [1] * (20 if state == "prefilling" else 12)
+    lease = 2 if state in ("paused", "preempted") else 6
+    replica.submit(make_submit(prompt_token_ids=prompt, lease_tokens=lease, trace_context="00-abc"))
+    if state != "waiting":
+        step(replica)
+        step(replica) if lease == 2 else None
+    if state == "preempted":
+        replica.submit(make_submit("big", prompt_token_ids=[1] * 24, max_tokens=1, lease_tokens=1))
+        run(replica)
+    (live,) = replica.core.running()
+    assert live.state == ("running" if state == "prefilling" else state)
+    emitted = live.emitted_tokens
+    assert replica.core.cancel("s", cause)
+    replica.core.check()
+    assert replica.core.scheduler.pool.num_free == 8
+    assert replica.core.running() == []
+    assert replica.core.has_work(), "there is an outcome to hand out"
+    (delta,) = step(replica)
+    assert delta.token_ids == []
+    assert delta.outcome is not None
+    assert (delta.outcome.finish, delta.outcome.emitted_tokens) == (cause, emitted)
+    assert delta.outcome.trace_context == "00-abc"
+    assert not replica.core.has_work()
+    assert replica.core.cancel("s", cause) is False
+
+
+def test_an_unknown_cause_is_a_cancel() -> None:
+    replica = make_replica()
+    replica.submit(make_submit())
+    replica.core.cancel("s", "because")
+    assert step(replica)[0].outcome.finish == "cancelled"  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- failure
+
+
+class FailingRunner(VirtualRunner):
+    """A device that fails on the steps it is told to."""
+
+    failing = False
+
+    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+        if self.failing:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered at 0xdeadbeef")
+        return super().execute(slices)
+
+
+def test_a_failed_step_fails_its_sequences_and_the_engine_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    runner = FailingRunner(clock, num_blocks=16, block_tokens=4)
+    core = EngineCore(runner, VirtualTexts(), EngineConfig(max_batched_tokens=8, max_sequences=2), clock)
+    for name in ("a", "b", "c"):
+        core.submit(make_submit(name, tenant_id=name), "g")
+    core.step()
+    charged = core.counters.values()
+    runner.failing = True
+    result = core.step()
+    core.check()
+    ended = {delta.sequence_id: delta.outcome for delta in result.deltas["g"] if delta.outcome}
+    assert set(ended) == {"a", "b"}
+    for outcome in ended.values():
+        assert outcome.finish == "failed"
+        assert outcome.message == "the engine failed while computing a step"
+        assert "CUDA" not in outcome.message
+    assert core.counters.values() == charged, "what was not computed is not charged"
+    assert "illegal memory access" in caplog.text
+    assert core.scheduler.pool.num_free == 16
+    runner.failing = False
+    rest = []
+    while core.has_work():
+        rest += core.step().deltas.get("g", [])
+    assert [delta.sequence_id for delta in rest if delta.outcome] == ["c"]
+    assert rest[-1].outcome.finish == "length"  # type: ignore[union-attr]
+
+
+def test_a_failed_prefill_gives_its_charge_back() -> None:
+    clock = VirtualClock()
+    runner = FailingRunner(clock, num_blocks=16, block_tokens=4)
+    core = EngineCore(runner, VirtualTexts(), EngineConfig(max_batched_tokens=8, max_sequences=2), clock)
+    core.submit(make_submit(prompt_token_ids=[1] * 20), "g")
+    core.step()
+    assert core.counters.value("tenant") == 8 * COUNTER_SCALE
+    runner.failing = True
+    outcome = core.step().deltas["g"][-1].outcome
+    assert outcome is not None
+    assert outcome.computed_tokens == 8
+    assert core.counters.value("tenant") == 8 * COUNTER_SCALE
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "names"),
+    [
+        ({"prompt_token_ids": []}, "invalid_request", "prompt_token_ids"),
+        ({"prompt_token_ids": [1, 1024]}, "invalid_request", "between 0 and 1023"),
+        ({"prompt_token_ids": [-1]}, "invalid_request", "prompt_token_ids"),
+        ({"max_tokens": 0}, "invalid_request", "max_tokens"),
+        ({"lease_tokens": 0}, "invalid_request", "lease_tokens"),
+        ({"weight": 0.0}, "invalid_request", "weight"),
+        ({"weight": float("inf")}, "invalid_request", "weight"),
+        ({"weight": float("nan")}, "invalid_request", "weight"),
+        ({"tier": -1}, "invalid_request", "tier"),
+        ({"prompt_token_ids": [1] * 150, "max_tokens": 51}, "context_length_exceeded", "context is 200"),
+        ({"prompt_token_ids": [1] * 60, "max_tokens": 38}, "too_large", "holds 96 tokens"),
+        ({"sequence_id": "known"}, "duplicate_sequence", "'known' exists already"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_the_door(changes: dict[str, object], code: str, names: str) -> None:
+    replica = make_replica(context_tokens=200)
+    assert replica.submit(make_submit("known")) is None
+    refused = replica.core.submit(make_submit(**changes), "g")
+    assert refused is not None
+    assert refused.code == code
+    assert names in refused.message
+    assert len(replica.core.running()) == 1
+    replica.core.check()
+
+
+def test_what_just_fits_runs() -> None:
+    replica = make_replica(context_tokens=200)
+    assert replica.submit(make_submit(prompt_token_ids=[1] * 60, max_tokens=37, lease_tokens=37)) is None
+    assert len(tokens(run(replica))) == 37
+
+
+def test_a_full_queue_refuses() -> None:
+    replica = VirtualReplica(EngineConfig(max_waiting=2), num_blocks=16, block_tokens=4)
+    assert replica.submit(make_submit("a")) is None
+    assert replica.submit(make_submit("b")) is None
+    refused = replica.submit(make_submit("c"))
+    assert refused is not None
+    assert refused.code == "engine_full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"policy": "best"}, "no policy 'best'"),
+        ({"max_batched_tokens": 0}, "max_batched_tokens"),
+        ({"max_sequences": 0}, "max_sequences"),
+        ({"max_waiting": 0}, "max_waiting"),
+        ({"max_sequences": 600}, "every running sequence needs a token"),
+        ({"watermark_permille": 501}, "watermark_permille"),
+        ({"max_displacements": -1}, "max_displacements"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_named(changes: dict[str, object], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        EngineConfig(**changes)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- counters and policy
+
+
+def test_a_gateways_counter_replaces_the_local_one_and_own_service_comes_on_top() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(counter=500 * COUNTER_SCALE))
+    assert replica.core.counters.value("tenant") == 500 * COUNTER_SCALE
+    step(replica)
+    assert replica.core.counters.value("tenant") == (500 + 3 + 2) * COUNTER_SCALE
+    replica.core.set_counters({"tenant": 80})
+    assert replica.core.counters.value("tenant") == 80, "an owner may also correct downwards"
+
+
+def test_a_gateways_counters_decide_who_is_next() -> None:
+    replica = VirtualReplica(EngineConfig(max_sequences=1), num_blocks=16, block_tokens=4)
+    for name, counter in (("runs", 1), ("much", 900), ("little", 7)):
+        replica.submit(make_submit(name, tenant_id=name, counter=counter))
+    ended = [delta.sequence_id for delta in run(replica) if delta.outcome]
+    assert ended == ["runs", "little", "much"]
+
+
+def test_the_policy_can_be_changed_by_name() -> None:
+    replica = make_replica()
+    assert replica.core.policy == "vtc"
+    replica.core.set_policy("fcfs")
+    assert replica.core.policy == "fcfs"
+    with pytest.raises(UnknownPolicy, match="there are fcfs, vtc"):
+        replica.core.set_policy("lottery")
+    assert replica.core.policy == "fcfs"
+
+
+# ---------------------------------------------------------------- learning and load
+
+
+def test_the_step_time_is_learned() -> None:
+    replica = make_replica()
+    for number in range(12):
+        replica.submit(make_submit(f"s{number}", prompt_token_ids=[1] * (3 + number)))
+    run(replica)
+    step_time = replica.core.snapshot("e").step_time
+    assert step_time.samples > 10
+    assert step_time.relative_error < 0.05
+
+
+def test_a_snapshot_tells_the_load() -> None:
+    replica = make_replica()
+    for number in range(6):
+        replica.submit(make_submit(f"s{number}"))
+    step(replica)
+    step(replica)
+    snapshot = replica.core.snapshot("e1")
+    assert (len(snapshot.running), len(snapshot.waiting)) == (4, 2)
+    assert snapshot.free_blocks + snapshot.cached_blocks + snapshot.referenced_blocks == 24
+    assert snapshot.referenced_blocks == 4
+    assert [live.emitted_tokens for live in snapshot.running] == [2, 2, 2, 2]
+    assert decode_event(encode(snapshot)) == snapshot
+
+
+def test_without_work_a_step_does_nothing() -> None:
+    replica = make_replica()
+    assert not replica.core.has_work()
+    result = replica.step()
+    assert (result.deltas, result.service, result.num_tokens, replica.clock.now_s) == ({}, {}, 0, 0.0)
+
+
+# ---------------------------------------------------------------- export and import
+
+
+def moved(state: SequenceState) -> SequenceState:
+    """Through the wire."""
+    from engine.messages import Exported
+
+    answer = decode_event(encode(Exported(state.submit.sequence_id, state)))
+    assert isinstance(answer, Exported)
+    assert answer.state is not None
+    return answer.state
+
+
+@pytest.mark.parametrize("steps", range(7))
+@pytest.mark.parametrize("keep_kv", [True, False])
+def test_an_exported_sequence_goes_on_elsewhere_token_for_token(steps: int, keep_kv: bool) -> None:
+    submit = make_submit(prompt_token_ids=list(range(1, 21)), max_tokens=9, lease_tokens=9)
+    uninterrupted = make_replica()
+    uninterrupted.submit(submit)
+    expected = run(uninterrupted)
+
+    here, there = make_replica(), make_replica()
+    there.submit(make_submit("neighbour"))
+    here.submit(submit, gateway_id="g7")
+    deltas: list[Delta] = []
+    for _ in range(steps):
+        deltas += step(here)
+    state = here.core.export("s")
+    assert state is not None
+    assert here.core.export("s") is None
+    here.core.check()
+    assert here.core.scheduler.pool.num_free == 24
+    assert bool(state.kv) == (steps > 0)
+    state = moved(state)
+    if not keep_kv:
+        state = SequenceState(
+            submit=state.submit,
+            output_token_ids=state.output_token_ids,
+            text_sent=state.text_sent,
+            kv_tokens=state.kv_tokens,
+            gateway_id=state.gateway_id,
+        )
+    assert there.core.import_(state) is None
+    there_deltas = of("s", run(there))
+    deltas += there_deltas
+    assert tokens(deltas) == tokens(expected)
+    assert text(deltas) == text(expected)
+    assert there_deltas[0].first_index == len(state.output_token_ids)
+    outcome, unmoved = deltas[-1].outcome, expected[-1].outcome
+    assert outcome is not None
+    assert unmoved is not None
+    assert (outcome.emitted_tokens, outcome.computed_tokens) == (unmoved.emitted_tokens, 20)
+    served = there.core.snapshot("e").service["tenant"].computed_tokens
+    here_served = here.core.snapshot("e").service.get("tenant")
+    first_time = served - 3 + (here_served.computed_tokens if here_served else 0)
+    assert first_time == 20, "each prompt token is charged once, wherever it was computed"
+    assert outcome.recomputed_tokens == (0 if keep_kv or steps == 0 else state.kv_tokens)
+
+
+def test_a_paused_sequence_moves_too_and_waits_for_its_lease() -> None:
+    here, there = make_replica(), make_replica()
+    here.submit(make_submit(lease_tokens=2))
+    deltas = run(here)
+    state = here.core.export("s")
+    assert state is not None
+    assert there.core.import_(moved(state)) is None
+    assert not there.core.has_work()
+    assert there.core.top_up("s", 6)
+    deltas += run(there)
+    uninterrupted = make_replica()
+    uninterrupted.submit(make_submit())
+    assert tokens(deltas) == tokens(run(uninterrupted))
+
+
+def test_a_counter_from_a_dispatch_long_ago_is_not_taken_over() -> None:
+    here, there = make_replica(), make_replica()
+    here.submit(make_submit(counter=7))
+    state = here.core.export("s")
+    assert state is not None
+    there.core.set_counters({"tenant": 900})
+    assert there.core.import_(state) is None
+    assert there.core.counters.value("tenant") == 900
+
+
+def test_held_back_text_is_not_lost_on_the_way() -> None:
+    plain = make_replica()
+    plain.submit(make_submit())
+    answer = text(run(plain))
+    here, there = make_replica(), make_replica()
+    here.submit(make_submit(sampling=SamplingParams(stop=(answer[2] + answer[3] + "§",))))
+    deltas: list[Delta] = []
+    for _ in range(4):
+        deltas += step(here)
+    assert text(deltas) == answer[:2], "two letters are held back"
+    state = here.core.export("s")
+    assert state is not None
+    assert there.core.import_(moved(state)) is None
+    assert text(deltas + run(there)) == answer
+
+
+def test_kv_that_does_not_fit_fails_that_sequence_alone() -> None:
+    here, there = make_replica(), make_replica()
+    here.submit(make_submit())
+    step(here)
+    state = here.core.export("s")
+    assert state is not None
+    there.submit(make_submit("neighbour"))
+    broken = SequenceState(
+        submit=state.submit,
+        output_token_ids=state.output_token_ids,
+        text_sent=state.text_sent,
+        kv=[state.kv[0][:-1]],
+        kv_tokens=state.kv_tokens,
+        gateway_id="g",
+    )
+    assert there.core.import_(broken) is None
+    deltas = run(there)
+    assert [delta.outcome.finish for delta in of("s", deltas) if delta.outcome] == ["failed"]
+    assert len(tokens(of("neighbour", deltas))) == 6
+    assert there.core.scheduler.pool.num_free == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"output_token_ids": [1] * 6}, "max_tokens is 6"),
+        ({"output_token_ids": [1, 2, 3], "submit": make_submit(lease_tokens=2)}, "lease covers 2"),
+        ({"kv_tokens": 3}, "kv_tokens is 3"),
+        ({"kv_tokens": -1}, "kv_tokens is -1"),
+        ({"text_sent": -1}, "text_sent"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, object], names: str) -> None:
+    values: dict[str, object] = {"submit": make_submit(), "output_token_ids": [], "text_sent": 0}
+    replica = make_replica()
+    refused = replica.core.import_(SequenceState(**{**values, **changes}))  # type: ignore[arg-type]
+    assert refused is not None
+    assert (refused.code, names in refused.message) == ("invalid_state", True)
+    assert replica.core.running() == []

@@ -1,0 +1,89 @@
+"""What is charged for what happened?"""
+
+from __future__ import annotations
+
+from engine.messages import Outcome
+from gateway.account.charge import SequenceUse, Use, charge, use_of, use_of_outcomes
+from tenants.types import Amounts
+
+
+def outcome(index: int, computed: int, emitted: int, *, prompt: int = 10, cached: int = 0) -> Outcome:
+    return Outcome(
+        sequence_id=f"r.{index}",
+        request_id="r",
+        tenant_id="t",
+        finish="stop",
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        computed_tokens=computed,
+        emitted_tokens=emitted,
+        index=index,
+    )
+
+
+def ended(*outcomes: Outcome) -> list[SequenceUse]:
+    uses = []
+    for each in outcomes:
+        use = SequenceUse(each.prompt_tokens)
+        use.ended(each)
+        uses.append(use)
+    return uses
+
+
+def test_a_prompt_is_charged_once_for_all_its_choices_and_output_for_each() -> None:
+    use = use_of(ended(outcome(0, 10, 5), outcome(1, 10, 7), outcome(2, 10, 1)), 3, dispatched=True)
+    assert (use.input_tokens, use.output_tokens) == (10, 13)
+    assert use.computed_tokens == 30, "service counts what was really computed"
+
+
+def test_every_prompt_of_a_batch_is_charged() -> None:
+    use = use_of(ended(outcome(0, 10, 1), outcome(1, 10, 1), outcome(2, 4, 1, prompt=4)), 1, dispatched=True)
+    assert (use.input_tokens, use.output_tokens) == (24, 3)
+
+
+def test_a_prompt_that_was_computed_in_part_is_charged_in_part() -> None:
+    use = use_of(ended(outcome(0, 6, 0), outcome(1, 0, 0)), 2, dispatched=True)
+    assert (use.input_tokens, use.output_tokens) == (6, 0)
+
+
+def test_cached_tokens_are_input_that_nobody_computed() -> None:
+    use = use_of(ended(outcome(0, 2, 1, cached=8)), 1, dispatched=True)
+    assert (use.input_tokens, use.cached_tokens) == (10, 8)
+    # The second choice found what the first computed: that is no discount on the first.
+    use = use_of(ended(outcome(0, 10, 1), outcome(1, 2, 1, cached=8)), 2, dispatched=True)
+    assert (use.input_tokens, use.cached_tokens) == (10, 0)
+
+
+def test_without_the_engines_word_what_arrived_counts() -> None:
+    use = SequenceUse(10)
+    assert use_of([use], 1, dispatched=True).input_tokens == 0, "nothing came: nothing is known"
+    use.received(3)
+    use.received(2)
+    assert use_of([use], 1, dispatched=True) == Use(10, 10, 0, 5, True)
+
+
+def test_the_engines_word_replaces_what_arrived() -> None:
+    use = SequenceUse(10)
+    use.received(3)
+    use.ended(outcome(0, 10, 8))
+    assert use.output_tokens == 8
+
+
+def test_never_more_is_charged_than_was_held() -> None:
+    held = Amounts(input_tokens=10, output_tokens=20, cost_nanousd=100, requests=1)
+    assert charge(Use(11, 11, 0, 21, True), 101, held) == held
+    assert charge(Use(5, 5, 0, 3, True), 7, held) == Amounts(5, 3, 7, 1)
+    assert charge(Use(0, 0, 0, 0, False), 0, held) == Amounts(0, 0, 0, 0), "no request either"
+
+
+def test_a_restarted_gateway_sums_up_as_the_first_would_have() -> None:
+    outcomes = [outcome(1, 10, 7), outcome(0, 10, 5), outcome(2, 4, 2, prompt=4)]
+    whole = [*outcomes, outcome(3, 4, 1, prompt=4)]
+    assert use_of_outcomes(whole, [10, 4], 2) == use_of(
+        ended(outcome(0, 10, 5), outcome(1, 10, 7), outcome(2, 4, 2, prompt=4), outcome(3, 4, 1, prompt=4)),
+        2,
+        dispatched=True,
+    )
+    # One sequence never got to an engine; nobody knows anything else of it.
+    assert use_of_outcomes(outcomes, [10, 4], 2) == Use(14, 24, 0, 14, True)
+    assert use_of_outcomes([], [10, 4], 2) == Use(0, 0, 0, 0, False)

@@ -1,0 +1,54 @@
+"""Is the real pace of an engine told from its snapshots, and from nothing else?"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.forecast.step_time import PRIOR, predict_step_s
+from engine.messages import RunningSequence, Snapshot, TenantService
+from gateway.pace import Pace
+
+
+def snapshot(step: int, at_s: float, *running: str, emitted: int | None = None) -> Snapshot:
+    sequences = [RunningSequence(name, name, "t", 1, "running", 10, 60, 50, 500, 100) for name in running]
+    service = {"t": TenantService(0, step if emitted is None else emitted)}
+    return Snapshot("e", step, at_s, sequences, [], 1, 0, 1, 2, PRIOR, service)
+
+
+def one_step_s() -> float:
+    return predict_step_s(PRIOR, 1, 60, 1)
+
+
+def test_an_engine_that_takes_three_times_as_long_has_a_factor_of_three() -> None:
+    pace = Pace()
+    for tick in range(40):
+        pace.see(snapshot(20 * tick, 20 * tick * 3 * one_step_s(), "a"))
+    assert pace.factor == pytest.approx(3.0)
+    assert pace.adjust(PRIOR).base_s == pytest.approx(3 * PRIOR.base_s)
+    assert pace.adjust(PRIOR).per_context_token_s == pytest.approx(3 * PRIOR.per_context_token_s)
+
+
+def test_time_in_which_nothing_ran_throughout_does_not_count() -> None:
+    pace = Pace()
+    pace.see(snapshot(0, 0.0, "a"))
+    pace.see(snapshot(20, 0.9, "b"))  # "a" ended and "b" came: it may have been idle in between
+    pace.see(snapshot(20, 0.95))
+    pace.see(snapshot(20, 1.2))
+    pace.see(None)
+    pace.see(snapshot(5, 1.3, "b"))  # another engine, counting anew
+    pace.see(snapshot(25, 30.0, "b"))  # a gap too long to say anything
+    assert pace.factor == 1.0
+
+
+def test_the_last_seconds_count_and_madness_is_bounded() -> None:
+    pace = Pace()
+    at_s, step = 0.0, 0
+    for slowness in (1.0, 5.0):
+        for _ in range(200):
+            pace.see(snapshot(step, at_s, "a"))
+            step, at_s = step + 10, at_s + 10 * slowness * one_step_s()
+    assert pace.factor == pytest.approx(5.0, rel=0.1)
+    for _ in range(50):
+        pace.see(snapshot(step, at_s, "a"))
+        step, at_s = step + 1, at_s + 0.9
+    assert pace.factor == 20.0

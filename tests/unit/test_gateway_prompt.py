@@ -1,0 +1,148 @@
+"""Are prompts rendered and tokenised exactly as transformers would, without transformers?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.ids import new_request_id, sequence_id, trace_context
+from gateway.prompt import PromptRefused, PromptRenderer, TokenizerMissing
+from tests.models.tokenizers import byte_level
+
+CHATML = (
+    "{%- if messages[0]['role'] == 'system' -%}\n"
+    "    {{- bos_token + 'SYSTEM: ' + messages[0]['content'] + '\\n' -}}\n"
+    "{%- endif -%}\n"
+    "{% for message in messages %}\n"
+    "    {%- if message.role == 'system' %}{% continue %}{% endif %}\n"
+    "    {%- if message.role not in ['user', 'assistant'] -%}\n"
+    "        {{ raise_exception('Only user and assistant roles are supported') }}\n"
+    "    {%- endif -%}\n"
+    "  {{ '<|user|>' if message.role == 'user' else '</s>' }}{{ message.content | trim }}\n"
+    "{% endfor %}\n"
+    "{%- if add_generation_prompt %}{{ '<|user|>assistant: ' }}{{ {'a': [1, 'ü']} | tojson }}{% endif %}"
+)
+EOS = {"__type": "AddedToken", "content": "</s>", "special": True}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "  Hello, wörld 👍🏽 \n"},
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+def model_dir(path: Path, **config: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    byte_level().save(str(path / "tokenizer.json"))
+    values = {
+        "bos_token": "<s>",
+        "eos_token": EOS,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(values | config))
+    return path
+
+
+@pytest.mark.parametrize("where", ["config", "named", "file"])
+def test_a_conversation_becomes_the_tokens_that_transformers_makes_of_it(tmp_path: Path, where: str) -> None:
+    from transformers import AutoTokenizer
+
+    config: dict[str, Any] = {}
+    if where == "config":
+        config = {"chat_template": CHATML}
+    elif where == "named":
+        config = {
+            "chat_template": [
+                {"name": "tool_use", "template": "no"},
+                {"name": "default", "template": CHATML},
+            ]
+        }
+    path = model_dir(tmp_path / "model", **config)
+    if where == "file":
+        (path / "chat_template.jinja").write_text(CHATML)
+    reference = AutoTokenizer.from_pretrained(path)
+    ours = PromptRenderer(path)
+    assert ours.has_chat_template
+    assert ours.render(CONVERSATION) == reference.apply_chat_template(
+        CONVERSATION, add_generation_prompt=True, tokenize=False
+    )
+    expected = reference.apply_chat_template(CONVERSATION, add_generation_prompt=True)["input_ids"]
+    assert ours.chat_tokens(CONVERSATION) == list(expected)
+    assert ours.text_tokens("Hello, wörld") == reference("Hello, wörld")["input_ids"]
+
+
+def test_a_conversation_that_the_template_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    renderer = PromptRenderer(model_dir(tmp_path / "model", chat_template=CHATML))
+    with pytest.raises(PromptRefused, match="Only user and assistant roles"):
+        renderer.render([{"role": "tool", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append('x') }}",
+        "{% for i in range(10000000000) %}x{% endfor %}",
+        "{{ messages[0].nothing.nothing }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_is_held_in_a_sandbox_and_its_faults_are_refusals(tmp_path: Path, template: str) -> None:
+    renderer = PromptRenderer(model_dir(tmp_path / "model", chat_template=template))
+    with pytest.raises(PromptRefused):
+        renderer.render(CONVERSATION)
+
+
+def test_without_a_template_only_text_works(tmp_path: Path) -> None:
+    renderer = PromptRenderer(model_dir(tmp_path / "model"))
+    assert not renderer.has_chat_template
+    assert renderer.text_tokens("abc")
+    with pytest.raises(PromptRefused, match="/v1/completions"):
+        renderer.chat_tokens(CONVERSATION)
+
+
+def test_a_directory_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerMissing, match=r"tokenizer\.json"):
+        PromptRenderer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerMissing, match="cannot be read"):
+        PromptRenderer(tmp_path)
+    with pytest.raises(TokenizerMissing, match="chat template"):
+        PromptRenderer(model_dir(tmp_path / "model", chat_template="{% if %}"))
+
+
+def test_the_gateway_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, gateway.app, gateway.upstream.local_engine, gateway.recovery\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded & {'torch', 'transformers', 'numpy', 'triton', 'kernels'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_request_ids_sort_by_time_and_name_their_sequences() -> None:
+    early, late = new_request_id(1_000.0), new_request_id(1_000.002)
+    assert early < late
+    assert len({new_request_id(1.0) for _ in range(1000)}) == 1000
+    assert sequence_id(early, 3) == f"{early}.3"
+
+
+def test_only_a_real_trace_context_is_passed_on() -> None:
+    good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert trace_context(good) == good
+    for bad in (
+        None,
+        "",
+        "x" * 5000,
+        good + "x",
+        good.replace("00-", "01-", 1),
+        f"00-{'0' * 32}-{'1' * 16}-01",
+    ):
+        assert trace_context(bad) is None

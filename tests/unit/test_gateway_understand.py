@@ -1,0 +1,183 @@
+"""Does a request become the call that it means? (What is refused: `tests/e2e/test_bad_input.py`.)"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.understand import Call, ServedModel, understand_chat, understand_text
+from tenants.types import Principal, Tier
+
+
+class Letters:
+    """One token a letter."""
+
+    vocabulary = 1000
+
+    def chat_tokens(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        self.messages = list(messages)
+        return [ord(letter) % 1000 for message in messages for letter in message["content"]]
+
+    def text_tokens(self, text: str) -> list[int]:
+        return [ord(letter) % 1000 for letter in text]
+
+
+def principal(**fields: Any) -> Principal:
+    values: dict[str, Any] = {
+        "tenant_id": "ten_1", "tenant_name": "acme", "project_id": "prj_1", "key_id": "key_1",
+        "key_prefix": "fg_live_x", "weight": 2.0, "scopes": frozenset({"inference"}),
+        "default_tier": Tier.STANDARD, "tiers": frozenset(Tier), "models": None,
+    }  # fmt: skip
+    return Principal(**(values | fields))
+
+
+MODEL = ServedModel("m", context_tokens=100, vocabulary=1000)
+
+
+def chat(renderer: Letters | None = None, who: Principal | None = None, **fields: Any) -> Call:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | fields
+    return understand_chat(
+        decode(json.dumps(body).encode(), ChatCompletionRequest),
+        request_id="req_1",
+        principal=who or principal(),
+        model=MODEL,
+        renderer=renderer or Letters(),
+        config=GatewayConfig(),
+        created=1,
+    )
+
+
+def text(**fields: Any) -> Call:
+    return understand_text(
+        decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest),
+        request_id="req_1",
+        principal=principal(),
+        model=MODEL,
+        renderer=Letters(),
+        config=GatewayConfig(),
+        created=1,
+    )
+
+
+def test_without_max_tokens_the_whole_rest_of_the_context_is_reserved() -> None:
+    call = chat()
+    assert call.max_tokens == 95
+    held = call.largest(7)
+    assert (held.input_tokens, held.output_tokens, held.requests, held.cost_nanousd) == (5, 95, 1, 7)
+
+
+def test_several_choices_reserve_output_for_each_and_the_prompt_once() -> None:
+    call = chat(n=3, max_completion_tokens=10)
+    assert call.largest(0).input_tokens == 5
+    assert call.largest(0).output_tokens == 30
+
+
+def test_the_longest_of_several_prompts_decides_what_is_left() -> None:
+    call = text(prompt=["ab", "abcdef"], n=2)
+    assert call.max_tokens == 94
+    assert call.sequences == 4
+    assert [len(call.prompt_of(index)) for index in range(4)] == [2, 2, 6, 6]
+    assert call.input_tokens == 8
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 95}, {"max_completion_tokens": 95}])
+def test_the_context_is_exactly_as_long_as_it_says(fields: dict[str, int]) -> None:
+    assert chat(**fields).max_tokens == 95
+    name, value = next(iter(fields.items()))
+    with pytest.raises(ApiError) as refused:
+        chat(**{name: value + 1})
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", name)
+    assert "100 tokens" in refused.value.message
+    assert "at most 95" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "tier"),
+    [
+        (None, Tier.BATCH, Tier.BATCH),
+        ("auto", Tier.INTERACTIVE, Tier.INTERACTIVE),
+        ("default", Tier.STANDARD, Tier.STANDARD),
+        ("priority", Tier.BATCH, Tier.INTERACTIVE),
+        ("flex", Tier.STANDARD, Tier.BATCH),
+        ("interactive", Tier.BATCH, Tier.INTERACTIVE),
+    ],
+)
+def test_service_tier_is_a_tier(asked: str | None, default: Tier, tier: Tier) -> None:
+    fields = {} if asked is None else {"service_tier": asked}
+    assert chat(who=principal(default_tier=default), **fields).tier is tier
+
+
+def test_roles_parts_and_missing_content_reach_the_template_as_it_knows_them() -> None:
+    renderer = Letters()
+    chat(
+        renderer,
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": []},
+            {"role": "tool", "content": "42", "tool_call_id": "x"},
+            {"role": "user", "content": "c", "name": "kim"},
+        ],
+    )
+    assert renderer.messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "42"},
+        {"role": "user", "content": "c", "name": "kim"},
+    ]
+
+
+def test_every_sampling_field_arrives() -> None:
+    call = chat(
+        temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1,
+        frequency_penalty=2, logit_bias={"5": -100}, seed=3, stop=["a", "b"], logprobs=True, top_logprobs=4,
+        ignore_eos=True,
+    )  # fmt: skip
+    sampling = call.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.2, -1)
+    assert (sampling.frequency_penalty, sampling.logit_bias) == (2, {5: -100.0})
+    assert (sampling.seed, sampling.stop, sampling.logprobs) == (3, ("a", "b"), 4)
+    assert sampling.ignore_eos
+
+
+def test_fields_without_effect_are_accepted_as_openai_accepts_them() -> None:
+    call = chat(
+        user="u", metadata={"a": "b"}, store=False, parallel_tool_calls=True, tools=[], tool_choice="none",
+        response_format={"type": "text"}, modalities=["text"], top_k=-1, top_p=0, stop=None,
+        safety_identifier="x",
+    )  # fmt: skip
+    assert call.sampling.top_k == 0
+    assert 0 < call.sampling.top_p < 1e-6
+
+
+def test_choices_of_a_seeded_prompt_have_seeds_of_their_own() -> None:
+    call = text(prompt=["a", "b"], n=2, seed=2**63 - 1)
+    seeds = [call.sampling_of(index).seed for index in range(4)]
+    assert seeds == [2**63 - 1, -(2**63), 2**63 - 1, -(2**63)]
+    assert text(n=2).sampling_of(1).seed is None
+
+
+def test_log_probabilities_mean_the_chosen_token_or_so_many_alternatives() -> None:
+    assert chat().sampling.logprobs is None
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=False).sampling.logprobs is None
+    assert text(logprobs=0).sampling.logprobs == 0
+    assert text(logprobs=5).sampling.logprobs == 5
+
+
+def test_a_configuration_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(ValueError, match="max_body_bytes"):
+        GatewayConfig(max_body_bytes=0)
+    with pytest.raises(ValueError, match="lease_ttl_s"):
+        GatewayConfig(lease_ttl_s=float("nan"))
+    with pytest.raises(ValueError, match="queue_ttl_s"):
+        GatewayConfig(queue_ttl_s={Tier.BATCH: 1.0})
+    assert GatewayConfig(lookahead_sequences=0).lookahead_sequences == 0

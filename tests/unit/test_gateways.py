@@ -1,0 +1,108 @@
+"""Rules of the engine's sessions: who lives, who is lost, and whose a sequence is."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.gateways import Gateways, HelloRefused, Opened, Session
+from engine.messages import PROTOCOL_VERSION, Hello, TenantService
+
+
+def open_session(gateways: Gateways, identity: bytes, gateway_id: str, now_s: float = 0.0) -> Session:
+    answer = gateways.hello(identity, Hello(gateway_id), now_s)
+    assert isinstance(answer, Opened)
+    return answer.session
+
+
+def test_a_session_is_greeted_once_and_then_only_kept_alive() -> None:
+    gateways = Gateways(now_s=0.0)
+    open_session(gateways, b"a/1", "a")
+    assert gateways.hello(b"a/1", Hello("a"), 1.0) is None
+    assert len(gateways.sessions) == 1
+
+
+def test_a_session_is_lost_after_three_silent_seconds_and_any_message_counts_as_life() -> None:
+    gateways = Gateways(now_s=0.0)
+    session = open_session(gateways, b"a/1", "a")
+    gateways.hear(b"a/1", 2.0)
+    assert gateways.silent(4.9) == []
+    assert gateways.silent(5.0) == [session]
+
+
+def test_a_new_session_of_the_same_gateway_ends_the_older_one_at_once() -> None:
+    gateways = Gateways(now_s=0.0)
+    older = open_session(gateways, b"a/1", "a")
+    gateways.own(older, "one", "acme")
+    answer = gateways.hello(b"a/2", Hello("a"), 0.1)
+    assert isinstance(answer, Opened)
+    assert answer.superseded is older
+    assert not gateways.lives(older)
+    assert gateways.unread(), "its sequence has no outcome yet"
+    assert gateways.release("one") is older
+    assert not gateways.unread()
+
+
+def test_a_superseded_session_does_not_fight_back() -> None:
+    gateways = Gateways(now_s=0.0)
+    open_session(gateways, b"a/1", "a")
+    newer = open_session(gateways, b"a/2", "a")
+    answer = gateways.hello(b"a/1", Hello("a"), 1.0)
+    assert isinstance(answer, HelloRefused)
+    assert answer.code == "superseded"
+    assert gateways.lives(newer)
+
+
+def test_sessions_of_different_gateways_live_side_by_side() -> None:
+    gateways = Gateways(now_s=0.0)
+    open_session(gateways, b"a/1", "a")
+    open_session(gateways, b"b/1", "b")
+    assert gateways.live_gateway_ids == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("hello", "code"),
+    [
+        (Hello("a", protocol_version=PROTOCOL_VERSION + 1), "protocol_version"),
+        (Hello(""), "bad_hello"),
+        (Hello("a" * 129), "bad_hello"),
+    ],
+)
+def test_a_hello_that_makes_no_sense_is_refused_and_opens_nothing(hello: Hello, code: str) -> None:
+    gateways = Gateways(now_s=0.0)
+    answer = gateways.hello(b"a/1", hello, 0.0)
+    assert isinstance(answer, HelloRefused)
+    assert answer.code == code
+    assert gateways.sessions == []
+
+
+def test_the_number_of_gateways_is_bounded_but_a_known_one_may_always_return() -> None:
+    gateways = Gateways(now_s=0.0, max_gateways=1)
+    open_session(gateways, b"a/1", "a")
+    answer = gateways.hello(b"b/1", Hello("b"), 0.0)
+    assert isinstance(answer, HelloRefused)
+    assert answer.code == "too_many_gateways"
+    open_session(gateways, b"a/2", "a")
+
+
+def test_the_engine_is_an_orphan_from_the_last_word_of_any_gateway_on() -> None:
+    gateways = Gateways(now_s=10.0)
+    assert gateways.unheard_s(12.0) == 2.0
+    session = open_session(gateways, b"a/1", "a", 20.0)
+    gateways.end(session)
+    assert gateways.unheard_s(21.0) == 1.0
+    assert gateways.hear(b"a/1", 25.0) is None
+    assert gateways.unheard_s(26.0) == 6.0
+
+
+def test_each_tenants_service_is_told_once_so_that_the_sum_over_gateways_is_exact() -> None:
+    gateways = Gateways(now_s=0.0)
+    first = open_session(gateways, b"a/1", "a")
+    second = open_session(gateways, b"b/1", "b")
+    gateways.own(first, "one", "acme")
+    gateways.own(second, "two", "acme")
+    gateways.own(second, "three", "globex")
+    service = {"acme": TenantService(10, 2), "globex": TenantService(0, 1), "left": TenantService(0, 1)}
+    assert gateways.share_service(service) == {
+        b"a/1": {"acme": TenantService(10, 2)},
+        b"b/1": {"globex": TenantService(0, 1)},
+    }

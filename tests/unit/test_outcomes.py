@@ -1,0 +1,98 @@
+"""Rules of the engine's unacknowledged outcomes: none is lost, none is given twice, the number is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import Outcome
+from engine.outcomes import HeldOutcome, OutcomeStore
+
+
+def outcome(sequence_id: str, emitted_tokens: int = 3) -> Outcome:
+    return Outcome(
+        sequence_id=sequence_id,
+        request_id=f"request of {sequence_id}",
+        tenant_id="acme",
+        finish="stop",
+        prompt_tokens=5,
+        cached_tokens=0,
+        computed_tokens=5,
+        emitted_tokens=emitted_tokens,
+    )
+
+
+def ids(outcomes: list[Outcome]) -> list[str]:
+    return [each.sequence_id for each in outcomes]
+
+
+def test_an_outcome_is_collected_again_and_again_until_it_is_acknowledged() -> None:
+    store = OutcomeStore()
+    store.keep("gateway-a", outcome("one"))
+    assert ids(store.collect("gateway-a")) == ["one"]
+    assert ids(store.collect("gateway-a")) == ["one"]
+    assert store.acknowledge(["one"]) == 1
+    assert store.collect("gateway-a") == []
+
+
+def test_a_repeated_or_unknown_acknowledgement_changes_nothing() -> None:
+    store = OutcomeStore()
+    store.keep("gateway-a", outcome("one"))
+    assert store.acknowledge(["other", "one", "one"]) == 1
+    assert store.acknowledge(["one"]) == 0
+    assert len(store) == 0
+
+
+def test_a_sequence_has_one_outcome() -> None:
+    store = OutcomeStore()
+    store.keep("gateway-a", outcome("one"))
+    with pytest.raises(ValueError, match="one has an outcome already"):
+        store.keep("gateway-a", outcome("one", emitted_tokens=4))
+
+
+def test_a_gateway_collects_its_own_outcomes_only() -> None:
+    store = OutcomeStore()
+    store.keep("gateway-a", outcome("one"))
+    store.keep("gateway-b", outcome("two"))
+    assert ids(store.collect("gateway-a")) == ["one"]
+
+
+def test_adopting_takes_over_what_gateways_left_that_are_gone_and_nothing_else() -> None:
+    store = OutcomeStore()
+    for gateway_id, sequence_id in (("gone", "one"), ("alive", "two"), ("asker", "three")):
+        store.keep(gateway_id, outcome(sequence_id))
+    assert ids(store.collect("asker", adopt_from_all_but={"alive", "asker"})) == ["one", "three"]
+    assert ids(store.collect("asker")) == ["one", "three"]
+    assert store.collect("gone") == []
+    assert ids(store.collect("alive")) == ["two"]
+
+
+def test_a_sequence_may_start_only_if_its_outcome_will_find_room() -> None:
+    store = OutcomeStore(max_outcomes=3)
+    store.keep("gateway-a", outcome("one"))
+    assert store.has_room(live_sequences=1)
+    assert not store.has_room(live_sequences=2)
+    store.acknowledge(["one"])
+    assert store.has_room(live_sequences=2)
+
+
+def test_what_an_earlier_engine_left_counts_down_to_nothing() -> None:
+    store = OutcomeStore()
+    store.restore([HeldOutcome("gateway-a", outcome("one")), HeldOutcome("gateway-b", outcome("two"))])
+    store.keep("gateway-a", outcome("three"))
+    assert store.num_restored == 2
+    store.acknowledge(["one", "three"])
+    assert store.num_restored == 1
+    store.acknowledge(["two"])
+    assert store.num_restored == 0
+
+
+def test_restoring_loses_nothing_even_beyond_the_bound() -> None:
+    store = OutcomeStore(max_outcomes=1)
+    store.restore([HeldOutcome("gateway-a", outcome(str(number))) for number in range(3)])
+    assert len(store) == 3
+    assert not store.has_room(live_sequences=0)
+
+
+def test_a_store_without_room_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="max_outcomes"):
+        OutcomeStore(max_outcomes=0)

@@ -1,0 +1,144 @@
+"""Is the arithmetic of limits right, by hand-computed examples and over all instants?"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenants.quota import rules
+from tenants.quota.rules import BucketCounter, WindowCounter
+from tenants.records import from_us, to_us
+from tenants.types import Meter, Window
+from tests.quota import limit
+
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "America/New_York",
+    "America/Sao_Paulo",
+    "America/Havana",  # its clocks change at midnight
+    "America/St_Johns",  # put its clocks back at 00:01, across midnight
+    "Asia/Kolkata",
+    "Asia/Tehran",
+    "Asia/Kathmandu",
+    "Pacific/Apia",  # skipped 2011-12-30
+    "Pacific/Chatham",
+    "Africa/Monrovia",
+)
+
+
+def us(text: str) -> int:
+    return to_us(datetime.fromisoformat(text).astimezone(UTC))
+
+
+@pytest.mark.parametrize(
+    ("window", "zone", "now", "start", "end"),
+    [
+        (Window.MINUTE, "UTC", "2025-03-30T00:59:59.999999Z", "2025-03-30T00:59:00Z", "2025-03-30T01:00:00Z"),
+        (Window.HOUR, "UTC", "2025-03-30T01:00:00Z", "2025-03-30T01:00:00Z", "2025-03-30T02:00:00Z"),
+        (Window.HOUR, "Asia/Kolkata", "2025-06-01T00:10:00Z", "2025-05-31T23:30:00Z", "2025-06-01T00:30:00Z"),
+        (Window.DAY, "UTC", "2025-06-01T12:00:00Z", "2025-06-01T00:00:00Z", "2025-06-02T00:00:00Z"),
+        # 23 hours: the clock goes forward; 25 hours: it goes back.
+        (Window.DAY, "Europe/Berlin", "2025-03-30T10:00:00Z", "2025-03-29T23:00:00Z", "2025-03-30T22:00:00Z"),
+        (Window.DAY, "Europe/Berlin", "2025-10-26T10:00:00Z", "2025-10-25T22:00:00Z", "2025-10-26T23:00:00Z"),
+        # Havana has no midnight on 2025-03-09: the day begins at one.
+        (
+            Window.DAY,
+            "America/Havana",
+            "2025-03-09T12:00:00Z",
+            "2025-03-09T05:00:00Z",
+            "2025-03-10T04:00:00Z",
+        ),
+        # 23:15 for the second time: the day that began at the first midnight goes on.
+        (
+            Window.DAY,
+            "America/St_Johns",
+            "2010-11-07T02:45:00Z",
+            "2010-11-07T02:30:00Z",
+            "2010-11-08T03:30:00Z",
+        ),
+        (Window.MONTH, "UTC", "2024-02-29T23:59:59Z", "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"),
+        (Window.MONTH, "UTC", "2025-12-31T23:59:59Z", "2025-12-01T00:00:00Z", "2026-01-01T00:00:00Z"),
+        (Window.MONTH, "Asia/Tokyo", "2025-01-31T15:00:00Z", "2025-01-31T15:00:00Z", "2025-02-28T15:00:00Z"),
+    ],
+)
+def test_windows_begin_and_end_with_the_local_calendar(
+    window: Window, zone: str, now: str, start: str, end: str
+) -> None:
+    assert rules.window_bounds_us(window, zone, us(now)) == (us(start), us(end))
+
+
+def test_a_lifetime_has_no_end() -> None:
+    assert rules.window_bounds_us(Window.LIFETIME, "UTC", us("2025-06-01T00:00:00Z")) == (0, 0)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    window=st.sampled_from((Window.MINUTE, Window.HOUR, Window.DAY, Window.MONTH)),
+    zone=st.sampled_from(ZONES),
+    now_us=st.integers(us("1990-01-01T00:00:00Z"), us("2037-01-01T00:00:00Z")),
+)
+def test_days_and_months_are_a_partition_of_time(window: Window, zone: str, now_us: int) -> None:
+    start, end = rules.window_bounds_us(window, zone, now_us)
+    assert start <= now_us < end
+    if window in (Window.DAY, Window.MONTH):
+        assert rules.window_bounds_us(window, zone, start) == (start, end)
+        assert rules.window_bounds_us(window, zone, end - 1) == (start, end)
+        assert rules.window_bounds_us(window, zone, end)[0] == end
+
+
+@given(st.integers(0, 4_000_000_000_000_000))
+def test_instants_survive_the_way_to_the_database_and_back(at_us: int) -> None:
+    assert to_us(from_us(at_us)) == at_us
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rate_milli=st.integers(1, 9_000_000_000),
+    amount=st.integers(1, 9_000_000_000),
+    level=st.integers(0, 10**6),
+    steps=st.lists(st.integers(0, 10**9), min_size=1, max_size=12),
+)
+def test_refilling_in_steps_is_refilling_at_once(
+    rate_milli: int, amount: int, level: int, steps: list[int]
+) -> None:
+    bucket = limit(amount=amount, rate_per_s=rate_milli / 1000)
+    start = BucketCounter(min(level, amount * 1_000_000), 0, 0)
+    stepwise: rules.Counter = start
+    now_us = 0
+    for step in steps:
+        now_us += step
+        stepwise = rules.advance(bucket, stepwise, now_us)
+    assert stepwise == rules.advance(bucket, start, now_us)
+    assert isinstance(stepwise, BucketCounter)
+    # The definition, in exact arithmetic.
+    exact = min(amount * 1_000_000, start.level + rate_milli * (now_us // 1000))
+    assert stepwise.level == exact
+
+
+def test_money_buckets_refill_whole_nanodollars() -> None:
+    bucket = limit(Meter.COST_NANOUSD, amount=9_000_000_000_000, rate_per_s=1)
+    counter = rules.advance(bucket, BucketCounter(0, 0, 0), 1_000_000_000)
+    assert rules.view(bucket, counter, 1_000_000_000).available == 1_000
+
+
+def test_no_number_of_any_counter_leaves_the_range_that_doubles_hold_exactly() -> None:
+    for meter in Meter:
+        assert (rules.MAX_COUNT // rules.scale(meter)) * rules.scale(meter) < 2**53
+
+
+def test_the_charge_name_says_which_window() -> None:
+    minute = limit(window=Window.MINUTE, time_zone="Asia/Tokyo")
+    counter = WindowCounter(1_700_136_000_000_000, 1_700_136_060_000_000, 0, 0)
+    assert rules.charge_name(minute, counter) == "tenant:ten_a:total_tokens:minute/Asia/Tokyo:*@1700136000"
+
+
+def test_a_clock_that_steps_back_neither_refills_nor_empties() -> None:
+    bucket, minute = limit(amount=10, rate_per_s=1), limit(window=Window.MINUTE)
+    counter = BucketCounter(3_000_000, 1_000_000, 0)
+    assert rules.advance(bucket, counter, 500_000_000) == counter
+    window = rules.advance(minute, None, us("2025-06-01T12:00:30Z"))
+    assert rules.advance(minute, window, us("2025-06-01T11:59:59Z")) == window

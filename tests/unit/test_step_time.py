@@ -1,0 +1,132 @@
+"""Does the step-time model find the coefficients, whatever the prior, and shrug off outliers?"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.forecast.step_time import PRIOR, StepTimeModel, predict_step_s, solve
+from engine.messages import StepTime
+
+SLOW_CPU = StepTime(
+    base_s=12e-3,
+    per_token_s=300e-6,
+    per_context_token_s=150e-9,
+    per_sequence_s=400e-6,
+    samples=0,
+    relative_error=0.0,
+)
+FAST_GPU = StepTime(
+    base_s=4e-3,
+    per_token_s=3e-6,
+    per_context_token_s=0.4e-9,
+    per_sequence_s=10e-6,
+    samples=0,
+    relative_error=0.0,
+)
+
+
+def random_step(rng: random.Random) -> tuple[int, int, int]:
+    sequences = rng.randint(1, 32)
+    prompt = rng.choice((0, 0, 0, 1)) * rng.randint(20, 400)
+    tokens = sequences + prompt
+    return tokens, sequences * rng.randint(20, 800) + prompt * prompt // 2, sequences
+
+
+def trained(truth: StepTime, steps: int, seed: int = 1, noise: float = 0.05) -> StepTimeModel:
+    model = StepTimeModel()
+    rng = random.Random(seed)
+    for _ in range(steps):
+        features = random_step(rng)
+        model.observe(*features, predict_step_s(truth, *features) * rng.lognormvariate(0, noise))
+    return model
+
+
+def worst_error(model: StepTimeModel, truth: StepTime, seed: int = 99) -> float:
+    rng = random.Random(seed)
+    errors = []
+    for _ in range(200):
+        features = random_step(rng)
+        actual = predict_step_s(truth, *features)
+        errors.append(abs(model.predict(*features) - actual) / actual)
+    return sorted(errors)[180]
+
+
+@pytest.mark.parametrize("truth", [SLOW_CPU, FAST_GPU], ids=["slow", "fast"])
+def test_it_learns_any_machine_from_the_same_prior(truth: StepTime) -> None:
+    assert worst_error(StepTimeModel(), truth) > 0.3, "the prior is not the answer"
+    assert worst_error(trained(truth, 3), truth) < 0.6, "a few samples set the scale"
+    assert worst_error(trained(truth, 400), truth) < 0.06
+
+
+def test_coefficients_are_never_negative() -> None:
+    model = StepTimeModel()
+    rng = random.Random(5)
+    for _ in range(300):
+        tokens, context, sequences = random_step(rng)
+        # A machine on which context is free and sequences even help.
+        model.observe(tokens, context, sequences, max(1e-3, 0.02 + tokens * 1e-4 - sequences * 2e-4))
+        fit = model.to_message()
+        assert min(fit.base_s, fit.per_token_s, fit.per_context_token_s, fit.per_sequence_s) >= 0
+    assert model.predict(0, 0, 0) >= 0
+
+
+def test_steps_that_are_all_alike_give_a_finite_and_right_answer() -> None:
+    model = StepTimeModel()
+    for _ in range(200):
+        model.observe(8, 1600, 8, 0.03)
+    assert model.predict(8, 1600, 8) == pytest.approx(0.03, rel=0.02)
+    assert 0 < model.predict(200, 30_000, 8) < 1.0
+
+
+def test_one_pause_of_the_machine_does_not_bend_it() -> None:
+    model = trained(SLOW_CPU, 400)
+    before = model.predict(32, 10_000, 32)
+    model.observe(32, 10_000, 32, 30.0)
+    for _ in range(8):
+        model.observe(32, 10_000, 32, predict_step_s(SLOW_CPU, 32, 10_000, 32))
+    assert model.predict(32, 10_000, 32) == pytest.approx(before, rel=0.1)
+
+
+def test_a_lasting_change_gets_through() -> None:
+    model = trained(FAST_GPU, 400)
+    rng = random.Random(8)
+    for _ in range(1500):
+        features = random_step(rng)
+        model.observe(*features, predict_step_s(SLOW_CPU, *features))
+    assert worst_error(model, SLOW_CPU) < 0.2
+
+
+def test_its_error_is_that_of_predictions_made_before_the_step() -> None:
+    assert trained(SLOW_CPU, 400, noise=0.1).to_message().relative_error == pytest.approx(0.08, abs=0.04)
+    assert StepTimeModel().to_message().relative_error == PRIOR.relative_error
+
+
+def test_a_step_without_a_duration_is_left_out() -> None:
+    model = StepTimeModel()
+    model.observe(5, 5, 5, 0.0)
+    model.observe(5, 5, 5, float("nan"))
+    assert model.samples == 0
+    assert model.to_message() == PRIOR
+
+
+def test_it_travels_and_goes_on_elsewhere() -> None:
+    model = trained(SLOW_CPU, 300)
+    copy = StepTimeModel.from_message(model.to_message())
+    assert copy.predict(100, 5000, 10) == pytest.approx(model.predict(100, 5000, 10))
+    assert copy.samples == 300
+    copy.observe(100, 5000, 10, model.predict(100, 5000, 10))
+    assert copy.predict(100, 5000, 10) == pytest.approx(model.predict(100, 5000, 10), rel=0.05)
+
+
+def test_a_prior_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="positive base_s"):
+        StepTimeModel(StepTime(0.0, 1.0, 1.0, 1.0, 0, 0.0))
+
+
+def test_the_solver_solves() -> None:
+    matrix = [[4e-6, 1.0, 0.0], [1.0, 3e6, 2.0], [0.0, 2.0, 5.0]]
+    wanted = [7.0, -0.5, 2.0]
+    right = [sum(a * x for a, x in zip(row, wanted, strict=True)) for row in matrix]
+    assert solve([list(row) for row in matrix], right) == pytest.approx(wanted)

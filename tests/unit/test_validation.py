@@ -1,0 +1,90 @@
+"""Does every value that an admin act cannot accept say which field it was?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tenants import validation
+from tenants.admin import _checked_limit
+from tenants.errors import Invalid
+from tenants.types import Meter, Tier
+
+
+@pytest.mark.parametrize(
+    ("field", "check", "values"),
+    [
+        (
+            "name",
+            lambda value: validation.name("name", value),
+            ["", " ", "a b", "-a", "x" * 65, "ten_1", "é", "a/b", 7],
+        ),
+        ("weight", validation.weight, [0, -1, 0.009, 1_001, math.nan, math.inf, True, "1", None]),
+        ("tiers", lambda value: validation.tiers(Tier.BATCH, value), [[], ["gold"], ["standard"]]),
+        ("models", validation.models, [[], [""], ["x" * 257], [f"m{n}" for n in range(101)]]),
+        ("scopes", validation.scopes, [[], ["root"], ["inference", "root"]]),
+        (
+            "s",
+            lambda value: validation.seconds("s", value, 10, least=1),
+            [0, 11, math.nan, math.inf, True, "1"],
+        ),
+        ("time_zone", validation.time_zone, ["", "Mars/Olympus", "../etc/passwd", "x" * 100, "\0"]),
+        ("tier", lambda value: validation.choice("tier", Tier, value), ["", "gold", "STANDARD"]),
+        (
+            "rate_per_s",
+            lambda value: validation.rate_milli(Meter.TOTAL_TOKENS, 100, value),
+            [0, -1, 0.0001, 0.0015, math.nan, math.inf, 1e10, True, "1"],
+        ),
+        ("rate_per_s", lambda value: validation.rate_milli(Meter.COST_NANOUSD, 100, value), [0.5, 1.001]),
+        ("rate_per_s", lambda value: validation.rate_milli(Meter.REQUESTS, 10_000, value), [0.001]),
+    ],
+)
+def test_bad_values_name_their_field(field: str, check: Callable[[Any], object], values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(Invalid) as caught:
+            check(value)
+        assert caught.value.field == field, value
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("meter", {"meter": "beer", "window": "day", "amount": 1}),
+        ("window", {"meter": "requests", "amount": 1}),
+        ("window", {"meter": "requests", "window": "week", "amount": 1}),
+        ("window", {"meter": "requests", "window": "day", "rate_per_s": 1.0, "burst": 1}),
+        ("amount", {"meter": "requests", "window": "day"}),
+        ("amount", {"meter": "requests", "window": "day", "amount": -1}),
+        ("amount", {"meter": "requests", "window": "day", "amount": 1.5}),
+        ("amount", {"meter": "requests", "window": "day", "amount": True}),
+        ("amount", {"meter": "requests", "window": "day", "amount": 10**16}),
+        ("amount", {"meter": "concurrency"}),
+        ("meter", {"meter": "concurrency", "amount": 1, "window": "day"}),
+        ("meter", {"meter": "concurrency", "amount": 1, "rate_per_s": 1.0}),
+        ("burst", {"meter": "requests", "rate_per_s": 1.0}),
+        ("burst", {"meter": "requests", "rate_per_s": 1.0, "burst": 0}),
+        ("burst", {"meter": "requests", "rate_per_s": 1.0, "burst": 10**10}),
+        ("burst", {"meter": "requests", "rate_per_s": 1.0, "burst": 5, "amount": 6}),
+        ("rate_per_s", {"meter": "requests", "burst": 5}),
+        ("mode", {"meter": "requests", "window": "day", "amount": 1, "mode": "firm"}),
+        ("tier", {"meter": "requests", "window": "day", "amount": 1, "tier": "gold"}),
+        ("time_zone", {"meter": "requests", "window": "day", "amount": 1, "time_zone": "Nowhere"}),
+    ],
+)
+def test_limits_that_make_no_sense_name_their_field(field: str, arguments: dict[str, Any]) -> None:
+    defaults = {"amount": None, "window": None, "rate_per_s": None, "burst": None}
+    rest = {"mode": "hard", "tier": None, "time_zone": "UTC"}
+    with pytest.raises(Invalid) as caught:
+        _checked_limit(**{**defaults, **rest, **arguments})
+    assert caught.value.field == field
+
+
+def test_good_values_pass() -> None:
+    assert validation.name("name", "Team-7.a_b") == "Team-7.a_b"
+    assert [validation.weight(value) for value in (0.01, 1, 1_000)] == [0.01, 1.0, 1_000.0]
+    assert validation.rate_milli(Meter.TOTAL_TOKENS, 100, 0.001) == 1
+    assert validation.rate_milli(Meter.COST_NANOUSD, 100, 9e9) == 9_000_000_000_000
+    assert validation.time_zone("America/Argentina/Buenos_Aires")

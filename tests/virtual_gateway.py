@@ -1,0 +1,242 @@
+"""What would the gateway and an engine do with these requests, on a virtual clock?
+
+The real flow controller in front of a real engine core; only the model's arithmetic and the passing of time
+are virtual. Used by the tests of fairness and of forecasts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.core import EngineConfig
+from engine.forecast.arrivals import ArrivalRates
+from engine.forecast.length import LengthForecast
+from engine.forecast.quote import EngineLoad, Forecast, forecast
+from engine.forecast.step_time import PRIOR
+from engine.messages import StepTime, Submit
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from engine.virtual import VirtualReplica
+from gateway.estimates import flights_of
+from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.window import Replica, WindowRule
+
+REPLICA_ID = "engine-0"
+MODEL_ID = "virtual"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, and how long its answer will really be."""
+
+    tenant_id: str
+    input_tokens: int
+    output_tokens: int
+    tier: int = 1
+    weight: float = 1.0
+    max_tokens: int = 512
+
+
+@dataclass(slots=True)
+class Done:
+    """What became of a job."""
+
+    job: Job
+    arrived_s: float
+    estimate: Forecast | None = None
+    dispatched_s: float = -1.0
+    first_token_s: float = -1.0
+    ended_s: float = -1.0
+
+    @property
+    def wait_s(self) -> float:
+        """Arrival to dispatch."""
+        return self.dispatched_s - self.arrived_s
+
+
+class VirtualGateway:
+    """One gateway, one engine, no network. `on_end` is told of every job that ends, and may add others."""
+
+    def __init__(
+        self,
+        *,
+        policy: str = "vtc",
+        max_sequences: int = 16,
+        max_batched_tokens: int = 256,
+        num_blocks: int = 4096,
+        block_tokens: int = 16,
+        lookahead_sequences: int = 2,
+        step_time: StepTime = PRIOR,
+        lengths: LengthForecast | None = None,
+        on_end: Callable[[Done], None] = lambda done: None,
+    ) -> None:
+        self.replica = VirtualReplica(
+            EngineConfig(policy=policy, max_sequences=max_sequences, max_batched_tokens=max_batched_tokens),
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            step_time=step_time,
+        )
+        self.clock = self.replica.clock
+        self.lengths = lengths if lengths is not None else LengthForecast()
+        self.flow = FlowController(
+            policy,
+            ServiceCounters(),
+            max_queued=10_000,
+            max_queued_per_tenant=10_000,
+            queue_ttl_s=(1e9, 1e9, 1e9),
+            window=WindowRule(lookahead_sequences=lookahead_sequences, kv_window=1.0),
+            log_records=16,
+        )
+        self.sees_arrivals = True
+        self.rates = ArrivalRates()
+        self.done: list[Done] = []
+        self._sizes = [Replica(REPLICA_ID, max_sequences, num_blocks * block_tokens)]
+        self._max_batched_tokens = max_batched_tokens
+        self._on_end = on_end
+        self._records: dict[str, Done] = {}
+        self._emitted: dict[str, int] = {}
+        self._arrivals: list[tuple[float, int, Job, bool]] = []
+        self._numbered = 0
+
+    # ------------------------------------------------------------ arrivals
+
+    def at(self, at_s: float, job: Job, *, estimate: bool = False) -> None:
+        """Schedules an arrival."""
+        self._numbered += 1
+        heapq.heappush(self._arrivals, (at_s, self._numbered, job, estimate))
+
+    def arrive(self, job: Job, *, estimate: bool = False) -> Done:
+        """A request arrives now; with `estimate` its forecast is made on arrival."""
+        self._numbered += 1
+        entry = self._entry(f"request-{self._numbered}", job)
+        record = Done(job, self.clock.now_s)
+        if estimate:
+            record.estimate = self.forecast(entry, job)
+        self.rates.observe(entry, self.clock.now_s)
+        self._records[entry.entry_id] = record
+        ticket = Ticket(
+            entry, 1, entry.input_tokens + entry.predicted_output_tokens, max_tokens=job.max_tokens
+        )
+        assert self.flow.enqueue(ticket, self.clock.now_s) is None
+        return record
+
+    def queued(self, tenant_id: str) -> int:
+        """Requests of a tenant in the gateway's queue."""
+        return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.tickets())
+
+    def forecast(self, entry: Entry, job: Job) -> Forecast:
+        """As the gateway makes it."""
+        snapshot = self.replica.core.snapshot(REPLICA_ID)
+        size = self._sizes[0]
+        counters = self.flow.counters.clone()
+        return forecast(
+            entry,
+            queue=self.flow.queue_clone(counters),
+            counters=counters,
+            engines=[
+                EngineLoad(
+                    replica_id=REPLICA_ID,
+                    step_time=snapshot.step_time,
+                    max_sequences=size.max_sequences,
+                    max_batched_tokens=self._max_batched_tokens,
+                    window_sequences=size.max_sequences + self.flow.window.lookahead_sequences,
+                    window_kv_tokens=size.kv_tokens,
+                    flights=flights_of(list(self.flow.in_flight()), snapshot),
+                )
+            ],
+            output_tokens=(
+                entry.predicted_output_tokens,
+                self.lengths.quantile(entry.tenant_id, MODEL_ID, 0.9, max_tokens=job.max_tokens),
+            ),
+            now_s=self.clock.now_s,
+            draw_length=self._draw_length,
+            arrivals=self.rates.streams(self.clock.now_s) if self.sees_arrivals else (),
+        )
+
+    # ------------------------------------------------------------ time
+
+    def run(self, *, until_s: float = float("inf"), while_: Callable[[], bool] = lambda: True) -> None:
+        """Goes on until nothing is left to do, until `until_s`, or while `while_` says so."""
+        while while_() and self.clock.now_s < until_s:
+            while self._arrivals and self._arrivals[0][0] <= self.clock.now_s:
+                _, _, job, estimate = heapq.heappop(self._arrivals)
+                self.arrive(job, estimate=estimate)
+            self._dispatch()
+            if self.replica.core.has_work():
+                self._step()
+            elif self._arrivals:
+                self.clock.advance(self._arrivals[0][0] - self.clock.now_s)
+            else:
+                return
+
+    def _dispatch(self) -> None:
+        for turn in self.flow.dispatch(self.clock.now_s, self._sizes):
+            entry = turn.ticket.entry
+            record = self._records[entry.entry_id]
+            record.dispatched_s = self.clock.now_s
+            job = record.job
+            refused = self.replica.submit(
+                Submit(
+                    sequence_id=entry.entry_id,
+                    request_id=entry.entry_id,
+                    tenant_id=entry.tenant_id,
+                    prompt_token_ids=[1] * job.input_tokens,
+                    max_tokens=job.max_tokens,
+                    lease_tokens=job.max_tokens,
+                    tier=job.tier,
+                    weight=job.weight,
+                    counter=turn.counter,
+                    predicted_output_tokens=entry.predicted_output_tokens,
+                ),
+                output_tokens=job.output_tokens,
+            )
+            assert refused is None, refused
+
+    def _step(self) -> None:
+        for deltas in self.replica.step().deltas.values():
+            for delta in deltas:
+                record = self._records[delta.sequence_id]
+                emitted = self._emitted.get(delta.sequence_id, 0) + len(delta.token_ids)
+                self._emitted[delta.sequence_id] = emitted
+                if record.first_token_s < 0 < emitted:
+                    record.first_token_s = self.clock.now_s
+                self.flow.progress(delta.sequence_id, emitted, 1)
+                if delta.outcome is not None:
+                    del self._records[delta.sequence_id], self._emitted[delta.sequence_id]
+                    outcome = delta.outcome
+                    self.flow.finish(
+                        delta.sequence_id, outcome.computed_tokens, outcome.emitted_tokens, self.clock.now_s
+                    )
+                    record.ended_s = self.clock.now_s
+                    self.lengths.observe(record.job.tenant_id, MODEL_ID, outcome.emitted_tokens)
+                    self.done.append(record)
+                    self._on_end(record)
+
+    def _entry(self, entry_id: str, job: Job) -> Entry:
+        median = self.lengths.quantile(job.tenant_id, MODEL_ID, 0.5, max_tokens=job.max_tokens)
+        return Entry(
+            entry_id, job.tenant_id, self.clock.now_s, job.input_tokens, median, job.tier, job.weight
+        )
+
+    def _draw_length(self, entry: Entry, generated: int, u: float) -> int:
+        ticket = self.flow.ticket(entry.entry_id)
+        max_tokens = ticket.max_tokens if ticket is not None else None
+        return self.lengths.quantile(entry.tenant_id, MODEL_ID, u, generated, max_tokens)
+
+
+def service(gateway: VirtualGateway) -> dict[str, int]:
+    """Cost tokens each tenant has had from the engine: computed input + 2 x emitted."""
+    totals = gateway.replica.core.snapshot(REPLICA_ID).service
+    return {tenant_id: had.computed_tokens + 2 * had.emitted_tokens for tenant_id, had in totals.items()}
+
+
+def share_within(pairs: Iterable[tuple[float, float]], factor: float, floor_s: float) -> float:
+    """Share of (estimated, actual) pairs that differ by at most `factor`, or by at most `floor_s`."""
+    verdicts = [
+        abs(estimated - actual) <= floor_s
+        or (min(estimated, actual) > 0 and max(estimated, actual) <= factor * min(estimated, actual))
+        for estimated, actual in pairs
+    ]
+    return sum(verdicts) / len(verdicts)
