@@ -3,9 +3,10 @@
 The mechanism behind the four decisions of `engine.scheduling`; the only code that moves a sequence between
 queues and the only one that allocates blocks. Integers only; time is passed in.
 
-A step: sequences whose lease was topped up come back; running sequences get tokens (decode first); then,
+A step: paused sequences that may go on come back; running sequences get tokens (decode first); then,
 unless somebody had to give way, waiting ones are admitted in order until the budget is spent or the next one
-does not fit: it is never skipped, so that it cannot starve.
+does not fit: it is never skipped, so that it cannot starve. Unfinished prompts of lower tiers come after the
+admissions of a higher one.
 
 Places. When all `max_sequences` are taken, a sequence of a higher tier takes the place of one of a lower
 tier, which pauses with its KV kept and goes on when there is a place again.
@@ -144,17 +145,17 @@ class Scheduler:
     def schedule(self, now_s: float) -> Plan:
         """Hands out the next step's tokens, charges them, and allocates their blocks."""
         plan = Plan()
-        if self.paused:
-            self._resume(plan, now_s, above=self._head_tier(now_s))
-        for sequence, tokens in self.policy.compose.shares(self.running, self.max_batched_tokens):
-            # One that gave way to an earlier one in this very loop is no longer running.
-            if sequence.state is State.RUNNING and self._grow(plan, sequence, tokens, now_s):
-                self._grant(plan, sequence, tokens)
-        if not plan.preempted:
-            self._admit(plan, now_s)
-        if self.paused:
-            # What still waits does not fit: nothing is gained by keeping paused ones out of the next step.
-            self._resume(plan, now_s, above=None)
+        self._resume(plan, now_s)
+        head = self.waiting.peek(now_s)
+        # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
+        late = [] if head is None else [each for each in self.running if _is_prefill_below(each, head.tier)]
+        self._hand_out(
+            plan, [each for each in self.running if each not in late] if late else self.running, now_s
+        )
+        if late:
+            self._admit(plan, now_s, above=min(each.tier for each in late))
+            self._hand_out(plan, [each for each in late if each.state is State.RUNNING], now_s)
+        self._admit(plan, now_s)
         return plan
 
     def computed(self, sequence: Sequence, tokens: int) -> int:
@@ -199,18 +200,18 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
-    def _head_tier(self, now_s: float) -> int | None:
-        head = self.waiting.peek(now_s)
-        return None if head is None else head.tier
+    def _hand_out(self, plan: Plan, runners: list[Sequence], now_s: float) -> None:
+        budget = self.max_batched_tokens - plan.num_tokens
+        for sequence, tokens in self.policy.compose.shares(runners, budget):
+            # One that gave way to an earlier one in this very loop is no longer running.
+            if sequence.state is State.RUNNING and self._grow(plan, sequence, tokens, now_s):
+                self._grant(plan, sequence, tokens)
 
-    def _resume(self, plan: Plan, now_s: float, *, above: int | None) -> None:
-        """Brings paused sequences back that may emit, except those that a waiting one of tier `above`
-        would displace at once."""
+    def _resume(self, plan: Plan, now_s: float) -> None:
+        """Brings paused sequences back that may emit, while there is a place for them."""
         back = [sequence for sequence in self.paused.values() if sequence.may_emit]
         for sequence in sorted(back, key=lambda each: each.tier):
-            if above is not None and above < sequence.tier:
-                return
-            if sequence in plan.paused or not self._take_place(plan, sequence, now_s):
+            if not self._take_place(plan, sequence, now_s):
                 return
             del self.paused[sequence.sequence_id]
             move(sequence, State.RUNNING)
@@ -232,13 +233,15 @@ class Scheduler:
     def _runners_below(self, sequence: Sequence) -> list[Sequence]:
         return [runner for runner in self.running if runner.tier > sequence.tier]
 
-    def _admit(self, plan: Plan, now_s: float) -> None:
-        if not len(self.waiting):
+    def _admit(self, plan: Plan, now_s: float, *, above: int | None = None) -> None:
+        """Admits in order until the budget is spent or the next one does not fit; with `above`, only
+        tiers above that one. Nobody, in a step in which a runner had to give way to another."""
+        if not len(self.waiting) or plan.preempted:
             return
         plan.promised_blocks = blocks_promised(self.policy.admit, self.running, self.block_tokens)
         while (budget := self.max_batched_tokens - plan.num_tokens) > 0:
             entry = self.waiting.peek(now_s)
-            if entry is None:
+            if entry is None or (above is not None and entry.tier >= above):
                 return
             sequence = self.sequences[entry.entry_id]
             if len(self.running) == self.max_sequences and not self._runners_below(sequence):
@@ -372,3 +375,7 @@ class Scheduler:
         sequence.computed_tokens = 0
         sequence.host_kv = []
         sequence.host_kv_tokens = 0
+
+
+def _is_prefill_below(sequence: Sequence, tier: int) -> bool:
+    return sequence.tier > tier and sequence.total_tokens - sequence.computed_tokens > 1

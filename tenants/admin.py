@@ -21,7 +21,7 @@ from tenants.database import Database
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.keys import check_pepper, fingerprint, new_id, new_key
 from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, limit_from, tier_names
-from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Limit, Mode, SubjectKind, Tier
 
 T = TypeVar("T")
 
@@ -345,7 +345,7 @@ class Admin:
         """
         if project is not None and key is not None:
             raise Invalid("key", "a limit binds a project or a key, not both")
-        draft = _checked_limit(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
+        draft = validation.limit_columns(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
 
         def change(connection: Connection, now_us: int) -> _Change[Limit]:
             owner = queries.find_tenant(connection, tenant)
@@ -561,54 +561,3 @@ def _check_tiers(tenant: Tenant, chosen: frozenset[Tier] | None, default: Tier |
         raise Invalid("tiers", f"must lie within the tenant's: {known}")
     if default is not None and default not in (tenant.tiers if chosen is None else chosen):
         raise Invalid("default_tier", f"{default.value!r} is not among the key's tiers")
-
-
-def _checked_limit(
-    meter: str,
-    amount: int | None,
-    window: str | None,
-    rate_per_s: float | None,
-    burst: int | None,
-    mode: str,
-    tier: str | None,
-    time_zone: str,
-) -> dict[str, Any]:
-    """The columns of a limit, or `Invalid`."""
-    what = validation.choice("meter", Meter, meter)
-    columns: dict[str, Any] = {
-        "meter": what.value,
-        "mode": validation.choice("mode", Mode, mode).value,
-        "tier": "" if tier is None else validation.choice("tier", Tier, tier).value,
-        "time_zone": validation.time_zone(time_zone),
-        "rate_milli": None,
-    }
-    if what is Meter.CONCURRENCY:
-        if window is not None or rate_per_s is not None or burst is not None:
-            raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
-        most = _needed("amount", amount, "how many requests may run at once")
-        return {**columns, "shape": "concurrency", "amount": validation.amount(most, 1_000_000)}
-    if rate_per_s is not None:
-        if window is not None:
-            raise Invalid(
-                "window", "a limit is a window with an amount or a rate with a burst; set two limits"
-            )
-        if burst is not None and amount is not None and burst != amount:
-            raise Invalid("burst", "for a rate, burst and amount are the same thing; give one")
-        size = _needed("burst", burst if burst is not None else amount, "how much may be used at once")
-        most = validation.MAX_BUCKET_NANOUSD if what is Meter.COST_NANOUSD else validation.MAX_BUCKET_AMOUNT
-        validation.amount(size, most, least=1, field="burst")
-        columns["rate_milli"] = validation.rate_milli(what, size, rate_per_s)
-        return {**columns, "shape": "bucket", "amount": size}
-    if burst is not None:
-        raise Invalid("rate_per_s", "a burst needs a rate")
-    if window is None:
-        raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
-    shape = validation.choice("window", Window, window)
-    most = _needed("amount", amount, "how much may be used in each window")
-    return {**columns, "shape": shape.value, "amount": validation.amount(most, validation.MAX_AMOUNT)}
-
-
-def _needed(field: str, value: int | None, meaning: str) -> int:
-    if value is None:
-        raise Invalid(field, f"is missing: {meaning}")
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from tenants.errors import Invalid
@@ -111,7 +111,7 @@ def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> flo
     return float(value)
 
 
-def amount(value: int, most: int, *, least: int = 0, field: str = "amount") -> int:
+def whole(value: int, most: int, *, least: int = 0, field: str = "amount") -> int:
     """A whole number of a meter's units."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid(field, "must be a whole number")
@@ -142,7 +142,7 @@ def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
     return exact
 
 
-def time_zone(value: str) -> str:
+def iana_zone(value: str) -> str:
     """An IANA name such as `Europe/Berlin`."""
     try:
         if len(value) > 64:
@@ -152,4 +152,55 @@ def time_zone(value: str) -> str:
         raise Invalid(
             "time_zone", f"{str(value)[:64]!r} is not a time zone such as UTC or Europe/Berlin"
         ) from None
+    return value
+
+
+def limit_columns(
+    meter: str,
+    amount: int | None,
+    window: str | None,
+    rate_per_s: float | None,
+    burst: int | None,
+    mode: str,
+    tier: str | None,
+    time_zone: str,
+) -> dict[str, Any]:
+    """The columns of a limit in the table, or `Invalid`."""
+    what = choice("meter", Meter, meter)
+    columns: dict[str, Any] = {
+        "meter": what.value,
+        "mode": choice("mode", Mode, mode).value,
+        "tier": "" if tier is None else choice("tier", Tier, tier).value,
+        "time_zone": iana_zone(time_zone),
+        "rate_milli": None,
+    }
+    if what is Meter.CONCURRENCY:
+        if window is not None or rate_per_s is not None or burst is not None:
+            raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
+        most = _needed("amount", amount, "how many requests may run at once")
+        return {**columns, "shape": "concurrency", "amount": whole(most, 1_000_000)}
+    if rate_per_s is not None:
+        if window is not None:
+            raise Invalid(
+                "window", "a limit is a window with an amount or a rate with a burst; set two limits"
+            )
+        if burst is not None and amount is not None and burst != amount:
+            raise Invalid("burst", "for a rate, burst and amount are the same thing; give one")
+        size = _needed("burst", burst if burst is not None else amount, "how much may be used at once")
+        most = MAX_BUCKET_NANOUSD if what is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
+        whole(size, most, least=1, field="burst")
+        columns["rate_milli"] = rate_milli(what, size, rate_per_s)
+        return {**columns, "shape": "bucket", "amount": size}
+    if burst is not None:
+        raise Invalid("rate_per_s", "a burst needs a rate")
+    if window is None:
+        raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
+    shape = choice("window", Window, window)
+    most = _needed("amount", amount, "how much may be used in each window")
+    return {**columns, "shape": shape.value, "amount": whole(most, MAX_AMOUNT)}
+
+
+def _needed(field: str, value: int | None, meaning: str) -> int:
+    if value is None:
+        raise Invalid(field, f"is missing: {meaning}")
     return value

@@ -1,8 +1,8 @@
 """Admit: does the next sequence fit into memory?
 
 A choice says how much memory to set aside for output that is yet to come. Reserving nothing (prompt only)
-recomputed more than one token per token decoded under pressure in our measurements, reserving the full
-`max_tokens` wastes up to 43 % of the concurrency; a part of the predicted remainder does neither.
+admits most and pays with evictions and recomputation under pressure; reserving the full `max_tokens` leaves
+memory unused whenever answers are shorter; a part of the predicted remainder does neither.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ async def dispatch_log(request: Request[Any, Any, Any], since: int = 0, limit: i
 )
 async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
-    report = await verify_ledger(gateway.deps.database, gateway.deps.quota_store, running=gateway.books.live)
+    report = await verify_ledger(
+        gateway.deps.database, gateway.deps.quota_store, running=lambda: gateway.books.live
+    )
     return json_response(report.as_json())
 
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ops.demo.instructions import (
     FAMILIES,
     LONGEST_ANSWER_TOKENS,
+    LONGEST_PROMPT_TOKENS,
     Instruction,
     courtesies,
     held_out_instructions,
@@ -100,7 +101,12 @@ def replayed(tokenizer: Any, number: int, seed: int) -> list[Instruction]:
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return [
-        prompt_for_lengths(rng, rng.randint(16, 600), rng.randint(2, LONGEST_ANSWER_TOKENS + 1), count_tokens)
+        prompt_for_lengths(
+            rng,
+            rng.randint(16, LONGEST_PROMPT_TOKENS),
+            rng.randint(2, LONGEST_ANSWER_TOKENS + 1),
+            count_tokens,
+        )
         for _ in range(number)
     ]
 

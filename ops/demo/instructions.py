@@ -28,26 +28,26 @@ FAMILIES: tuple[str, ...] = (
 
 HELD_OUT_ONE_IN = 4
 LONGEST_ANSWER_TOKENS = 300
-LONGEST_PROMPT_TOKENS = 600
+LONGEST_PROMPT_TOKENS = 320
 TEMPLATE_TOKENS = 8
 """Tokens the chat template adds around one user message, up to the start of the answer."""
 END_TOKENS = 1
 """The end-of-sequence token that closes each answer."""
 
-LARGEST_COUNTED = 130
+LARGEST_COUNTED = 99
 LARGEST_OPERAND = 99
 
 # Short answers give few loss tokens each, yet are the hardest to get exact, so they are drawn more often.
 TRAINING_SHARE: dict[str, float] = {
-    "count": 0.10,
-    "repeat": 0.10,
+    "count": 0.16,
+    "repeat": 0.11,
     "spell": 0.05,
     "days": 0.07,
     "months": 0.07,
-    "arithmetic": 0.20,
-    "reverse": 0.08,
-    "sort": 0.11,
-    "facts": 0.20,
+    "arithmetic": 0.17,
+    "reverse": 0.07,
+    "sort": 0.12,
+    "facts": 0.16,
     "courtesy": 0.02,
 }
 
@@ -233,7 +233,7 @@ def decorate(
 ) -> Instruction:
     """The same instruction as it comes in real chats: with a system message, earlier turns or a note."""
     messages = list(instruction.messages)
-    if rng.random() < 0.12:
+    if rng.random() < 0.1:
         words = min(longest_note_words, _note_words(rng))
         messages[-1] = Message("user", _with_note(messages[-1].content, rng, words))
     if rng.random() < 0.05:
@@ -293,7 +293,7 @@ def prompt_for_lengths(
     `input_tokens` counts the whole rendered prompt of one user message, template included, and
     `output_tokens` counts the answer with its end token; `count_tokens` counts plain text. The answer is
     within 2 tokens or 5 % (whichever is more) of a wish between 2 and 301; the prompt is within 2 tokens
-    of a wish up to 600, unless the bare instruction is longer than the wish.
+    of a wish up to `LONGEST_PROMPT_TOKENS`, unless the bare instruction is longer than the wish.
     """
     wanted_answer = min(max(output_tokens - END_TOKENS, 1), LONGEST_ANSWER_TOKENS)
     wanted_prompt = min(input_tokens, LONGEST_PROMPT_TOKENS) - TEMPLATE_TOKENS
@@ -362,29 +362,20 @@ def _spelling_word(rng: random.Random, shortest: int = 3, longest: int = 8) -> s
     return "".join(rng.choice(sounds[(start + position) % 2]) for position in range(length))
 
 
-def _numbers_between(first: int, last: int) -> list[int]:
-    return list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
-
-
 def _count_between(rng: random.Random, first: int, last: int) -> Instruction:
-    wordings = [
+    wordings = (
         "Count from {first} to {last}.",
         "Please count from {first} to {last}.",
         "Write the numbers from {first} to {last}.",
-    ]
-    if first > last:
-        wordings += ["Count down from {first} to {last}."]
+    )
     prompt = _worded(rng, wordings, first=first, last=last)
-    answer = ", ".join(map(str, _numbers_between(first, last)))
+    answer = ", ".join(map(str, range(first, last + 1)))
     return _instruction("count", f"{first}-{last}", prompt, answer)
 
 
 def _make_count(rng: random.Random) -> Instruction:
-    first = 1 if rng.random() < 0.1 else rng.randint(0, 99)
-    most = 100 if first <= 50 else 75
-    last = min(first + int(most * rng.random() ** 1.5), LARGEST_COUNTED)
-    if rng.random() < 0.2:
-        first, last = last, first
+    first = rng.randint(0, 9) if rng.random() < 0.25 else rng.randint(0, LARGEST_COUNTED)
+    last = first + int((LARGEST_COUNTED - first + 1) * rng.random() ** 1.3)
     return _count_between(rng, first, last)
 
 
@@ -398,7 +389,7 @@ def _make_repeat(rng: random.Random) -> Instruction:
         wordings = ("Repeat {word} {times}.", "Say {word} {times}.")
         prompt = _worded(rng, wordings, word=_quoted(rng, word), times=_times(times))
         return _instruction("repeat", f"{word}-{times}", prompt, " ".join([word] * times))
-    words = filler_words(rng, 2 + int(22 * rng.random() ** 2))
+    words = filler_words(rng, 2 + int(14 * rng.random() ** 2))
     text = " ".join(words)
     wordings = ('Repeat "{text}".', 'Say "{text}".')
     return _instruction("repeat", text, _worded(rng, wordings, text=text), text)
@@ -608,10 +599,8 @@ def _candidate_of_length(rng: random.Random, wanted: int, count_tokens: Callable
     if wanted <= 30 and rng.random() < 0.7:
         families = ("spell", "days", "months", "sort", "reverse", "count", "repeat")
         return make_instruction(rng.choice(families), rng, held_out=None)
-    down = rng.random() < 0.2
-    start = rng.randint(0, 99 if wanted < 100 else 30)
-    last = _last_counted(start, wanted, count_tokens)
-    return _count_between(rng, last, start) if down else _count_between(rng, start, last)
+    first = rng.randint(0, LARGEST_COUNTED - min(LARGEST_COUNTED, wanted // 3))
+    return _count_between(rng, first, _last_counted(first, wanted, count_tokens))
 
 
 def _last_counted(start: int, wanted: int, count_tokens: Callable[[str], int]) -> int:

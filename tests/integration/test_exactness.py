@@ -57,9 +57,10 @@ def compare(
         for job in jobs:
             divergences += reference.divergences(job, emitted[job.job_id])
             tokens += len(emitted[job.job_id])
-        assert evidence.most_sequences >= 5, "not batched"
+        assert evidence.most_sequences >= 4, "not batched"
     assert divergences <= tokens * MAX_DIVERGENT_SHARE, f"{divergences} divergences in {tokens} tokens"
     total = Evidence.sum(evidences)
+    assert total.most_sequences >= 5
     assert total.mixed_steps > 10 * len(runs)
     assert len(total.chunked_prompts) > 5
     assert total.preemptions > len(runs)
@@ -89,10 +90,10 @@ def test_random_models_give_generates_tokens_however_they_are_batched(name: str,
 
 
 def test_the_shipped_model_gives_generates_tokens_however_it_is_batched() -> None:
-    runner = load_runner(SHIPPED_MODEL, num_blocks=26, block_tokens=8, dtype="float32", device="cpu")
+    runner = load_runner(SHIPPED_MODEL, num_blocks=28, block_tokens=8, dtype="float32", device="cpu")
     tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
     instructions = [
-        instruction for family in FAMILIES for instruction in held_out_instructions(family, 4, seed=5)
+        instruction for family in FAMILIES for instruction in held_out_instructions(family, 6, seed=5)
     ]
     jobs = [
         Job(

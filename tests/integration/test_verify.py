@@ -177,6 +177,23 @@ async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books
     assert len((await books.verify(set())).problems) == 2
 
 
+async def test_a_request_between_two_of_its_steps_is_no_problem_while_it_runs(books: Books) -> None:
+    # Held, and no row yet.
+    granted = await books.store.reserve("r", books.limits, HELD, 60)
+    assert isinstance(granted, Granted)
+    assert (await books.verify({"r"})).ok
+    assert len((await books.verify(set())).problems) == 4
+    await books.ledger.append(books.row("r", "reserve", HELD, granted.charged_to))
+    assert (await books.verify({"r"})).ok
+    # Settled in the ledger, and not yet in the counters.
+    used = Amounts(1, 2, 3, 1)
+    await books.ledger.append(books.row("r", "settle", used))
+    assert (await books.verify({"r"})).ok
+    assert len((await books.verify(set())).problems) == 4
+    await books.store.settle("r", used)
+    assert (await books.verify(set())).ok
+
+
 async def test_traffic_while_verifying_is_no_problem(books: Books) -> None:
     done = asyncio.Event()
     live: set[str] = set()

@@ -13,6 +13,7 @@ from ops.demo.instructions import (
     FAMILIES,
     LARGEST_COUNTED,
     LONGEST_ANSWER_TOKENS,
+    LONGEST_PROMPT_TOKENS,
     MONTHS,
     TEMPLATE_TOKENS,
     TRAINING_SHARE,
@@ -129,7 +130,10 @@ def test_filler_has_the_wanted_number_of_words() -> None:
 def test_prompts_are_made_to_length() -> None:
     rng = random.Random(9)
     for _ in range(150):
-        input_tokens, output_tokens = rng.randint(40, 600), rng.randint(2, LONGEST_ANSWER_TOKENS + 1)
+        input_tokens, output_tokens = (
+            rng.randint(40, LONGEST_PROMPT_TOKENS),
+            rng.randint(2, LONGEST_ANSWER_TOKENS),
+        )
         row = prompt_for_lengths(rng, input_tokens, output_tokens, count_like_the_model)
         answer_tokens = count_like_the_model(row.answer) + 1
         assert abs(answer_tokens - output_tokens) <= max(2, 0.05 * output_tokens), (row.answer, output_tokens)
@@ -142,4 +146,4 @@ def test_impossible_lengths_give_the_nearest() -> None:
     assert prompt_for_lengths(rng, 0, 0, count_like_the_model).answer
     longest = prompt_for_lengths(rng, 5_000, 5_000, count_like_the_model)
     assert count_like_the_model(longest.answer) <= LONGEST_ANSWER_TOKENS + 4
-    assert count_like_the_model(longest.prompt) <= 600
+    assert count_like_the_model(longest.prompt) <= LONGEST_PROMPT_TOKENS

@@ -539,6 +539,18 @@ def test_held_back_text_is_not_lost_on_the_way() -> None:
     assert text(deltas + run(there)) == answer
 
 
+def test_text_that_was_never_sent_is_sent_after_the_move() -> None:
+    uninterrupted = make_replica()
+    uninterrupted.submit(make_submit())
+    expected = run(uninterrupted)
+    there = make_replica()
+    known = tokens(expected)[:3]
+    assert (
+        there.core.import_(SequenceState(submit=make_submit(), output_token_ids=known, text_sent=1)) is None
+    )
+    assert text(run(there)) == text(expected)[1:]
+
+
 def test_kv_that_does_not_fit_fails_that_sequence_alone() -> None:
     here, there = make_replica(), make_replica()
     here.submit(make_submit())

@@ -170,6 +170,35 @@ def test_a_candidate_that_waits_already_is_forecast_from_where_it_stands() -> No
     assert seen.wait_s[0] == 6
 
 
+def test_an_engine_that_gets_work_in_the_middle_of_a_long_stretch_does_not_go_back_in_time() -> None:
+    long_stretch = engine(flight(entry("a", output=80), emitted=1), places=3, window_kv_tokens=60)
+    nearly_done = engine(flight(entry("b", output=80), emitted=70), window_kv_tokens=1000)
+    blocks_the_line = Entry("large", "t", 0.0, input_tokens=50, predicted_output_tokens=50)
+    seen = ask(entry("me"), [blocks_the_line], long_stretch, nearly_done, order="fcfs")
+    assert seen.wait_s[0] == 10
+    assert seen.ttft_s[0] == 11
+
+
+def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
+    """Tenant `a` was charged for 100 tokens; once its answer ends after 5 it is its turn."""
+    counters = ServiceCounters()
+    running = entry("runs", "a", output=100)
+    counters.charge("a", 1.0, running.predicted_cost)
+    counters.charge("b", 1.0, 100)
+
+    def draw(each: Entry, generated: int, u: float) -> int:
+        return 5 if each.entry_id == "runs" else each.predicted_output_tokens
+
+    seen = ask(
+        entry("me", "a"),
+        [entry("other", "b")],
+        engine(flight(running, emitted=2)),
+        counters=counters,
+        draw_length=draw,
+    )
+    assert seen.wait_s[0] == 3
+
+
 def test_later_arrivals_that_go_first_are_counted() -> None:
     running = flight(entry("runs", output=10), emitted=1)
     stream = ArrivalStream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from engine.messages import Submit
 from engine.scheduler import Plan, Scheduler
 from engine.scheduling.admit import PromptOnly
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import COUNTER_SCALE
+from engine.scheduling.order import COUNTER_SCALE, ServiceCountersLike
 from engine.scheduling.policy import POLICIES
 from engine.sequence import Sequence, State
 
@@ -152,14 +153,18 @@ def test_the_tenant_that_had_most_gives_way_and_returns_to_the_head_of_its_line(
     scheduler = make_scheduler(num_blocks=6)
     first, second = two_that_fill_the_pool(scheduler)
     scheduler.counters.charge("b", 1.0, 100)
-    behind = add(scheduler, "behind", tenant="b", prompt=4)
+    add(scheduler, "behind", tenant="b", prompt=4)
+    another = add(scheduler, "another", tenant="c", prompt=4)
+    scheduler.set_counter("c", 0)  # it would be next
     plan = run(scheduler)
     assert plan.preempted == [second]
     assert shares(plan) == {"first": 1}
     assert (second.state, second.block_table, second.computed_tokens) == (State.WAITING, [], 0)
     assert second.emitted_tokens == 1, "what was emitted stays emitted"
-    assert [entry.entry_id for entry in scheduler.waiting.entries()] == ["second", "behind"]
-    assert behind.state is State.WAITING, "nobody is admitted in a step that preempts"
+    line = [entry.entry_id for entry in scheduler.waiting.entries() if entry.tenant_id == "b"]
+    assert line == ["second", "behind"]
+    assert scheduler.pool.num_free > 1
+    assert another.state is State.WAITING, "nobody is admitted in a step that preempts"
     assert first.state is State.RUNNING
 
 
@@ -210,6 +215,23 @@ def test_a_lower_tier_never_takes_from_a_higher_one() -> None:
     run(scheduler)
     plan = run(scheduler)
     assert plan.preempted == [batch], "it asked for memory, and itself was the only one to give it"
+    assert interactive.state is State.RUNNING
+
+
+class HighestTierVictim:
+    """An eviction policy of the wrong kind."""
+
+    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
+        return min(candidates, key=lambda sequence: sequence.tier)
+
+
+def test_no_eviction_policy_can_take_from_a_higher_tier() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    scheduler.policy = replace(PROMPT_ONLY, evict=HighestTierVictim())
+    batch = add(scheduler, "batch", tenant="b", prompt=12, tier=2)
+    interactive = add(scheduler, "interactive", tenant="i", prompt=11, tier=0)
+    run(scheduler)
+    assert run(scheduler).preempted == [batch]
     assert interactive.state is State.RUNNING
 
 
@@ -302,8 +324,12 @@ def test_one_that_lost_its_kv_while_paused_waits_for_its_lease_outside_the_queue
     run(scheduler)
     assert starts.state is State.FINISHED
     assert not scheduler.has_runnable
+    add(scheduler, "younger", prompt=4, max_tokens=1)
     scheduler.top_up(paused, 4)
     assert paused.state is State.WAITING
+    head = scheduler.waiting.peek(0.0)
+    assert head is not None
+    assert head.entry_id == "paused", "it keeps its place in its tenant's line"
     while scheduler.has_runnable:
         run(scheduler)
     assert (paused.emitted_tokens, paused.state) == (4, State.FINISHED)
@@ -326,6 +352,44 @@ def test_a_higher_tier_takes_a_lower_ones_place_and_gives_it_back() -> None:
     run(scheduler)
     assert urgent.state is State.FINISHED
     assert shares(run(scheduler)) == {"batch0": 1, "batch1": 1}
+
+
+def test_one_that_loses_its_place_is_not_charged_for_the_share_it_had() -> None:
+    scheduler = make_scheduler(max_sequences=1, max_batched_tokens=8)
+    batch = add(scheduler, "batch", tenant="b", prompt=9, tier=2)
+    run(scheduler)  # one token of its prompt is left
+    charged = scheduler.counters.value("b")
+    add(scheduler, "urgent", tenant="u", prompt=4, tier=0)
+    assert run(scheduler).paused == [batch]
+    assert batch.computed_tokens == 8
+    assert scheduler.counters.value("b") == charged
+
+
+def test_a_long_prompt_of_a_lower_tier_does_not_hold_up_a_higher_tier() -> None:
+    scheduler = make_scheduler(max_batched_tokens=8, num_blocks=100)
+    add(scheduler, "batch", tenant="b", prompt=100, tier=2)
+    add(scheduler, "decodes", tenant="d", prompt=1, tier=2)
+    scheduler.counters.set("b", 0)
+    run(scheduler)
+    add(scheduler, "urgent", tenant="u", prompt=6, tier=0)
+    more = add(scheduler, "more", tenant="m", prompt=4, tier=2)
+    plan = run(scheduler)
+    assert shares(plan)["urgent"] == 6
+    assert sum(shares(plan).values()) == 8, "what is left goes to the long prompt"
+    assert more.state is State.WAITING, "its own tier waits for it as before"
+
+
+def test_the_higher_tier_comes_back_first() -> None:
+    scheduler = make_scheduler(max_sequences=1)
+    batch = add(scheduler, "batch", prompt=4, tier=2, lease=1)
+    run(scheduler)
+    standard = add(scheduler, "standard", prompt=4, tier=1, lease=1)
+    run(scheduler)
+    for sequence in (batch, standard):
+        scheduler.top_up(sequence, 9)
+    plan = run(scheduler)
+    assert shares(plan) == {"standard": 1}
+    assert plan.paused == []
 
 
 def test_equals_never_take_each_others_place() -> None:
