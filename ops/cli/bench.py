@@ -29,12 +29,12 @@ MODEL_OPTION = click.option("--model", metavar="DIR", help="Model directory.  [d
     type=click.IntRange(100, 10_000_000),
     default=20_000,
     show_default=True,
-    help="Measure until the lighter tenant was charged so many tokens.",
+    help="Measure until the lighter tenant has had so many tokens.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(22, 500),
-    default=24,
+    default=40,
     show_default=True,
     help="Of the heavier tenant; the lighter one has ten times as many.",
 )
@@ -46,7 +46,7 @@ def fairness(runs: int, tokens: int, connections: int, model: str | None) -> Non
     The light one has ten times the connections. Charged service (input + 2 x output tokens) between two
     snapshots is compared with 1:3. Each run uses a fresh server.
     --json answers:
-      {"runs": [{"light_tokens": 20015, "ratio": 3.01, "deviation": 0.0033, "seconds": 41.2,
+      {"runs": [{"light_cost_tokens": 34015, "ratio": 3.01, "deviation": 0.0033, "seconds": 41.2,
        "least_queued": {"light": 232, "heavy": 5}, …}], "worst_deviation": 0.0033,
        "median_ratio": 3.01, "ok": true}
     """
