@@ -14,7 +14,7 @@ from ops.demo.instructions import prompt_for_lengths
 from ops.demo.trace import LENGTH_FACTOR, TraceRequest, scale_lengths
 
 MAX_TOKENS = 300
-"""Asked for with every request; the longest answers are a little shorter, and the model ends them by itself."""
+"""Asked for with every request. The longest wanted answer is shorter: the model ends them all by itself."""
 
 
 @dataclass(frozen=True)
