@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 FAMILIES: tuple[str, ...] = (
@@ -47,9 +47,23 @@ TRAINING_SHARE: dict[str, float] = {
     "arithmetic": 0.19,
     "reverse": 0.08,
     "sort": 0.12,
-    "facts": 0.19,
+    "facts and letters": 0.19,
     "courtesy": 0.02,
 }
+
+FINISHING_SHARE: dict[str, float] = {
+    "count": 0.04,
+    "repeat": 0.04,
+    "spell": 0.05,
+    "days": 0.04,
+    "months": 0.04,
+    "arithmetic": 0.16,
+    "reverse": 0.03,
+    "sort": 0.05,
+    "facts": 0.54,
+    "courtesy": 0.01,
+}
+"""The last steps of a training go mostly to the family that is hardest to get exact."""
 
 DAYS: tuple[str, ...] = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS: tuple[str, ...] = (
@@ -239,7 +253,7 @@ def decorate(
     if rng.random() < 0.05:
         earlier: list[Message] = []
         for _ in range(rng.randint(1, 2)):
-            family = rng.choice(("arithmetic", "facts", "spell", "courtesy", "sort", "days"))
+            family = rng.choice(("arithmetic", "facts and letters", "spell", "courtesy", "sort", "days"))
             turn = make_instruction(family, rng)
             earlier += [*turn.messages, Message("assistant", turn.answer)]
         messages = earlier + messages
@@ -248,14 +262,16 @@ def decorate(
     return replace(instruction, messages=tuple(messages))
 
 
-def training_stream(seed: int, longest_characters: int | None = None) -> Iterator[Instruction]:
+def training_stream(
+    seed: int, longest_characters: int | None = None, share: Mapping[str, float] = TRAINING_SHARE
+) -> Iterator[Instruction]:
     """An endless, seeded stream of decorated training instructions; none of them is held out.
 
     With a limit, conversations of more characters (answer included) are passed over.
     """
     rng = random.Random(seed)
-    families = tuple(TRAINING_SHARE)
-    shares = tuple(TRAINING_SHARE.values())
+    families = tuple(share)
+    shares = tuple(share.values())
     while True:
         family = rng.choices(families, shares)[0]
         instruction = decorate(make_instruction(family, rng), rng)
@@ -498,6 +514,10 @@ def _fact(content: str, prompt: str, true: bool) -> Instruction:
 
 
 def _make_fact(rng: random.Random) -> Instruction:
+    return rng.choice((_compare, _parity, _kind))(rng)
+
+
+def _make_fact_or_letter(rng: random.Random) -> Instruction:
     return rng.choice((_compare, _parity, _letter_place, _kind))(rng)
 
 
@@ -555,6 +575,7 @@ _MAKERS: dict[str, Callable[[random.Random], Instruction]] = {
     "reverse": _make_reverse,
     "sort": _make_sort,
     "facts": _make_fact,
+    "facts and letters": _make_fact_or_letter,
     "courtesy": _make_courtesy,
 }
 

@@ -32,6 +32,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from ops.demo.instructions import (
     FAMILIES,
+    FINISHING_SHARE,
     SPELLING_WORDS,
     Instruction,
     held_out_instructions,
@@ -50,6 +51,8 @@ CPU_MINUTES_ALLOWED = 30.0
 IGNORED_LABEL = -100
 OTHERS_LEARNING_RATE = 2e-3
 SHORT_CHARACTERS = 150
+FINISHING_SCALE = 0.22
+FINISHING_STEPS = 290
 LONG_ANSWER_TOKENS = 16
 SHORT_SHARE = 0.5
 PROBE_EVERY_STEPS = 400
@@ -220,6 +223,19 @@ def answer_logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return logits.float()
 
 
+def finishing_batches(
+    seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
+) -> Iterator[tuple[Batch, float]]:
+    """The batches of the last steps, mostly of the hardest families."""
+    yield from _shuffled_batches(
+        training_stream(seed + 2, SHORT_CHARACTERS, FINISHING_SHARE),
+        random.Random(seed + 2),
+        tokenizer,
+        steps,
+        tokens_per_batch,
+    )
+
+
 def training_batches(
     seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
 ) -> Iterator[tuple[Batch, float]]:
@@ -234,14 +250,24 @@ def training_batches(
         (short_stream, short_steps),
         (training_stream(seed + 1), steps - short_steps),
     ):
-        done = 0
-        while done < phase_steps:
-            batches = make_batches(list(islice(stream, 8192)), tokenizer, tokens_per_batch)
-            mean_weight = sum(float(batch.weights.sum()) for batch in batches) / len(batches)
-            rng.shuffle(batches)
-            for batch in batches[: phase_steps - done]:
-                yield batch, mean_weight
-                done += 1
+        yield from _shuffled_batches(stream, rng, tokenizer, phase_steps, tokens_per_batch)
+
+
+def _shuffled_batches(
+    stream: Iterator[Instruction],
+    rng: random.Random,
+    tokenizer: PreTrainedTokenizerFast,
+    steps: int,
+    tokens_per_batch: int,
+) -> Iterator[tuple[Batch, float]]:
+    done = 0
+    while done < steps:
+        batches = make_batches(list(islice(stream, 8192)), tokenizer, tokens_per_batch)
+        mean_weight = sum(float(batch.weights.sum()) for batch in batches) / len(batches)
+        rng.shuffle(batches)
+        for batch in batches[: steps - done]:
+            yield batch, mean_weight
+            done += 1
 
 
 def held_out_exact(model: LlamaForCausalLM, batches: dict[str, list[Batch]]) -> dict[str, float]:
@@ -286,6 +312,7 @@ def train(
     tokens_per_batch: int,
     peak_learning_rate: float,
     console: Console,
+    is_finish: bool = False,
 ) -> int:
     """Train the model in place; returns how many tokens it saw."""
     # Muon for the matrices inside the layers: it learns to copy after a third of the tokens AdamW needs.
@@ -297,13 +324,13 @@ def train(
             torch.optim.Muon(
                 matrices, lr=peak_learning_rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
             ),
-            peak_learning_rate,
+            peak_learning_rate * (FINISHING_SCALE if is_finish else 1.0),
         ),
         (
             torch.optim.AdamW(
                 others, lr=OTHERS_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
             ),
-            OTHERS_LEARNING_RATE,
+            OTHERS_LEARNING_RATE * (FINISHING_SCALE if is_finish else 1.0),
         ),
     ]
     probes = {
@@ -312,7 +339,8 @@ def train(
     }
     seen_tokens, mean_loss, started_s = 0, 0.0, time.monotonic()
     model.train()
-    batches = training_batches(seed, tokenizer, steps=steps, tokens_per_batch=tokens_per_batch)
+    make = finishing_batches if is_finish else training_batches
+    batches = make(seed, tokenizer, steps=steps, tokens_per_batch=tokens_per_batch)
     for step, (batch, mean_weight) in enumerate(batches):
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
@@ -378,17 +406,35 @@ def save(
 @click.option("--steps", default=5200, show_default=True, help="Optimizer steps; the CPU time follows.")
 @click.option("--tokens-per-batch", default=3072, show_default=True)
 @click.option("--peak-learning-rate", default=4e-3, show_default=True)
+@click.option(
+    "--finish",
+    type=click.Path(path_type=Path, exists=True),
+    help="Instead of a whole training: some hundred last steps for the model in this directory.",
+)
 @click.option("--threads", default=1, show_default=True, help="CPU threads for torch.")
 def main(
-    out: Path, seed: int, steps: int, tokens_per_batch: int, peak_learning_rate: float, threads: int
+    out: Path,
+    seed: int,
+    steps: int,
+    tokens_per_batch: int,
+    peak_learning_rate: float,
+    finish: Path | None,
+    threads: int,
 ) -> None:
     """Train the demo model and save it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keep_freed_memory()
     torch.set_num_threads(threads)
     console = Console()
-    tokenizer = build_tokenizer(seed)
-    model = build_model(seed, tokenizer)
+    earlier: dict[str, Any] = {}
+    if finish is None:
+        tokenizer = build_tokenizer(seed)
+        model = build_model(seed, tokenizer)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(finish)
+        model = LlamaForCausalLM.from_pretrained(finish, dtype=torch.float32, attn_implementation="eager")
+        earlier = json.loads((finish / "training_record.json").read_text())
+        steps = FINISHING_STEPS
     parameters = sum(parameter.numel() for parameter in model.parameters())
     console.print(f"{parameters:,} parameters, {len(tokenizer)} tokens in the vocabulary")
     seen_tokens = train(
@@ -399,17 +445,19 @@ def main(
         tokens_per_batch=tokens_per_batch,
         peak_learning_rate=peak_learning_rate,
         console=console,
+        is_finish=finish is not None,
     )
-    minutes = cpu_minutes()
+    minutes = earlier.get("cpu_minutes", 0.0) + cpu_minutes()
     record = {
         "date": date.today().isoformat(),
         "seed": seed,
-        "steps": steps,
+        "steps": earlier.get("steps", steps),
+        "finishing_steps": 0 if finish is None else steps,
         "tokens_per_batch": tokens_per_batch,
         "peak_learning_rate": peak_learning_rate,
         "threads": threads,
         "parameters": parameters,
-        "training_tokens": seen_tokens,
+        "training_tokens": earlier.get("training_tokens", 0) + seen_tokens,
         "cpu_minutes": round(minutes, 2),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
