@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from ops.demo.replay import Board, PlannedRequest, replay
 from ops.local_server import LocalServer, ServerFailed
 
 WARM_UP_S = 2.0
 """The first steps are slow: memory is touched for the first time."""
 MEASURE_S = 5.0
+CONNECTIONS = 96
 FULL_S = 60.0
 """How long the engine may take to be full."""
 
@@ -47,13 +47,12 @@ def served(engine: dict[str, Any]) -> tuple[int, int]:
 
 
 async def calibrate(server: LocalServer, bodies: Sequence[dict[str, Any]]) -> Capacity:
-    """Sends all `bodies` at once as the owner, measures, and cuts what still runs.
+    """Sends `bodies` as the owner, over and over on `CONNECTIONS` streams, measures, and cuts the rest.
 
     Raises `ServerFailed` when the engine never gets busy.
     """
     assert server.owner_key is not None, "calibration needs a fresh server"
-    requests = [PlannedRequest(0.0, "owner", "standard", server.owner_key, body) for body in bodies]
-    load = asyncio.create_task(replay(server.url, requests, Board()))
+    load = asyncio.create_task(_keep_full(server.url, server.owner_key, bodies))
     try:
         async with server.operator() as client:
             await _until_full(client)
@@ -75,6 +74,31 @@ async def calibrate(server: LocalServer, bodies: Sequence[dict[str, Any]]) -> Ca
         measured_s=measured_s,
         sequences=after.get("running", 0),
     )
+
+
+async def _keep_full(url: str, key: str, bodies: Sequence[dict[str, Any]]) -> None:
+    """Closed loops, so that a fast machine does not run out of requests while it is measured."""
+    async with (
+        httpx.AsyncClient(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"},
+            limits=httpx.Limits(max_connections=None),
+            timeout=httpx.Timeout(FULL_S, connect=FULL_S),
+        ) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(CONNECTIONS):
+            group.create_task(_send_on(client, bodies, number))
+
+
+async def _send_on(client: httpx.AsyncClient, bodies: Sequence[dict[str, Any]], number: int) -> None:
+    place = number
+    while True:
+        body = bodies[place % len(bodies)] | {"stream": True}
+        place += CONNECTIONS + 1
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for _ in response.aiter_raw():
+                pass
 
 
 async def _until_full(client: httpx.AsyncClient) -> None:
