@@ -15,9 +15,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP_DEMO := $(VENV)/.fairgate-engine
 STAMP_TEST := $(VENV)/.fairgate-test
+PEERS := .bench-peers
+STAMP_PEERS := $(PEERS)/openvino/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-floor check format bench-fairness bench-estimates clean
+.PHONY: help install demo serve test test-floor check mutants format bench-fairness bench-estimates bench-peers \
+  bench-engine bench-scheduler clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -61,6 +64,9 @@ check: $(STAMP_TEST) ## format, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+mutants: $(STAMP_TEST) ## break rules on purpose, in a copy: does each one's test fail?
+	$(BIN)/python -m tests.mutants.run
+
 format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -71,5 +77,22 @@ bench-fairness: $(STAMP_DEMO) ## weights 1:3 on a running server: charged servic
 bench-estimates: $(STAMP_DEMO) ## estimated against actual waits at 0, 20 and 100 queued requests
 	$(BIN)/fairgate bench estimates
 
+# Each peer lives in an environment of its own; transformers, the other peer, comes with the engine.
+$(STAMP_PEERS): ops/bench/peers/openvino.txt | $(BIN)/python
+	$(PYTHON) -m venv $(PEERS)/openvino
+	$(PEERS)/openvino/bin/python -m pip --disable-pip-version-check install -q "torch==$(TORCH_VERSION)" \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PEERS)/openvino/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+	  -r ops/bench/peers/openvino.txt
+	@touch $@
+
+bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) ## install the engines that the benchmark compares with (1.6 GB)
+
+bench-engine: $(STAMP_DEMO) $(STAMP_PEERS) ## our engine beside its peers (BENCH_ARGS="--model small ...")
+	$(BIN)/fairgate bench engine $(BENCH_ARGS)
+
+bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (BENCH_ARGS="--policy vtc ...")
+	$(BIN)/fairgate bench scheduler $(BENCH_ARGS)
+
 clean: ## remove the environments and caches
-	rm -rf $(VENV) .venv-floor .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-floor $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

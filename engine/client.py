@@ -90,6 +90,9 @@ class EngineClient:
         self._streams: dict[str, EngineStream] = {}
         self._inventories: deque[asyncio.Future[Inventory]] = deque()
         self._policies: deque[asyncio.Future[str]] = deque()
+        self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
+        self._wanted_policy: str | None = None
+        """The last one that was asked for: an engine that restarts is told again."""
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
         self._acknowledgements: dict[str, None] = {}
 
@@ -192,12 +195,20 @@ class EngineClient:
     async def set_policy(self, name: str) -> None:
         """Changes the scheduling policy from the next step on.
 
-        Raises `ValueError` naming the known ones, `EngineUnavailable`.
+        Raises `ValueError` naming the known ones, `EngineUnavailable`; the engine gets it then when it is
+        back.
         """
+        self._wanted_policy = name
         self._send(messages.SetPolicy(name))
         error = await self._answer(self._policies)
         if error:
+            self._wanted_policy = None
             raise ValueError(error)
+
+    async def explain(self) -> messages.Explained:
+        """The policy in force and the last scheduling decisions. Raises `EngineUnavailable`."""
+        self._send(messages.Explain())
+        return await self._answer(self._explanations)
 
     async def export(self, sequence_id: str) -> SequenceState | None:
         """Takes a sequence out of the engine (None: it does not hold it); its stream ends without an outcome.
@@ -282,6 +293,8 @@ class EngineClient:
             _resolve(self._inventories, event)
         elif isinstance(event, messages.PolicySet):
             _resolve(self._policies, event.error)
+        elif isinstance(event, messages.Explained):
+            _resolve(self._explanations, event)
         else:
             self._on_exported(event)
 
@@ -297,6 +310,10 @@ class EngineClient:
         self._up = True
         self._changed.set()
         log.info("engine %s at %s is ready (pid %d)", ready.engine_id, self.address, ready.pid)
+        if self._wanted_policy not in (None, ready.policy):
+            assert self._wanted_policy is not None
+            self._policies.append(asyncio.get_running_loop().create_future())
+            self._post(messages.SetPolicy(self._wanted_policy))
         pending = list(self._acknowledgements)
         self._acknowledgements.clear()
         self.acknowledge(pending)
@@ -364,13 +381,19 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lose(reason)
-        waiting: list[asyncio.Future[Any]] = [*self._inventories, *self._policies, *self._exports.values()]
-        self._inventories.clear()
-        self._policies.clear()
+        queues: tuple[deque[asyncio.Future[Any]], ...] = (
+            self._inventories,
+            self._policies,
+            self._explanations,
+        )
+        waiting = [future for queue in queues for future in queue] + list(self._exports.values())
+        for queue in queues:
+            queue.clear()
         self._exports.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(EngineUnavailable(reason))
+                future.exception()  # looked at here: nobody may be left who would
 
     def _open_link(self) -> None:
         assert self._context is not None

@@ -21,9 +21,10 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.forecast.step_time import StepTimeModel
-from engine.kv.blocks import BlockPool
+from engine.kv.cache import KvCache
 from engine.messages import (
     Delta,
+    Explained,
     Refused,
     RunningSequence,
     SamplingParams,
@@ -33,10 +34,12 @@ from engine.messages import (
     TenantService,
     TokenLogprob,
 )
+from engine.planner import Plan
 from engine.refusals import refuse_state, refuse_submit
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Scheduler
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.policy import find_policy
+from engine.scheduling.policy import make_policy
+from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, State
 from engine.step import ModelRunner, Sampled, SequenceSlice
 
@@ -88,15 +91,18 @@ class EngineConfig:
     """Share of the block pool that an admission leaves free."""
     max_displacements: int = 3
     """A running sequence gives way at most so often."""
+    prefix_caching: bool = True
+    """Whether prompts that start alike share their keys and values, within one tenant."""
     paused_keep_s: float = 2.0
     """How long the KV of a paused sequence is safe from others."""
 
     def __post_init__(self) -> None:
-        find_policy(self.policy)
+        make_policy(self.policy)
         for name in ("max_batched_tokens", "max_sequences", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_sequences > self.max_batched_tokens:
+        serves_all = make_policy(self.policy).compose.serves_all
+        if serves_all and self.max_sequences > self.max_batched_tokens:
             raise ValueError(
                 f"max_sequences ({self.max_sequences}) must not exceed max_batched_tokens "
                 f"({self.max_batched_tokens}): every running sequence needs a token of each step"
@@ -121,6 +127,8 @@ class StepResult:
     """Tokens computed, recomputation included."""
     num_sequences: int = 0
     num_preempted: int = 0
+    wait_until_s: float | None = None
+    """The policy waits on purpose until then (the engine's clock), unless something arrives."""
 
 
 @dataclass(slots=True)
@@ -150,15 +158,21 @@ class EngineCore:
         self.counters = ServiceCounters()
         self.step_time = StepTimeModel()
         self.scheduler = Scheduler(
-            find_policy(config.policy),
-            BlockPool(runner.num_blocks),
+            make_policy(config.policy),
+            KvCache(
+                runner.num_blocks,
+                runner.block_tokens,
+                num_host_blocks=runner.num_host_blocks,
+                prefix_caching=config.prefix_caching,
+            ),
             self.counters,
-            block_tokens=runner.block_tokens,
             max_batched_tokens=config.max_batched_tokens,
             max_sequences=config.max_sequences,
             watermark_blocks=runner.num_blocks * config.watermark_permille // 1000,
             max_displacements=config.max_displacements,
             paused_keep_s=config.paused_keep_s,
+            context_tokens=runner.info.context_tokens,
+            swap_block_s=runner.swap_block_s,
         )
         self._runner = runner
         self._texts = texts
@@ -206,9 +220,20 @@ class EngineCore:
         self.scheduler.top_up(sequence, lease_tokens)
         return True
 
+    def explain(self) -> Explained:
+        """The policy in force, and the last decisions."""
+        policy = self.scheduler.policy
+        choices = {
+            "order": policy.order,
+            "admit": policy.admit.name,
+            "compose": policy.compose.name,
+            "evict": policy.evict.name,
+        }
+        return Explained(policy.name, choices, self.scheduler.decisions.last())
+
     def set_policy(self, name: str) -> None:
         """Another policy from the next step on. Raises `UnknownPolicy`."""
-        self.scheduler.set_policy(find_policy(name))
+        self.scheduler.set_policy(make_policy(name))
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """The owner's service counters replace the local ones."""
@@ -236,6 +261,7 @@ class EngineCore:
             text_sent=self._streams.pop(sequence_id).sent_characters,
             kv=kv,
             kv_tokens=sequence.ever_computed_tokens,
+            cached_tokens=sequence.cached_tokens,
             gateway_id=sequence.gateway_id,
         )
         self.scheduler.forget(sequence)
@@ -261,6 +287,11 @@ class EngineCore:
         """Whether `step` has tokens to compute or deltas to hand out."""
         return bool(self._ended) or self.scheduler.has_runnable
 
+    @property
+    def wait_until_s(self) -> float | None:
+        """While `step` does nothing although there is work: when it will, by the engine's clock."""
+        return self.scheduler.wait_until_s
+
     def step(self) -> StepResult:
         """One iteration. Without work it does nothing and says so."""
         result = StepResult(step=self._step, deltas=self._ended)
@@ -269,19 +300,28 @@ class EngineCore:
         self._predict()
         plan = self.scheduler.schedule(started_s)
         result.num_preempted = len(plan.preempted)
+        result.wait_until_s = self.scheduler.wait_until_s
         if not plan.shares:
+            self._copy(plan)
             self._busy_since_s = None
             return result
         self._step += 1
         result.step = self._step
+        if not self._copy(plan):
+            self._fail(plan, result)
+            return result
         slices = self._prepare(plan, result)
         if not slices:
             return result
-        sampled = self._execute(slices)
-        if sampled is None:
-            self._fail(plan, result)
-        else:
-            self._commit(plan, sampled, result)
+        self.scheduler.pool.fence()
+        try:
+            sampled = self._execute(slices)
+            if sampled is None:
+                self._fail(plan, result)
+            else:
+                self._commit(plan, sampled, result)
+        finally:
+            self.scheduler.pool.lift_fence()
         result.duration_s = self._clock() - started_s
         self._learn(slices, started_s, failed=sampled is None)
         return result
@@ -292,6 +332,19 @@ class EngineCore:
             if sequence.emitted_tokens >= sequence.predicted_output_tokens:
                 longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
                 sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
+
+    def _copy(self, plan: Plan) -> bool:
+        """KV that moves to host memory and back, before anything is computed; all ways out first."""
+        try:
+            if plan.copies.out:
+                self._runner.copy_out(plan.copies.out)
+            if plan.copies.back:
+                self._runner.copy_in(plan.copies.back)
+        except Exception:
+            logger.exception("step %d failed while KV was copied", self._step)
+            self.scheduler.lose_swapped()
+            return False
+        return True
 
     def _prepare(self, plan: Plan, result: StepResult) -> list[SequenceSlice]:
         for sequence in [sequence for sequence in plan.shares if sequence.host_kv]:
@@ -317,7 +370,7 @@ class EngineCore:
             self._runner.write_kv(sequence.block_table, sequence.host_kv_tokens, sequence.host_kv)
         except Exception:
             logger.exception("the imported KV of sequence %s does not fit this model", sequence.sequence_id)
-            self.scheduler.not_computed(sequence, plan.shares.pop(sequence))
+            del plan.shares[sequence]
             message = "the sequence's exported state does not fit this engine"
             self._end(sequence, "failed", message, result.deltas, self._clock())
             return
@@ -369,8 +422,7 @@ class EngineCore:
 
     def _fail(self, plan: Plan, result: StepResult) -> None:
         now_s = self._clock()
-        for sequence, tokens in plan.shares.items():
-            self.scheduler.not_computed(sequence, tokens)
+        for sequence in list(plan.shares):
             self._end(sequence, "failed", "the engine failed while computing a step", result.deltas, now_s)
 
     def _learn(self, slices: list[SequenceSlice], started_s: float, *, failed: bool) -> None:
@@ -380,6 +432,7 @@ class EngineCore:
             tokens = sum(piece.num_tokens for piece in slices)
             context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
             self.step_time.observe(tokens, context, len(slices), ended_s - since_s)
+            self.scheduler.step_time = self.step_time.to_message()
         self._busy_since_s = ended_s if self.scheduler.has_runnable else None
 
     # ------------------------------------------------------------ reports
@@ -399,7 +452,7 @@ class EngineCore:
             at_s=self._clock(),
             running=[sequence.summary() for sequence in live if sequence.state in holds_kv],
             waiting=[sequence.summary() for sequence in live if sequence.state not in holds_kv],
-            free_blocks=pool.num_free,
+            free_blocks=pool.num_blank,
             cached_blocks=pool.num_cached,
             referenced_blocks=pool.num_referenced,
             num_blocks=pool.num_blocks,
@@ -460,11 +513,6 @@ class EngineCore:
             )
         if len(self._service) > MAX_TENANT_TOTALS:
             del self._service[next(iter(self._service))]
-
-
-def attended_tokens(position: int, num_tokens: int) -> int:
-    """Context that the slice's tokens attend to, each to all tokens up to itself."""
-    return num_tokens * position + num_tokens * (num_tokens + 1) // 2
 
 
 def _logprob(text: Text, choice: Sampled) -> TokenLogprob:

@@ -201,6 +201,8 @@ class EngineLoop:
             self._questions.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
             self._set_policy(session, command.name)
+        elif isinstance(command, messages.Explain):
+            self._send(session, messages.encode(self._core.explain()))
         elif isinstance(command, messages.Export):
             self._export(session, command.sequence_id)
         else:
@@ -403,8 +405,13 @@ class EngineLoop:
         """Until a command comes, or until something is due."""
         until_s = self._snapshot_s + (SNAPSHOT_EVERY_S if self._changed else IDLE_SNAPSHOT_EVERY_S)
         wait_s = max(0.0, until_s - self._clock())
-        if self._backlogs or self._core.has_work():
+        if self._backlogs:
             wait_s = min(wait_s, RETRY_S)
+        elif self._core.has_work():
+            # The policy waits on purpose, until then or until something arrives.
+            due_s = self._core.wait_until_s
+            due_s = RETRY_S if due_s is None else due_s - self._clock()
+            wait_s = min(wait_s, max(0.0, due_s))
         self._socket.poll(round(wait_s * 1000) + 1, zmq.POLLIN)
 
     def _complain(self, message: str, now_s: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -79,6 +79,17 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     counter: int = 0
     """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it."""
     predicted_output_tokens: int = 64
+    """Median of the whole output, as forecast."""
+    predicted_high_tokens: int = 0
+    """Its 90th percentile; 0: not known."""
+    deadline_in_s: float | None = None
+    """Seconds from its arrival by which it should be complete; None: no deadline."""
+    ttft_target_s: float = 0.0
+    """Seconds from its arrival by which its first token is due; 0: no target of its own."""
+    tpot_target_s: float = 0.0
+    """Seconds a further token is due after; 0: no target of its own."""
+    prefix_salt: str = ""
+    """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
     """W3C `traceparent` of the request's span."""
 
@@ -119,6 +130,10 @@ class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
     """Names the scheduling policy from the next step on."""
 
     name: str
+
+
+class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
+    """Asks for `Explained`: the policy in force and the last decisions."""
 
 
 class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
@@ -180,6 +195,23 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, str, float]] = []
 
 
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """One scheduling decision about a sequence."""
+
+    step: int
+    at_s: float
+    """The engine's clock."""
+    kind: str
+    """`admit`, `resume`, `restore` (from host memory), `pause`, `suspend`, `swap` or `preempt`."""
+    sequence_id: str
+    rule: str
+    """Which rule chose."""
+    rank: list[float]
+    """The numbers it stood by in the order, the smaller the earlier; empty where no order was asked."""
+    others: list[str]
+    """Sequences that it displaced, or for which it gave way."""
+
+
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a sequence: the engine's final word, kept until it is acknowledged.
 
@@ -205,6 +237,8 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     finished_s: float = 0.0
     message: str = ""
     trace_context: str | None = None
+    decisions: list[Decision] = []
+    """What the scheduler decided about it, times as above; of very many the first and the last."""
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -287,7 +321,9 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     running: list[RunningSequence]
     waiting: list[RunningSequence]
     free_blocks: int
+    """Blocks with nothing worth keeping in them."""
     cached_blocks: int
+    """Blocks that no sequence uses, kept for prompts that begin alike; given away when free ones run out."""
     referenced_blocks: int
     num_blocks: int
     step_time: StepTime
@@ -315,6 +351,8 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     kv: list[bytes] = []
     """One entry a layer: keys and values of the computed tokens; empty: recompute."""
     kv_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were found in a prefix cache rather than computed."""
     gateway_id: str = ""
 
 
@@ -332,6 +370,16 @@ class PolicySet(Tagged, frozen=True, omit_defaults=True, tag="policy_set"):
     error: str = ""
 
 
+class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
+    """Answers `Explain`."""
+
+    policy: str
+    choices: dict[str, str]
+    """Which order, admit, compose and evict the policy is made of."""
+    decisions: list[Decision] = []
+    """The last ones, oldest first."""
+
+
 Command = (
     Hello
     | Submit
@@ -341,11 +389,12 @@ Command = (
     | Counters
     | Collect
     | SetPolicy
+    | Explain
     | Export
     | Import
     | Shutdown
 )
-Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet
+Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet | Explained
 
 HEARTBEAT_S = 0.5
 """How often a gateway repeats `Hello`."""

@@ -1,102 +1,89 @@
-"""Which tokens run in the next step, and who gives way when they do not fit?
+"""Which sequences does an engine hold, and in which state is each?
 
-The mechanism behind the four decisions of `engine.scheduling`; the only code that moves a sequence between
-queues and the only one that allocates blocks. Integers only; time is passed in.
-
-A step: paused sequences that may go on come back; running sequences get tokens (decode first); then,
-unless somebody had to give way, waiting ones are admitted in order until the budget is spent or the next one
-does not fit: it is never skipped, so that it cannot starve. Unfinished prompts of lower tiers come after the
-admissions of a higher one.
-
-Places. When all `max_sequences` are taken, a sequence of a higher tier takes the place of one of a lower
-tier, which pauses with its KV kept and goes on when there is a place again.
-
-Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
-crosses a block's edge. When there is none, paused sequences give way first (those of a lower tier, or paused
-for long), then the policy's victim among the running ones of the same or a lower tier; it drops its KV and
-returns to the head of its line. To *start*, a sequence takes memory from strictly lower tiers only. The last
-runner never gives way: what could not run alone was refused at the door. Who was displaced
-`max_displacements` times is immune: it is admitted again only with all the memory that it can ever need, so
-it never asks for more, and preemptions per sequence are bounded.
+Owns the sequences, the KV bookkeeping and the local service counters; the only code that moves a sequence
+between waiting, running and paused and the only one that takes or gives blocks. What a step contains is put
+together by `engine.planner`, through the moves here. Integers only; time is passed in.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from engine.kv.blocks import BlockPool, blocks_for
-from engine.scheduling.admit import blocks_promised, blocks_still_wanted
+from engine.decisions import DecisionLog
+from engine.forecast.step_time import PRIOR
+from engine.kv.cache import KvCache
+from engine.kv.prefix import Match, PrefixCursor
+from engine.messages import StepTime
+from engine.planner import Plan, Planner
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.evict import KvCosts
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from engine.scheduling.policy import Policy
+from engine.scheduling.policy import Policy, make_order
 from engine.scheduling.tiers import TieredQueue
 from engine.sequence import Sequence, State, move
 
-
-@dataclass(slots=True)
-class Plan:
-    """One step's work: how many tokens for whom."""
-
-    shares: dict[Sequence, int] = field(default_factory=dict)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    paused: list[Sequence] = field(default_factory=list)
-    """Lost their place to a higher tier; their KV is kept."""
-    promised_blocks: int = 0
-    """Set aside for the growth of those that run already."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens handed out."""
-        return sum(self.shares.values())
+MAX_PAUSED_PERMILLE = 500
+"""Share of the pool that one tenant's paused sequences may hold."""
 
 
 class Scheduler:
-    """Owns every sequence of an engine, the block pool and the local service counters."""
+    """Owns every sequence of an engine, its KV bookkeeping and the local service counters."""
 
     def __init__(
         self,
         policy: Policy,
-        pool: BlockPool,
+        pool: KvCache,
         counters: ServiceCounters,
         *,
-        block_tokens: int,
         max_batched_tokens: int,
         max_sequences: int,
         watermark_blocks: int = 0,
         max_displacements: int = 3,
         paused_keep_s: float = 2.0,
+        context_tokens: int = 4096,
+        swap_block_s: float = 0.0,
     ) -> None:
-        """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start."""
-        if max_sequences > max_batched_tokens:
-            raise ValueError(
-                f"max_sequences ({max_sequences}) must not exceed max_batched_tokens ({max_batched_tokens}): "
-                "every running sequence needs a token of each step"
-            )
+        """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start.
+        `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy a block
+        to host memory and back.
+        """
         self.policy = policy
         self.pool = pool
         self.counters = counters
-        self.block_tokens = block_tokens
+        self.block_tokens = pool.block_tokens
         self.max_batched_tokens = max_batched_tokens
         self.max_sequences = max_sequences
         self.watermark_blocks = watermark_blocks
         self.max_displacements = max_displacements
         self.paused_keep_s = paused_keep_s
+        self.max_paused_blocks = max(1, pool.num_blocks * MAX_PAUSED_PERMILLE // 1000)
+        self.context_tokens = context_tokens
+        self.swap_block_s = swap_block_s
+        self.step_time: StepTime = PRIOR
+        """The forecast of a step's time; its owner replaces it."""
         self.sequences: dict[str, Sequence] = {}
         self.running: list[Sequence] = []
         """In order of admission."""
+        self.prefills: set[Sequence] = set()
+        """Running sequences with more than one token to compute."""
         self.paused: dict[str, Sequence] = {}
         """Keep their KV; the one paused longest first."""
         self.waiting = TieredQueue(policy.order, counters)
+        self.order_interrupts = make_order(policy.order, counters).interrupts
+        self.decisions = DecisionLog()
         self.preemptions = 0
+        self.swaps = 0
+        self.wait_until_s: float | None = None
+        """The policy waits on purpose: nothing runs before this, unless something else happens."""
 
     # ------------------------------------------------------------ in and out
 
     def add(self, sequence: Sequence) -> None:
         """Takes a waiting sequence, or a preempted one that rests until its lease is topped up."""
         self.sequences[sequence.sequence_id] = sequence
+        sequence.cursor = PrefixCursor(sequence.salt)
+        sequence.locality = self.pool.locality(sequence.token_ids, sequence.salt)
+        sequence.found_tokens = self.pool.cached_tokens(sequence.token_ids, sequence.salt)
         if sequence.state is State.WAITING:
-            self.waiting.add(sequence.entry())
+            self._enqueue(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in whatever state it is; its blocks are free when this returns."""
@@ -109,19 +96,16 @@ class Scheduler:
         self._leave(sequence)
         del self.sequences[sequence.sequence_id]
 
-    def pause(self, sequence: Sequence, now_s: float) -> None:
-        """Takes a running sequence out of the steps; it keeps its KV."""
-        move(sequence, State.PAUSED)
-        self.running.remove(sequence)
-        sequence.paused_since_s = now_s
-        self.paused[sequence.sequence_id] = sequence
-
     def top_up(self, sequence: Sequence, lease_tokens: int) -> None:
         """Sets the lease; it never shrinks. A sequence that rested without KV goes back into its line."""
         sequence.lease_tokens = max(sequence.lease_tokens, lease_tokens)
-        if sequence.state is State.PREEMPTED and sequence.may_emit:
+        if not sequence.may_emit:
+            return
+        if sequence.state is State.PREEMPTED:
             move(sequence, State.WAITING)
-            self.waiting.add(sequence.entry(), front=True)
+            self._enqueue(sequence, front=True)
+        elif sequence.state is State.SWAPPED and sequence.sequence_id not in self.waiting:
+            self._enqueue(sequence, front=True)
 
     def set_counter(self, tenant_id: str, value: int) -> None:
         """What the owner of the service counters says replaces everything known here."""
@@ -131,42 +115,45 @@ class Scheduler:
     def set_policy(self, policy: Policy) -> None:
         """Another policy from the next step on."""
         self.waiting.set_order(policy.order)
+        self.order_interrupts = make_order(policy.order, self.counters).interrupts
         self.policy = policy
 
     @property
     def has_runnable(self) -> bool:
-        """Whether the next step has tokens to compute."""
+        """Whether the next step has tokens to compute (or the policy waits on purpose)."""
         return bool(
             self.running or len(self.waiting) or any(sequence.may_emit for sequence in self.paused.values())
         )
 
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What it costs to bring a sequence's KV back."""
+        return KvCosts(self.step_time, self.block_tokens, self.swap_block_s)
+
     # ------------------------------------------------------------ one step
 
     def schedule(self, now_s: float) -> Plan:
-        """Hands out the next step's tokens, charges them, and allocates their blocks."""
-        plan = Plan()
-        self._resume(plan, now_s)
-        head = self.waiting.peek(now_s)
-        # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
-        late = [] if head is None else [each for each in self.running if _is_prefill_below(each, head.tier)]
-        self._hand_out(
-            plan, [each for each in self.running if each not in late] if late else self.running, now_s
-        )
-        if late:
-            self._admit(plan, now_s, above=min(each.tier for each in late))
-            self._hand_out(plan, [each for each in late if each.state is State.RUNNING], now_s)
-        self._admit(plan, now_s)
+        """Hands out the next step's tokens, charges them, and takes their blocks."""
+        self.decisions.step += 1
+        plan = Planner(self, now_s).run()
+        plan.copies = self.pool.close_step()
+        self.wait_until_s = plan.hold.until_s if plan.hold is not None and not plan.shares else None
         return plan
 
     def computed(self, sequence: Sequence, tokens: int) -> int:
-        """A share was executed. Returns how many prompt tokens it computed for the first time."""
+        """A share was executed: its keys and values are in the cache. Returns how many prompt tokens it
+        computed for the first time."""
         first_time = sequence.first_time_prompt_tokens(tokens)
         before = sequence.computed_tokens
-        sequence.computed_tokens = before + tokens
-        sequence.recomputed_tokens += max(
-            0, min(sequence.ever_computed_tokens, sequence.computed_tokens) - before
-        )
-        sequence.ever_computed_tokens = max(sequence.ever_computed_tokens, sequence.computed_tokens)
+        after = sequence.computed_tokens = before + tokens
+        ever = sequence.ever_computed_tokens
+        if before < ever:
+            sequence.recomputed_tokens += min(ever, after) - before
+        if after > ever:
+            sequence.ever_computed_tokens = after
+        if after >= len(sequence.token_ids) - 1:
+            self.prefills.discard(sequence)
+        self.pool.publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
         return first_time
 
     def emitted(self, sequence: Sequence, token_id: int) -> None:
@@ -174,208 +161,161 @@ class Scheduler:
         sequence.token_ids.append(token_id)
         self.counters.charge(sequence.tenant_id, sequence.submit.weight, OUTPUT_TOKEN_COST)
 
-    def not_computed(self, sequence: Sequence, tokens: int) -> None:
-        """A share was not executed after all: what `schedule` charged for it is given back."""
-        self._charge_prompt(sequence, -sequence.first_time_prompt_tokens(tokens))
+    # ------------------------------------------------------------ moves, for the planner and the core
+
+    def pause(self, sequence: Sequence, now_s: float) -> None:
+        """Takes a running sequence out of the steps; it keeps its KV."""
+        move(sequence, State.PAUSED)
+        self.running.remove(sequence)
+        self.prefills.discard(sequence)
+        sequence.paused_since_s = now_s
+        self.paused[sequence.sequence_id] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Puts a paused sequence back into the steps."""
+        del self.paused[sequence.sequence_id]
+        sequence.is_suspended = False
+        self._run(sequence)
+
+    def find_prefix(self, sequence: Sequence) -> Match:
+        """What the prefix cache has of a waiting sequence; at least one token is left to compute."""
+        if sequence.swapped is not None:
+            most = sequence.swapped.tokens
+        else:
+            most = 0 if sequence.host_kv_tokens else sequence.total_tokens - 1
+        sequence.match = self.pool.match(sequence.token_ids, sequence.salt, most, sequence.match)
+        return sequence.match
+
+    def start(self, sequence: Sequence, blocks: int, match: Match) -> None:
+        """From the line into the steps, with `blocks` blocks in its table, those of `match` first, and with
+        the KV that it left in host memory or brought along."""
+        # By name: one that just gave its memory may stand before it now.
+        self.waiting.remove(sequence.sequence_id)
+        self.pool.attach(sequence.block_table, sequence.cursor, match)
+        if sequence.swapped is not None:
+            sequence.computed_tokens = sequence.swapped.tokens
+            self.pool.swap_in(sequence.swapped, sequence.block_table)
+            sequence.swapped = None
+        elif sequence.host_kv_tokens:
+            sequence.computed_tokens = sequence.host_kv_tokens
+        else:
+            sequence.has_cached(match.tokens)
+        sequence.match = None
+        self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
+        self.pool.extend(sequence.block_table, max(0, blocks - len(sequence.block_table)))
+        self._run(sequence)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Takes over what others published of a running sequence's prompt since the last step."""
+        gained = self.pool.adopt(
+            sequence.block_table,
+            sequence.cursor,
+            sequence.token_ids,
+            sequence.computed_tokens,
+            sequence.total_tokens - 1,
+        )
+        if gained:
+            sequence.has_cached(sequence.computed_tokens + gained)
+            self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
+            if sequence.total_tokens - sequence.computed_tokens <= 1:
+                self.prefills.discard(sequence)
+
+    def preempt(self, sequence: Sequence) -> str:
+        """Takes the blocks of a running or paused sequence; it returns to the head of its line, with its
+        KV in host memory (`swap`) or without (`preempt`): returns which."""
+        swapped = None
+        # What it brought along is not in its blocks yet.
+        if not sequence.host_kv and self.policy.evict.swaps(sequence, self.kv_costs):
+            swapped = self.pool.swap_out(sequence.block_table, sequence.cursor, sequence.computed_tokens)
+        self._drop(sequence)
+        sequence.preemptions += 1
+        self.preemptions += 1
+        if swapped is None:
+            move(sequence, State.PREEMPTED)
+            if sequence.may_emit:
+                move(sequence, State.WAITING)
+        else:
+            move(sequence, State.SWAPPED)
+            sequence.swapped = swapped
+            self.swaps += 1
+        if sequence.may_emit:
+            self._enqueue(sequence, front=True)
+        return "preempt" if swapped is None else "swap"
+
+    def lose_swapped(self) -> None:
+        """Copies to host memory failed: what any sequence has there can no longer be trusted."""
+        for sequence in self.sequences.values():
+            if sequence.swapped is not None:
+                self.pool.drop(sequence.swapped)
+                sequence.swapped = None
+                move(sequence, State.PREEMPTED)
+                if sequence.may_emit:
+                    move(sequence, State.WAITING)
 
     def check(self) -> None:
         """Self-audit of blocks, states and containers. Raises AssertionError."""
-        self.pool.check(sequence.block_table for sequence in self.sequences.values())
+        live = self.sequences.values()
+        self.pool.check(
+            [(sequence.block_table, sequence.cursor) for sequence in live],
+            [sequence.swapped for sequence in live if sequence.swapped is not None],
+        )
         assert len(self.running) <= self.max_sequences, "too many sequences run"
         holders = {State.RUNNING: {*self.running}, State.PAUSED: {*self.paused.values()}}
         waiting = {entry.entry_id for entry in self.waiting.entries()}
-        assert sum(len(held) for held in holders.values()) + len(waiting) == sum(
-            1
-            for sequence in self.sequences.values()
-            if sequence.state in (State.RUNNING, State.PAUSED, State.WAITING)
-        )
-        for sequence in self.sequences.values():
+        assert self.prefills == {
+            sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
+        }
+        assert len(waiting) == len(self.waiting)
+        for sequence in live:
             slots = len(sequence.block_table) * self.block_tokens
             assert sequence.computed_tokens <= min(slots, sequence.total_tokens)
+            assert (sequence.swapped is not None) == (sequence.state is State.SWAPPED)
             if sequence.state in holders:
                 assert sequence in holders[sequence.state], "a sequence is not where its state says"
             else:
                 assert not sequence.block_table, f"a {sequence.state} sequence holds blocks"
-                assert (sequence.sequence_id in waiting) == (sequence.state is State.WAITING)
+                expected = sequence.state is State.WAITING or (
+                    sequence.state is State.SWAPPED and sequence.may_emit
+                )
+                assert (sequence.sequence_id in waiting) == expected
+        for state, held in holders.items():
+            assert all(sequence.state is state for sequence in held)
 
     # ------------------------------------------------------------ inside
 
-    def _hand_out(self, plan: Plan, runners: list[Sequence], now_s: float) -> None:
-        budget = self.max_batched_tokens - plan.num_tokens
-        for sequence, tokens in self.policy.compose.shares(runners, budget):
-            # One that gave way to an earlier one in this very loop is no longer running.
-            if sequence.state is State.RUNNING and self._grow(plan, sequence, tokens, now_s):
-                self._grant(plan, sequence, tokens)
+    def _run(self, sequence: Sequence) -> None:
+        move(sequence, State.RUNNING)
+        self.running.append(sequence)
+        if sequence.total_tokens - sequence.computed_tokens > 1:
+            self.prefills.add(sequence)
 
-    def _resume(self, plan: Plan, now_s: float) -> None:
-        """Brings paused sequences back that may emit, while there is a place for them."""
-        back = [sequence for sequence in self.paused.values() if sequence.may_emit]
-        for sequence in sorted(back, key=lambda each: each.tier):
-            if not self._take_place(plan, sequence, now_s):
-                return
-            del self.paused[sequence.sequence_id]
-            move(sequence, State.RUNNING)
-            self.running.append(sequence)
-
-    def _take_place(self, plan: Plan, sequence: Sequence, now_s: float) -> bool:
-        """A free place among the running ones, if need be that of a strictly lower tier."""
-        if len(self.running) < self.max_sequences:
-            return True
-        below = self._runners_below(sequence)
-        if not below:
-            return False
-        displaced = self.policy.evict.victim(below, self.counters)
-        self._ungrant(plan, displaced)
-        self.pause(displaced, now_s)
-        plan.paused.append(displaced)
-        return True
-
-    def _runners_below(self, sequence: Sequence) -> list[Sequence]:
-        return [runner for runner in self.running if runner.tier > sequence.tier]
-
-    def _admit(self, plan: Plan, now_s: float, *, above: int | None = None) -> None:
-        """Admits in order until the budget is spent or the next one does not fit; with `above`, only
-        tiers above that one. Nobody, in a step in which a runner had to give way to another."""
-        if not len(self.waiting) or plan.preempted:
-            return
-        plan.promised_blocks = blocks_promised(self.policy.admit, self.running, self.block_tokens)
-        while (budget := self.max_batched_tokens - plan.num_tokens) > 0:
-            entry = self.waiting.peek(now_s)
-            if entry is None or (above is not None and entry.tier >= above):
-                return
-            sequence = self.sequences[entry.entry_id]
-            if len(self.running) == self.max_sequences and not self._runners_below(sequence):
-                return
-            if not self._room_to_start(plan, sequence, now_s):
-                return
-            self._take_place(plan, sequence, now_s)
-            # By name: one that just gave its memory may stand before it now.
-            self.waiting.remove(entry.entry_id)
-            move(sequence, State.RUNNING)
-            self.running.append(sequence)
-            sequence.block_table.extend(self.pool.allocate(self._blocks_at_start(sequence)))
-            plan.promised_blocks += self._still_wanted(sequence)
-            sequence.computed_tokens = sequence.host_kv_tokens
-            if sequence.scheduled_s is None:
-                sequence.scheduled_s = now_s
-            left = sequence.total_tokens - sequence.computed_tokens
-            self._grant(plan, sequence, self.policy.compose.first_chunk(left, budget))
-            plan.admitted.append(sequence)
-
-    def _grow(self, plan: Plan, sequence: Sequence, tokens: int, now_s: float) -> bool:
-        """Blocks for `tokens` more; False when the sequence itself had to give way."""
-        wanted = blocks_for(sequence.computed_tokens + tokens, self.block_tokens) - len(sequence.block_table)
-        while wanted > self.pool.num_free:
-            victim = self._victim(sequence, now_s)
-            self._preempt(plan, victim)
-            if victim is sequence:
-                return False
-        if wanted > 0:
-            sequence.block_table.extend(self.pool.allocate(wanted))
-        return True
-
-    def _victim(self, sequence: Sequence, now_s: float) -> Sequence:
-        """Who gives way to a running `sequence`: a paused one that may be taken, else the policy's choice."""
-        for paused in self.paused.values():
-            if len(self.running) == 1 or self._yields(paused, sequence, now_s):
-                return paused
-        assert len(self.running) > 1, "a sequence that can never fit was admitted"
-        # `sequence` itself is always a candidate: an immune one has all its blocks and never asks.
-        candidates = [
-            runner
-            for runner in self.running
-            if runner.tier >= sequence.tier and runner.times_displaced < self.max_displacements
-        ]
-        victim = self.policy.evict.victim(candidates, self.counters)
-        victim.times_displaced += 1
-        return victim
-
-    def _yields(self, paused: Sequence, sequence: Sequence, now_s: float) -> bool:
-        return paused.tier > sequence.tier or now_s - paused.paused_since_s >= self.paused_keep_s
-
-    def _room_to_start(self, plan: Plan, sequence: Sequence, now_s: float) -> bool:
-        """Whether it fits beside what runs; takes memory from paused ones and from lower tiers for it,
-        but only if that is enough."""
-        start = self._blocks_at_start(sequence)
-        if self.running:
-            wanted = max(start, self._still_wanted(sequence)) + plan.promised_blocks + self.watermark_blocks
-        else:
-            # With nothing running, waiting for paused ones would be waiting for their tenants' budgets.
-            wanted = start
-        short = wanted - self.pool.num_free
-        if short <= 0:
-            return True
-        victims: list[Sequence] = []
-        for paused in self.paused.values():
-            if short > 0 and (not self.running or self._yields(paused, sequence, now_s)):
-                victims.append(paused)
-                short -= len(paused.block_table)
-        below = [
-            runner
-            for runner in self._runners_below(sequence)
-            if runner.times_displaced < self.max_displacements
-        ]
-        while short > 0 and below:
-            victim = self.policy.evict.victim(below, self.counters)
-            below.remove(victim)
-            victims.append(victim)
-            short -= len(victim.block_table) + self._still_wanted(victim)
-        if short > 0:
-            return False
-        for victim in victims:
-            if victim.state is State.RUNNING:
-                victim.times_displaced += 1
-                plan.promised_blocks -= self._still_wanted(victim)
-            self._preempt(plan, victim)
-        return True
-
-    def _still_wanted(self, sequence: Sequence) -> int:
-        return blocks_still_wanted(self.policy.admit, sequence, self.block_tokens)
-
-    def _blocks_at_start(self, sequence: Sequence) -> int:
-        is_immune = sequence.times_displaced >= self.max_displacements
-        tokens = sequence.most_tokens if is_immune else sequence.total_tokens
-        return blocks_for(max(tokens, sequence.total_tokens), self.block_tokens)
-
-    def _grant(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
-        # Charged before the next one is admitted: a prompt charged a step late lets a tenant in too often.
-        self._charge_prompt(sequence, sequence.first_time_prompt_tokens(tokens))
-        plan.shares[sequence] = tokens
+    def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
+        self.waiting.add(sequence.entry(), front=front)
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
-        if tokens:
-            self.counters.charge(sequence.tenant_id, sequence.submit.weight, tokens * INPUT_TOKEN_COST)
-
-    def _ungrant(self, plan: Plan, sequence: Sequence) -> None:
-        self.not_computed(sequence, plan.shares.pop(sequence, 0))
-
-    def _preempt(self, plan: Plan, sequence: Sequence) -> None:
-        """Takes the KV of a running or paused sequence; it returns to the head of its line."""
-        self._ungrant(plan, sequence)
-        plan.preempted.append(sequence)
-        self._drop(sequence)
-        move(sequence, State.PREEMPTED)
-        sequence.preemptions += 1
-        self.preemptions += 1
-        if sequence.may_emit:
-            move(sequence, State.WAITING)
-            self.waiting.add(sequence.entry(), front=True)
+        """Charges the difference (or gives it back) to `tokens` prompt tokens in all."""
+        due = tokens - sequence.charged_prompt_tokens
+        if due:
+            self.counters.charge(sequence.tenant_id, sequence.submit.weight, due * INPUT_TOKEN_COST)
+            sequence.charged_prompt_tokens = tokens
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.state is State.WAITING:
-            self.waiting.remove(sequence.sequence_id)
+        # What was charged when it started and never computed is given back.
+        self._charge_prompt(sequence, sequence.computed_prompt_tokens)
+        self.waiting.remove(sequence.sequence_id)
         self._drop(sequence)
+        if sequence.swapped is not None:
+            self.pool.drop(sequence.swapped)
+            sequence.swapped = None
 
     def _drop(self, sequence: Sequence) -> None:
         """Out of the steps, and its blocks back to the pool."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            self.prefills.discard(sequence)
         self.paused.pop(sequence.sequence_id, None)
-        self.pool.free(sequence.block_table)
+        sequence.is_suspended = False
+        self.pool.free(sequence.block_table, sequence.cursor)
         sequence.computed_tokens = 0
         sequence.host_kv = []
         sequence.host_kv_tokens = 0
-
-
-def _is_prefill_below(sequence: Sequence, tier: int) -> bool:
-    return sequence.tier > tier and sequence.total_tokens - sequence.computed_tokens > 1

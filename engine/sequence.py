@@ -10,9 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from engine.messages import Outcome, RunningSequence, SequenceState, Submit
+from msgspec.structs import replace
+
+from engine.messages import Decision, Outcome, RunningSequence, SequenceState, Submit
 from engine.scheduling.order import Entry
+
+if TYPE_CHECKING:
+    from engine.kv.host import SwapOut
+    from engine.kv.prefix import Match, PrefixCursor
 
 
 class State(StrEnum):
@@ -81,6 +88,8 @@ class Sequence:
     """Tokens whose keys and values are in the cache now."""
     ever_computed_tokens: int = 0
     """The most there ever were; what lies below is never charged again."""
+    charged_prompt_tokens: int = 0
+    """Of its prompt, charged so far: all that is not cached when it starts; corrected when it ends."""
     recomputed_tokens: int = 0
     preemptions: int = 0
     times_displaced: int = 0
@@ -89,6 +98,21 @@ class Sequence:
     """KV that came with an import, to be written into blocks when it is admitted."""
     host_kv_tokens: int = 0
     paused_since_s: float = 0.0
+    is_suspended: bool = False
+    """Paused so that others of its tier may form a batch without it."""
+    cached_tokens: int = 0
+    """Prompt tokens that it never had to compute: they were in the prefix cache."""
+    swapped: SwapOut | None = None
+    """Its KV in host memory, while it is swapped."""
+    match: Match | None = None
+    """What was last found of it in the prefix cache, while it waits."""
+    found_tokens: int = 0
+    """Prompt tokens that were in the prefix cache when it arrived."""
+    cursor: PrefixCursor = field(init=False, repr=False)
+    """How far its block table is known to the prefix cache; set by the scheduler that takes it."""
+    locality: int = 0
+    """Equal, non-zero: the prompts start alike."""
+    decisions: list[Decision] = field(default_factory=list)
     scheduled_s: float | None = None
     first_token_s: float | None = None
 
@@ -112,6 +136,8 @@ class Sequence:
         sequence = Sequence.of(exported.submit, exported.gateway_id, now_s)
         sequence.token_ids.extend(exported.output_token_ids)
         sequence.ever_computed_tokens = exported.kv_tokens
+        sequence.cached_tokens = exported.cached_tokens
+        sequence.charged_prompt_tokens = sequence.computed_prompt_tokens
         if exported.kv:
             sequence.host_kv = exported.kv
             sequence.host_kv_tokens = exported.kv_tokens
@@ -146,6 +172,11 @@ class Sequence:
         return self.prompt_tokens + self.submit.max_tokens - 1
 
     @property
+    def computed_prompt_tokens(self) -> int:
+        """Prompt tokens computed for it, each counted once."""
+        return min(self.ever_computed_tokens, self.prompt_tokens) - self.cached_tokens
+
+    @property
     def may_emit(self) -> bool:
         """The lease and the maximum cover another token."""
         return self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens)
@@ -155,6 +186,12 @@ class Sequence:
         before = max(self.computed_tokens, self.ever_computed_tokens)
         after = min(self.computed_tokens + tokens, self.prompt_tokens)
         return max(0, after - before)
+
+    def has_cached(self, tokens: int) -> None:
+        """The first `tokens` tokens are in its blocks, from the prefix cache: it need not compute them."""
+        self.computed_tokens = tokens
+        self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)
+        self.ever_computed_tokens = max(self.ever_computed_tokens, tokens)
 
     def entry(self) -> Entry:
         """What the queue may know of it."""
@@ -166,7 +203,26 @@ class Sequence:
             predicted_output_tokens=self.predicted_output_tokens,
             tier=self.submit.tier,
             weight=self.submit.weight,
+            predicted_high_tokens=self.submit.predicted_high_tokens,
+            deadline_s=self.deadline_s,
+            emitted_tokens=self.emitted_tokens,
+            computed_tokens=self.computed_tokens,
+            attained_tokens=self.computed_prompt_tokens + self.emitted_tokens,
+            cached_tokens=max(self.cached_tokens, self.found_tokens),
+            locality=self.locality,
         )
+
+    @property
+    def deadline_s(self) -> float | None:
+        """On the engine's clock."""
+        within_s = self.submit.deadline_in_s
+        return None if within_s is None else self.submitted_s + within_s
+
+    @property
+    def salt(self) -> str:
+        """Whose cached prefixes it may use."""
+        shared = self.submit.prefix_salt
+        return f"shared {shared}" if shared else f"tenant {self.submit.tenant_id}"
 
     def summary(self) -> RunningSequence:
         """What a snapshot or an inventory says of it."""
@@ -193,8 +249,8 @@ class Sequence:
             tenant_id=self.submit.tenant_id,
             finish=finish,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=0,
-            computed_tokens=min(self.ever_computed_tokens, self.prompt_tokens),
+            cached_tokens=self.cached_tokens,
+            computed_tokens=self.computed_prompt_tokens,
             emitted_tokens=self.emitted_tokens,
             index=self.submit.index,
             tier=self.submit.tier,
@@ -205,6 +261,7 @@ class Sequence:
             finished_s=now_s - self.submitted_s,
             message=message,
             trace_context=self.submit.trace_context,
+            decisions=[replace(each, at_s=each.at_s - self.submitted_s) for each in self.decisions],
         )
 
 

@@ -48,12 +48,24 @@ class ModelRunner(Protocol):
     info: ModelInfo
     block_tokens: int
     num_blocks: int
+    num_host_blocks: int
+    """Blocks of host memory for KV that gave way; 0: none."""
+    swap_block_s: float
+    """Seconds to copy one block out and in again."""
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; one entry a slice, None where `sample` is false.
 
         Raises `RuntimeError` when the device fails; the step then counts as not done.
         """
+        ...
+
+    def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copies blocks to host blocks: (block, host block)."""
+        ...
+
+    def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copies host blocks to blocks: (host block, block)."""
         ...
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:

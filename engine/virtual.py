@@ -13,10 +13,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from zlib import crc32
 
-from engine.core import EngineConfig, EngineCore, StepResult, attended_tokens
+from engine.core import EngineConfig, EngineCore, StepResult
 from engine.forecast.step_time import PRIOR, predict_step_s
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
+from engine.scheduling.room import attended_tokens
 from engine.step import Sampled, SequenceSlice
 
 EOS_TOKEN_ID = 0
@@ -52,8 +54,16 @@ class VirtualRunner:
         block_tokens: int = 16,
         context_tokens: int = 4096,
         step_time: StepTime = PRIOR,
+        num_host_blocks: int = 0,
+        swap_block_s: float = 0.0,
         audit: bool = False,
+        padded: bool = False,
+        keeps_rows: bool = False,
     ) -> None:
+        """`padded`: a step has the shape of its largest parts, every prompt as long as the longest one in it
+        and every decode's context as that of the longest, and takes the time of that. `keeps_rows`: besides,
+        who ended keeps a row until nobody is left who ran beside it, as in a batch that runs to completion.
+        """
         self.info = ModelInfo(
             model_id="virtual",
             architecture="virtual",
@@ -67,9 +77,18 @@ class VirtualRunner:
         )
         self.block_tokens = block_tokens
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.swap_block_s = swap_block_s
+        self._host: list[list[int]] = [[] for _ in range(num_host_blocks)]
         self._clock = clock
         self._step_time = step_time
         self._lengths: dict[str, int] = {}
+        self._padded = padded or keeps_rows
+        self._keeps_rows = keeps_rows
+        self._batch: set[str] = set()
+        """Whoever ran since the last batch ended."""
+        self.padded_tokens = 0
+        """Places of padded steps that held no token."""
         self._slots: list[int] | None = [0] * (num_blocks * block_tokens) if audit else None
 
     def set_length(self, sequence_id: str, output_tokens: int) -> None:
@@ -80,13 +99,38 @@ class VirtualRunner:
         """Moves the clock by the step's time, and samples."""
         tokens = sum(piece.num_tokens for piece in slices)
         context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
-        self._clock.advance(predict_step_s(self._step_time, tokens, context, len(slices)))
+        rows = len(slices)
+        if self._padded:
+            computed = tokens
+            tokens, context, rows = self._padded_shape(slices)
+            self.padded_tokens += tokens - computed
+        self._clock.advance(predict_step_s(self._step_time, tokens, context, rows))
         if self._slots is not None:
             for piece in slices:
+                # As in a model, what a slot holds follows from all tokens up to its own.
+                before = (
+                    self._slots[self._slot(piece.block_table, piece.position - 1)] if piece.position else 0
+                )
                 for position in range(piece.position, piece.position + piece.num_tokens):
-                    content = _mix(position << 32 | piece.token_ids[position])
+                    content = before = _mix(before ^ (position << 32 | piece.token_ids[position]))
                     self._slots[self._slot(piece.block_table, position)] = content
         return [self._sample(piece) if piece.sample else None for piece in slices]
+
+    def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Takes the time of half a round trip; with `audit` the numbers move, too."""
+        self._clock.advance(len(pairs) * self.swap_block_s / 2)
+        if self._slots is not None:
+            for block, host_block in pairs:
+                start = block * self.block_tokens
+                self._host[host_block] = self._slots[start : start + self.block_tokens]
+
+    def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """The way back."""
+        self._clock.advance(len(pairs) * self.swap_block_s / 2)
+        if self._slots is not None:
+            for host_block, block in pairs:
+                start = block * self.block_tokens
+                self._slots[start : start + self.block_tokens] = self._host[host_block]
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
         """The kept numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
@@ -101,6 +145,25 @@ class VirtualRunner:
             raise ValueError(f"this is not the KV of {num_tokens} tokens of a virtual model")
         for position, content in enumerate(struct.unpack(f"<{num_tokens}Q", kv[0])):
             self._slots[self._slot(block_table, position)] = content
+
+    def _padded_shape(self, slices: SequenceOf[SequenceSlice]) -> tuple[int, int, int]:
+        """Tokens, context and rows of the step with its padding."""
+        prompts = [piece for piece in slices if piece.num_tokens > 1]
+        decodes = [piece for piece in slices if piece.num_tokens == 1]
+        rows = len(slices)
+        if self._keeps_rows:
+            now = {piece.sequence_id for piece in slices}
+            self._batch = now if self._batch.isdisjoint(now) else self._batch | now
+            rows = len(self._batch)
+        decode_rows = rows - len(prompts) if decodes else 0
+        longest = max((piece.num_tokens for piece in prompts), default=0)
+        deepest = max((piece.position for piece in prompts), default=0)
+        context = max((piece.position for piece in decodes), default=-1) + 1
+        return (
+            len(prompts) * longest + decode_rows,
+            len(prompts) * attended_tokens(deepest, longest) + decode_rows * context,
+            rows,
+        )
 
     def _slot(self, block_table: list[int], position: int) -> int:
         return block_table[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
@@ -123,6 +186,13 @@ def _mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
+
+
+def virtual_prompt(name: str, tokens: int) -> list[int]:
+    """A prompt of `tokens` tokens that begins like no other name's, so that no cached prefix fits it."""
+    mixed = _mix(crc32(name.encode()))
+    start = [1 + (mixed >> shift) % (VOCABULARY - 1) for shift in (0, 20, 40)]
+    return (start + [1] * tokens)[:tokens]
 
 
 class VirtualText:
@@ -182,7 +252,11 @@ class VirtualReplica:
         block_tokens: int = 16,
         context_tokens: int = 4096,
         step_time: StepTime = PRIOR,
+        num_host_blocks: int = 0,
+        swap_block_s: float = 0.0,
         audit: bool = False,
+        padded: bool = False,
+        keeps_rows: bool = False,
     ) -> None:
         self.clock = clock if clock is not None else VirtualClock()
         self.runner = VirtualRunner(
@@ -191,7 +265,11 @@ class VirtualReplica:
             block_tokens=block_tokens,
             context_tokens=context_tokens,
             step_time=step_time,
+            num_host_blocks=num_host_blocks,
+            swap_block_s=swap_block_s,
             audit=audit,
+            padded=padded,
+            keeps_rows=keeps_rows,
         )
         self.core = EngineCore(self.runner, VirtualTexts(), config or EngineConfig(), self.clock)
 

@@ -18,7 +18,7 @@ class GatewayConfig:
     """Settings of one gateway process. Raises `ValueError` naming the field when one makes no sense."""
 
     policy: str = "vtc"
-    """Order between tenants, by its name in `engine.scheduling.policy.ORDERS`."""
+    """Scheduling policy of the queue, by its name in `engine.scheduling.policy.POLICIES`."""
     data_dir: Path | None = None
     """Where the length forecast is kept between runs; None: it is not kept."""
 

@@ -101,12 +101,12 @@ class Estimates:
 
     # ------------------------------------------------------------ lengths
 
-    def predicted_output_tokens(self, call: Call) -> int:
-        """The median length of one of the call's sequences."""
+    def predicted_output_tokens(self, call: Call, quantile: float = 0.5) -> int:
+        """The length of one of the call's sequences, by default the median."""
         if call.sampling.ignore_eos:
             return call.max_tokens
         tenant_id = call.principal.tenant_id
-        return self.lengths.quantile(tenant_id, call.model, 0.5, max_tokens=call.max_tokens)
+        return self.lengths.quantile(tenant_id, call.model, quantile, max_tokens=call.max_tokens)
 
     def learn(self, call: Call, output_tokens: int) -> None:
         """One sequence ended by itself, or at its `max_tokens`."""

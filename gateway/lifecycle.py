@@ -112,7 +112,9 @@ class Run:
     turn: Turn | None = None
     has_begun: bool = False
     predicted_output_tokens: int = 1
-    """Of each sequence."""
+    """Of each sequence, the median."""
+    predicted_high_tokens: int = 1
+    """Of each sequence, the 90th percentile."""
     stop_cause: str | None = None
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     """Bounded by nature: a sequence emits at most `max_tokens` deltas."""
@@ -202,6 +204,7 @@ class Lifecycle:
         error: ApiError | None = errors.internal(run.call.request_id)
         try:
             run.predicted_output_tokens = self._estimates.predicted_output_tokens(run.call)
+            run.predicted_high_tokens = self._estimates.predicted_output_tokens(run.call, 0.9)
             run.estimate = self._estimates.of_call(run.call, run.times.arrived_s)
             await self._reserve(run)
             await self._wait_for_turn(run)
@@ -250,6 +253,7 @@ class Lifecycle:
             predicted_output_tokens=run.predicted_output_tokens * call.sequences,
             tier=TIER_RANKS[call.tier],
             weight=call.principal.weight,
+            predicted_high_tokens=run.predicted_high_tokens * call.sequences,
         )
         return Ticket(
             entry,
@@ -300,6 +304,7 @@ class Lifecycle:
             weight=call.principal.weight,
             counter=run.turn.counter,
             predicted_output_tokens=run.predicted_output_tokens,
+            predicted_high_tokens=run.predicted_high_tokens,
             trace_context=call.trace_context,
         )
 
@@ -376,6 +381,12 @@ class Lifecycle:
             charged=charged,
             cached_tokens=use.cached_tokens,
             preemptions=sum(each.outcome.preemptions for each in run.uses if each.outcome is not None),
+            decisions=[
+                decision
+                for each in run.uses
+                if each.outcome is not None
+                for decision in each.outcome.decisions
+            ],
         )
         run.events.put_nowait(Closed(account, error))
 

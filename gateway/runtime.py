@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.policy import make_policy
 from gateway import errors, recovery
 from gateway.books import Books
 from gateway.deps import GatewayDeps
@@ -32,12 +33,14 @@ class Gateway:
     """One gateway process's own state; `deps` is everybody else's."""
 
     def __init__(self, deps: GatewayDeps) -> None:
-        """Raises `ValueError` for a policy whose order does not exist."""
+        """Raises `UnknownPolicy`."""
         config = deps.config
+        self.policy = config.policy
+        """Name of the policy in force, of the queue and of the engines."""
         self.deps = deps
         self.metrics = Metrics()
         self.flow = FlowController(
-            config.policy,
+            make_policy(config.policy).order,
             ServiceCounters(),
             max_queued=config.max_queued,
             max_queued_per_tenant=config.max_queued_per_tenant,

@@ -152,6 +152,12 @@ class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     grace_s: float = 0.0
 
 
+class PolicySet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/policy`."""
+
+    policy: str
+
+
 class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/limits`."""
 

@@ -41,7 +41,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     return {
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,
-        "policy": flow.order_name,
+        "policy": gateway.policy,
         "clock_s": deps.clock(),
         "queued": dict(zip(TIER_RANKS, flow.queued_by_tier(), strict=True)),
         "running": flow.num_in_flight,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import reference, torch_sdpa
+from kernels import jit, reference, torch_sdpa
 
 Attend = Callable[..., torch.Tensor]
 """Signature and meaning of `kernels.reference.paged_attention`."""
@@ -32,18 +32,39 @@ KERNELS: dict[str, tuple[Attend, WriteKv]] = {
     "torch-sdpa": (torch_sdpa.paged_attention, reference.write_kv),
     "reference": (reference.paged_attention, reference.write_kv),
 }
-"""By preference; every one runs on every device torch has."""
+"""By preference; the last two run on every device and in every dtype torch has."""
+NUMBA = "numba"
+if jit.MISSING is None:
+    from kernels import numba_attention
+
+    KERNELS = {NUMBA: (numba_attention.paged_attention, numba_attention.write_kv), **KERNELS}
+
+
+def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps the compiled kernel from running; None: nothing."""
+    if jit.MISSING is not None:
+        return jit.MISSING
+    if device.type != "cpu":
+        return f"it runs on a CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    return None
 
 
 def pick_attention(device: torch.device, dtype: torch.dtype, *, name: str | None = None) -> AttentionKernel:
     """The best kernel for `device` and `dtype`, or the one called `name`.
 
-    Raises `ValueError` for an unknown name.
+    Raises `ValueError` for an unknown name, or one that cannot run here.
     """
+    unfit = why_not_numba(device, dtype)
     if name is None:
-        name = next(iter(KERNELS))
         dtype_name = str(dtype).removeprefix("torch.")
-        reason = f"the fastest kernel for {dtype_name} on {device.type} that needs nothing but torch"
+        if unfit is None:
+            name, reason = NUMBA, f"compiled for this CPU, reads {dtype_name} keys where they lie"
+        else:
+            name, reason = "torch-sdpa", f"the fastest kernel for {dtype_name} on {device.type} in torch"
+    elif name == NUMBA and unfit is not None:
+        raise ValueError(f"attention kernel {NUMBA!r} cannot run: {unfit}")
     elif name in KERNELS:
         reason = "chosen by name"
     else:

@@ -49,6 +49,7 @@ async def examine(settings: Settings) -> list[Finding]:
         ("redis", _redis),
         ("model", _model),
         ("engine", _engine),
+        ("speed", _speed),
         ("clock", _clock),
     ]
     found = []
@@ -182,6 +183,17 @@ async def _engine(settings: Settings) -> Finding:
             "engine", False, f"the server at {server.url} says that it is not ready", f"look at {log_path}"
         )
     return Finding("engine", True, f"serves behind {server.url}")
+
+
+async def _speed(settings: Settings) -> Finding:
+    """Which short cuts an engine would take here with this model: probed on random weights of its shapes."""
+    if missing_packages():
+        return Finding("speed", True, "not probed: the engine is not installed")
+    if not (await _model(settings)).ok:
+        return Finding("speed", True, "not probed: the model cannot be loaded")
+    from engine.model.doctor import probe_machine
+
+    return Finding("speed", True, "; ".join(str(trick) for trick in probe_machine(Path(settings.model))))
 
 
 async def _clock(settings: Settings) -> Finding:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from engine.scheduling.policy import POLICIES
 from ops import setting_values as values
 from tenants.pricing import DEFAULT_MULTIPLIERS, FREE, Price
 
@@ -177,7 +178,8 @@ class Settings:
         ),
     )
     policy: str = field(
-        default="vtc", metadata=about(values.word("vtc", "fcfs"), "Scheduling policy of queue and engine.")
+        default="vtc",
+        metadata=about(values.word(*sorted(POLICIES)), "Scheduling policy of queue and engine."),
     )
     prices: dict[str, Price] = field(
         default_factory=dict,

@@ -55,7 +55,7 @@ class _Change(Generic[T]):
 
     result: T
     target: str
-    tenant_id: str
+    tenant_id: str | None
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
 
@@ -439,6 +439,18 @@ class Admin:
             return audit.read(connection, after_id=after_id, tenant_id=tenant_id, limit=limit)
 
         return await self._database.read(rows)
+
+    async def note(
+        self,
+        actor: Actor | str,
+        action: str,
+        target: str,
+        *,
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Audits an act on the running system, before it is done; no row of the directory changes."""
+        await self._act(actor, action, lambda *_: _Change(None, target, None, before, after))
 
     # ------------------------------------------------------------ how
 

@@ -18,7 +18,7 @@ from engine.forecast.step_time import PRIOR
 from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
-from engine.virtual import VirtualReplica
+from engine.virtual import VirtualReplica, virtual_prompt
 from gateway.estimates import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
@@ -182,7 +182,7 @@ class VirtualGateway:
                     sequence_id=entry.entry_id,
                     request_id=entry.entry_id,
                     tenant_id=entry.tenant_id,
-                    prompt_token_ids=[1] * job.input_tokens,
+                    prompt_token_ids=virtual_prompt(entry.entry_id, job.input_tokens),
                     max_tokens=job.max_tokens,
                     lease_tokens=job.max_tokens,
                     tier=job.tier,

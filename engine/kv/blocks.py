@@ -1,13 +1,14 @@
 """Which KV blocks are free, and who refers to the others?
 
 Integers only: block ids, reference counts, a free list. The tensors live with the model runner. A block is
-*free*, *cached* (nobody refers to it, its content may be wanted again: prefix reuse) or *referenced*; the
-three always sum to the total.
+*free* (nothing worth keeping in it), *cached* (nobody refers to it, but its content is published and may be
+wanted again), *referenced* (at least one block table names it) or *fenced* (let go while a step that may
+still write it was executing). The four always sum to the total.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 
@@ -30,6 +31,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
         self._references: list[int] = [0] * num_blocks
+        self._published = bytearray(num_blocks)
+        # The block that was let go first stands first. (The first key of a plain dictionary is found by a
+        # walk over all that were removed before it.)
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._fenced: dict[int, None] = {}
+        self._is_fenced = False
         self._num_referenced = 0
 
     @property
@@ -39,13 +46,36 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody refers to whose content is kept: the rest."""
-        return self.num_blocks - len(self._free) - self._num_referenced
+        """Blocks nobody refers to whose content is kept."""
+        return len(self._cached)
 
     @property
     def num_referenced(self) -> int:
         """Blocks at least one table names."""
         return self._num_referenced
+
+    @property
+    def num_fenced(self) -> int:
+        """Blocks that are neither free nor cached before the fence is lifted."""
+        return len(self._fenced)
+
+    def references(self, block: int) -> int:
+        """How many tables name the block."""
+        return self._references[block]
+
+    def is_cached(self, block: int) -> bool:
+        """Whether nobody refers to the block and it can be evicted now."""
+        return block in self._cached
+
+    def is_published(self, block: int) -> bool:
+        """Whether the block's content is kept when nobody refers to it."""
+        return bool(self._published[block])
+
+    def cached_blocks(self) -> list[int]:
+        """The cached blocks, the one that is evicted first, first."""
+        return list(self._cached)
+
+    # ------------------------------------------------------------ taking and letting go
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference. Raises `OutOfBlocks` and takes none."""
@@ -60,10 +90,14 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to blocks that are referenced already. Raises ValueError for a free one."""
+        """Adds a reference to blocks that are referenced or published. Raises ValueError for a free one."""
         for block in blocks:
             if self._references[block] == 0:
-                raise ValueError(f"block {block} is free and cannot be shared")
+                if not self._published[block]:
+                    raise ValueError(f"block {block} is free and cannot be shared")
+                self._cached.pop(block, None)
+                self._fenced.pop(block, None)
+                self._num_referenced += 1
             self._references[block] += 1
 
     def free(self, block_table: list[int]) -> None:
@@ -78,18 +112,79 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._num_referenced -= 1
-                self._free.append(block)
+                if self._is_fenced:
+                    self._fenced[block] = None
+                else:
+                    self._let_go(block)
         block_table.clear()
+
+    def _let_go(self, block: int) -> None:
+        if self._published[block]:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    # ------------------------------------------------------------ content that is kept
+
+    def publish(self, block: int) -> None:
+        """From now on the block is cached when nobody refers to it. Raises ValueError if nobody does now."""
+        if self._references[block] == 0:
+            raise ValueError(f"block {block} is free and cannot be published")
+        self._published[block] = 1
+
+    def evict(self) -> int:
+        """Makes the cached block that was let go first free, and says which it was.
+
+        Raises `OutOfBlocks` when none is cached.
+        """
+        if not self._cached:
+            raise OutOfBlocks("no block is cached")
+        block, _ = self._cached.popitem(last=False)
+        self._published[block] = 0
+        self._free.append(block)
+        return block
+
+    # ------------------------------------------------------------ the fence
+
+    def fence(self) -> None:
+        """A step that was handed blocks is executing: until `lift_fence`, those let go are held aside.
+
+        Raises ValueError when the fence is up already.
+        """
+        if self._is_fenced:
+            raise ValueError("the fence is up already")
+        self._is_fenced = True
+
+    def lift_fence(self) -> None:
+        """The step is over: what was held aside is free or cached. Raises ValueError without a fence."""
+        if not self._is_fenced:
+            raise ValueError("there is no fence to lift")
+        self._is_fenced = False
+        for block in self._fenced:
+            self._let_go(block)
+        self._fenced.clear()
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether blocks that are let go now are held aside."""
+        return self._is_fenced
+
+    # ------------------------------------------------------------ audit
 
     def check(self, block_tables: Iterable[Iterable[int]] | None = None) -> None:
         """Self-audit; with all tables given, each reference must be a table's. Raises AssertionError."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        assert all(self._references[block] == 0 for block in free), "a free block is referenced"
+        unused = free | self._cached.keys() | self._fenced.keys()
+        assert len(unused) == self.num_free + self.num_cached + self.num_fenced, "a block is in two places"
+        assert all(self._references[block] == 0 for block in unused), "a free block is referenced"
+        assert not any(self._published[block] for block in free), "a free block is published"
+        assert all(self._published[block] for block in self._cached), "a cached block is not published"
+        assert self._is_fenced or not self._fenced, "blocks are held aside without a fence"
         referenced = sum(1 for count in self._references if count > 0)
         assert referenced == self._num_referenced, "the count of referenced blocks is wrong"
-        assert self.num_free + self.num_cached + self.num_referenced == self.num_blocks
-        assert self.num_cached == 0, f"{self.num_cached} blocks leaked"
+        leaked = self.num_blocks - len(unused) - referenced
+        assert leaked == 0, f"{leaked} blocks leaked"
         if block_tables is not None:
             named = Counter(block for table in block_tables for block in table)
             counts = {block: count for block, count in enumerate(self._references) if count > 0}

@@ -63,6 +63,16 @@ class LayerShape:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How one layer attends."""
+
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
 @dataclass(slots=True)
 class LayerCache:
     """One layer's keys and values, each `[blocks, block_tokens, kv_heads, dim]`."""
@@ -106,10 +116,11 @@ class PagedContext:
 
 
 class ProbeContext:
-    """Attends without a cache, to one sequence alone, and notes what each layer would keep."""
+    """Attends without a cache, to one sequence alone; notes what each layer would keep, and how it asks."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
+        self.options: dict[int, AttentionOptions] = {}
 
     def attend(
         self,
@@ -126,6 +137,7 @@ class ProbeContext:
         shape = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[2], value_dim=value.shape[2])
         if self.shapes.setdefault(layer_index, shape) != shape:
             raise AttentionUnsupported(f"layer {layer_index} attends with keys of different shapes")
+        self.options[layer_index] = AttentionOptions(scale, sliding_window, softcap, sinks)
         tokens = query.shape[0]
         attended = dense_attention(
             query.transpose(0, 1)[None],

@@ -10,9 +10,12 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 
@@ -24,9 +27,12 @@ from engine.model.attention import (
     ProbeContext,
     attending,
 )
+from engine.model.fast_paths import Checked, choose_forward, cpu_threads
+from engine.model.forward import Forward
 from engine.model.runner import TorchRunner
-from engine.model.self_check import difference_from_plain
-from kernels.dispatch import AttentionKernel, pick_attention
+from engine.model.self_check import check_prompts, difference_from_plain, plain_logits
+from engine.model.tricks import NotHere
+from kernels.dispatch import pick_attention
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +68,8 @@ def load_runner(
     threads: int | None = None,
     attention: str | None = None,
     model_id: str | None = None,
+    num_host_blocks: int = 0,
+    fast_paths: bool = True,
 ) -> TorchRunner:
     """Loads `model_dir` and returns a runner that has proved itself equal to the plain model.
 
@@ -69,31 +77,58 @@ def load_runner(
     The paged cache has `num_blocks` blocks, or as many as fit in `kv_memory_bytes` (default: 256 MiB on
     a CPU, 85 % of the free memory on CUDA). `threads` sets torch's intra-op threads for the whole process.
     `attention` names a kernel of `kernels.dispatch`; `model_id` defaults to the directory's name.
+    `num_host_blocks` blocks of host memory take KV that gives way. Without `fast_paths` the model runs as
+    transformers runs it.
 
     Raises `ModelRefused`.
     """
     if block_tokens < 1 or (num_blocks is not None and num_blocks < 1):
         raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
+    if num_host_blocks < 0:
+        raise ModelRefused(f"num_host_blocks ({num_host_blocks}) must not be negative")
     config = _read_config(model_dir)
     chosen_device, chosen_dtype = _place(device, dtype)
     try:
-        kernel = pick_attention(chosen_device, chosen_dtype, name=attention)
+        pick_attention(chosen_device, chosen_dtype, name=attention)
     except ValueError as error:
         raise ModelRefused(str(error)) from None
     if threads is not None:
         torch.set_num_threads(threads)
     model = _load_weights(model_dir, config, chosen_dtype, chosen_device)
-    shapes = _probe(model, model_dir)
-    info = _describe(model, model_id or model_dir.resolve().name, kernel)
-    _check_against_plain(model, info, shapes, kernel, block_tokens)
+    probe = _probe(model, model_dir)
+    info = _describe(model, model_id or model_dir.resolve().name)
+    plain = _plain_logits(model, info)
+
+    def check(forward: Forward) -> Checked:
+        return _check_against_plain(forward, plain, model, info, probe.shapes, min(block_tokens, 16))
+
+    try:
+        choice = choose_forward(
+            model, probe.shapes, probe.options, check, attention=attention, fast_paths=fast_paths
+        )
+    except NotHere as error:
+        raise ModelRefused(f"{info.architecture} cannot be served: {error}") from None
+    info = msgspec.structs.replace(info, attention=f"{choice.kernel.name}: {choice.kernel.reason}")
     if num_blocks is None:
-        num_blocks = _fitting_blocks(shapes, chosen_dtype, chosen_device, kv_memory_bytes, block_tokens)
-    runner = TorchRunner(model, info, shapes, kernel, num_blocks=num_blocks, block_tokens=block_tokens)
+        num_blocks = _fitting_blocks(probe.shapes, chosen_dtype, chosen_device, kv_memory_bytes, block_tokens)
+    runner = TorchRunner(
+        choice.forward,
+        info,
+        probe.shapes,
+        dtype=chosen_dtype,
+        device=model.device,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+        num_host_blocks=num_host_blocks,
+        tricks=(*choice.tricks, cpu_threads()) if chosen_device.type == "cpu" else choice.tricks,
+    )
     log.info(
         "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
         info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks, block_tokens,
         info.attention,
     )  # fmt: skip
+    for trick in runner.tricks:
+        log.info("%s", trick)
     return runner
 
 
@@ -174,7 +209,7 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torc
     return model.to(device).eval()
 
 
-def _probe(model: Any, model_dir: Path) -> dict[int, LayerShape]:
+def _probe(model: Any, model_dir: Path) -> ProbeContext:
     """One tiny forward pass that tells what each layer keeps: heads and dims can differ by layer."""
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelRefused(f"{_architecture(model)} cannot be served: it only computes every token's logits")
@@ -194,28 +229,47 @@ def _probe(model: Any, model_dir: Path) -> dict[int, LayerShape]:
             f"{_architecture(model)} in {model_dir} cannot be served: it does not use transformers' attention"
             " interface (a state-space model, or an architecture with an attention of its own)"
         )
-    return context.shapes
+    return context
+
+
+def _plain_logits(model: Any, info: ModelInfo) -> list[torch.Tensor]:
+    try:
+        return plain_logits(model, check_prompts(info))
+    except Exception as error:
+        raise ModelRefused(f"{info.architecture} does not run: {_first_line(error)}") from error
 
 
 def _check_against_plain(
-    model: Any, info: ModelInfo, shapes: dict[int, LayerShape], kernel: AttentionKernel, block_tokens: int
-) -> None:
+    forward: Forward,
+    plain: list[torch.Tensor],
+    model: Any,
+    info: ModelInfo,
+    shapes: dict[int, LayerShape],
+    block_tokens: int,
+) -> Checked:
+    """Twice: the first run compiles, the second is timed."""
+    dtype: torch.dtype = model.dtype
+    seconds = math.inf
     try:
-        difference = difference_from_plain(model, info, shapes, kernel, block_tokens=min(block_tokens, 16))
+        for _ in range(2):
+            started_s = time.perf_counter()
+            difference = difference_from_plain(
+                forward, plain, info, shapes, dtype=dtype, device=model.device, block_tokens=block_tokens
+            )
+            seconds = min(seconds, time.perf_counter() - started_s)
     except Exception as error:
-        raise ModelRefused(
-            f"{info.architecture} cannot be served: its self-check did not run: {_first_line(error)}"
-        ) from error
-    allowed = MAX_DIFFERENCE[model.dtype]
-    if not difference <= allowed:
-        raise ModelRefused(
-            f"{info.architecture} cannot be served: batched and paged it does not give the plain model's"
-            f" logits (relative difference {difference:.2g}, allowed {allowed:.2g}). Architectures with"
-            " state-space, linear or otherwise stateful layers are not supported"
-        )
+        return Checked(f"its self-check did not run: {_first_line(error)}", seconds)
+    if difference <= MAX_DIFFERENCE[dtype]:
+        return Checked(None, seconds)
+    return Checked(
+        "batched and paged it does not give the plain model's logits"
+        f" (relative difference {difference:.2g}, allowed {MAX_DIFFERENCE[dtype]:.2g}). Architectures with"
+        " state-space, linear or otherwise stateful layers are not supported",
+        seconds,
+    )
 
 
-def _describe(model: Any, model_id: str, kernel: AttentionKernel) -> ModelInfo:
+def _describe(model: Any, model_id: str) -> ModelInfo:
     return ModelInfo(
         model_id=model_id,
         architecture=_architecture(model),
@@ -225,7 +279,7 @@ def _describe(model: Any, model_id: str, kernel: AttentionKernel) -> ModelInfo:
         eos_token_ids=_eos_token_ids(model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        attention=f"{kernel.name}: {kernel.reason}",
+        attention="",
     )
 
 

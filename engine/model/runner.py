@@ -8,68 +8,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
+import numpy as np
 import torch
 
 from engine.messages import ModelInfo
-from engine.model.attention import LayerCache, LayerShape, PagedContext, attending
+from engine.model.attention import LayerCache, LayerShape
+from engine.model.forward import Forward
+from engine.model.host_pool import HostPool
 from engine.model.sampler import SamplingRow, sample
+from engine.model.tricks import Trick
 from engine.step import Sampled, SequenceSlice
 from kernels.batch import pack
-from kernels.dispatch import AttentionKernel
 
 
 class TorchRunner:
-    """Holds a transformers model whose attention is `engine.model.attention`'s, and its paged cache.
+    """Holds a model's forward pass and its paged cache.
 
     Implements `engine.step.ModelRunner`. Made by `engine.model.loader.load_runner`.
     """
 
     def __init__(
         self,
-        model: Any,
+        forward: Forward,
         info: ModelInfo,
         shapes: dict[int, LayerShape],
-        kernel: AttentionKernel,
         *,
+        dtype: torch.dtype,
+        device: torch.device,
         num_blocks: int,
         block_tokens: int,
+        num_host_blocks: int = 0,
+        tricks: tuple[Trick, ...] = (),
     ) -> None:
         self.info = info
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self._model = model
-        self._kernel = kernel
-        self._device: torch.device = model.device
+        self.tricks = tricks
+        """Short cuts that were considered at load."""
+        self._forward = forward
+        self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
         self._caches = {
             index: LayerCache(
                 keys=torch.zeros(
-                    num_blocks,
-                    block_tokens,
-                    shape.kv_heads,
-                    shape.key_dim,
-                    dtype=model.dtype,
-                    device=model.device,
+                    num_blocks, block_tokens, shape.kv_heads, shape.key_dim, dtype=dtype, device=device
                 ),
                 values=torch.zeros(
-                    num_blocks,
-                    block_tokens,
-                    shape.kv_heads,
-                    shape.value_dim,
-                    dtype=model.dtype,
-                    device=model.device,
+                    num_blocks, block_tokens, shape.kv_heads, shape.value_dim, dtype=dtype, device=device
                 ),
             )
             for index, shape in sorted(shapes.items())
         }
+        self.num_host_blocks = num_host_blocks
+        self._host_pool = HostPool(self._caches.values(), num_host_blocks) if num_host_blocks else None
+        self.swap_block_s = 0.0 if self._host_pool is None else self._host_pool.measure().block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; see `engine.step.ModelRunner`.
 
         Raises `RuntimeError` when the device fails, `ValueError` for a slice that cannot be computed
-        (a table too short, nothing to compute, a token id outside of the vocabulary).
+        (a table too short, a block or a token id that does not exist, nothing to compute).
         """
         if not slices:
             return []
@@ -81,42 +80,47 @@ class TorchRunner:
             if piece.sample
         ]
         with torch.inference_mode():
-            logits = self.forward(slices, rows).float()
-            sampled = iter(sample(logits, choices, fallback_token_id=self._fallback_token_id))
+            logits = self.forward(slices, rows)
+            if not choices:
+                return [None] * len(slices)
+            chosen = sample(logits.float(), choices, fallback_token_id=self._fallback_token_id)
+        if len(chosen) == len(slices):
+            return list(chosen)
+        sampled = iter(chosen)
         return [next(sampled) if piece.sample else None for piece in slices]
 
     def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
         """Computes the slices' keys, values and, for the packed `rows`, the logits `[rows, vocabulary]`."""
         token_ids: list[int] = []
-        positions: list[int] = []
         for piece in slices:
-            end = piece.position + piece.num_tokens
-            token_ids += piece.token_ids[piece.position : end]
-            positions += range(piece.position, end)
-        if (
-            len(token_ids) != len(positions)
-            or not 0 <= min(token_ids) <= max(token_ids) < self.info.vocabulary
-        ):
+            token_ids += piece.token_ids[piece.position : piece.position + piece.num_tokens]
+        fed = np.array(token_ids, dtype=np.int64)
+        query_lens = [piece.num_tokens for piece in slices]
+        if len(fed) != sum(query_lens) or not 0 <= fed.min() <= fed.max() < self.info.vocabulary:
             raise ValueError(
                 "a slice reaches past its sequence's tokens, or holds a token id outside of "
                 f"0..{self.info.vocabulary - 1}"
             )
         batch = pack(
-            [piece.num_tokens for piece in slices],
+            query_lens,
             [piece.position + piece.num_tokens for piece in slices],
             [piece.block_table for piece in slices],
             block_tokens=self.block_tokens,
             device=self._device,
         )
-        with attending(PagedContext(batch, self._caches, self._kernel)):
-            output = self._model(
-                input_ids=torch.tensor([token_ids], dtype=torch.int64, device=self._device),
-                position_ids=torch.tensor([positions], dtype=torch.int64, device=self._device),
-                use_cache=False,
-                logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self._device),
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        tables = batch.rows.tables
+        if not 0 <= tables.min() <= tables.max() < self.num_blocks:
+            # A compiled kernel would write there all the same.
+            raise ValueError(f"a block table names blocks outside of 0..{self.num_blocks - 1}")
+        return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
+
+    def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks to host blocks: (block, host block). Raises ValueError, as `HostPool.copy_out`."""
+        self._hosts().copy_out(list(pairs))
+
+    def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies host blocks to blocks: (host block, block). Raises ValueError, as `HostPool.copy_in`."""
+        self._hosts().copy_in(list(pairs))
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
         """One entry a layer: the keys of all tokens, then their values, as the cache's own numbers."""
@@ -150,6 +154,11 @@ class TorchRunner:
                     tensor.index_fill_(0, blocks, 0)
                     flat = tensor.view(-1, *tensor.shape[2:])
                     flat.index_copy_(0, slots, part.view(num_tokens, *tensor.shape[2:]).to(tensor.device))
+
+    def _hosts(self) -> HostPool:
+        if self._host_pool is None:
+            raise ValueError("no blocks move: the runner was made with num_host_blocks 0")
+        return self._host_pool
 
     def _slots(self, block_table: list[int], num_tokens: int) -> torch.Tensor:
         if not 0 < num_tokens <= len(block_table) * self.block_tokens:

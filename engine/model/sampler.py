@@ -17,10 +17,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.messages import SamplingParams
+from engine.model.tricks import Trick
 from engine.step import Sampled
+from kernels import jit
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures would overflow the logits; they mean greedy."""
 TOP_P_CANDIDATES = 256
 _NO_CHANCE = float("-inf")
+GREEDY_TRICK = Trick("greedy tokens", True, "found and checked for soundness in one compiled pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], *, fallback_token_
     Ids in `logit_bias` outside of the vocabulary have no effect. NaN counts as impossible; a row in which
     nothing is possible yields `fallback_token_id` (an end-of-sequence token, where the model has one).
     """
+    if all(_is_plain_greedy(row.sampling) for row in rows):
+        greedy = greedy_tokens(logits)
+        if greedy is not None:
+            return [Sampled(token_id) for token_id in greedy]
     logits = _repair(logits, fallback_token_id)
     reported = [row.sampling.logprobs for row in rows]
     logprobs = logits.log_softmax(dim=-1) if any(count is not None for count in reported) else None
@@ -64,6 +72,23 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], *, fallback_token_
     if logprobs is None:
         return [Sampled(token_id) for token_id in token_ids]
     return _with_logprobs(token_ids, reported, logprobs)
+
+
+def greedy_tokens(logits: torch.Tensor) -> list[int] | None:
+    """Each row's first greatest logit, in one compiled pass. None: not here, or a row needs repair."""
+    if jit.MISSING is not None or logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return None
+    from kernels.numba_layers import greatest
+
+    winners = np.empty(len(logits), dtype=np.int64)
+    greatest(logits.contiguous().numpy(), winners, jit.use_threads(torch.get_num_threads()))
+    token_ids: list[int] = winners.tolist()
+    return token_ids if min(token_ids, default=0) >= 0 else None
+
+
+def warm_up() -> None:
+    """Compiles what the first step would wait for."""
+    greedy_tokens(torch.zeros(1, 2))
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -123,6 +148,12 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
             if emitted:
                 distinct, counts = _ids(emitted, scores).unique(return_counts=True)
                 scores[distinct] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _is_plain_greedy(params: SamplingParams) -> bool:
+    return (
+        params.temperature < GREEDY_BELOW_TEMPERATURE and params.logprobs is None and not _is_adjusted(params)
+    )
 
 
 def _is_adjusted(params: SamplingParams) -> bool:

@@ -15,56 +15,78 @@ import torch
 
 from engine.messages import ModelInfo, SamplingParams
 from engine.model.attention import ATTENTION_NAME, LayerShape
+from engine.model.forward import Forward
 from engine.model.runner import TorchRunner
 from engine.step import SequenceSlice
-from kernels.dispatch import AttentionKernel
 
 PROMPT_TOKENS = (41, 26)
 STEPS: tuple[tuple[int, int], ...] = ((17, 0), (1, 9), (1, 1), (21, 1), (1, 15))
 """Tokens of the two sequences computed in each step: alone, mixed with a decode, decode with decode."""
 
 
+def check_prompts(info: ModelInfo) -> list[list[int]]:
+    """Random prompts, always the same for a vocabulary."""
+    generator = random.Random(0)
+    return [
+        [generator.randrange(info.vocabulary) for _ in range(min(length, info.context_tokens))]
+        for length in PROMPT_TOKENS
+    ]
+
+
+def plain_logits(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """The plain model's logits at every position: each prompt by itself, transformers' eager attention."""
+    model.set_attn_implementation("eager")
+    try:
+        logits = []
+        with torch.inference_mode():
+            for prompt in prompts:
+                token_ids = torch.tensor([prompt], dtype=torch.int64, device=model.device)
+                output = model(
+                    input_ids=token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False
+                )
+                logits.append(output.logits[0].float())
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logits
+
+
 def difference_from_plain(
-    model: Any,
+    forward: Forward,
+    plain: list[torch.Tensor],
     info: ModelInfo,
     shapes: dict[int, LayerShape],
-    kernel: AttentionKernel,
     *,
+    dtype: torch.dtype,
+    device: torch.device,
     block_tokens: int,
 ) -> float:
-    """The relative difference of paged from plain logits: `|paged - plain| / |plain|`, Euclidean.
+    """The relative difference of paged from `plain` logits: `|paged - plain| / |plain|`, Euclidean.
 
     In float32 the largest over all positions. In half precision the median: there, a router of a mixture
     of experts may tip over in single positions for rounding alone.
     """
-    generator = random.Random(0)
-    prompts = [
-        [generator.randrange(info.vocabulary) for _ in range(min(length, info.context_tokens))]
-        for length in PROMPT_TOKENS
-    ]
+    per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
+    runner = TorchRunner(
+        forward,
+        info,
+        shapes,
+        dtype=dtype,
+        device=device,
+        num_blocks=2 * per_prompt,
+        block_tokens=block_tokens,
+    )
     with torch.inference_mode():
-        paged = _paged_logits(model, info, shapes, kernel, prompts, block_tokens)
-        plain = _plain_logits(model, prompts)
+        paged = _paged_logits(runner, check_prompts(info), per_prompt)
         differences = torch.cat(
             [
                 (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
                 for ours, theirs in zip(paged, plain, strict=True)
             ]
         )
-    value = differences.max() if model.dtype == torch.float32 else differences.median()
-    return float(value)
+    return float(differences.max() if dtype == torch.float32 else differences.median())
 
 
-def _paged_logits(
-    model: Any,
-    info: ModelInfo,
-    shapes: dict[int, LayerShape],
-    kernel: AttentionKernel,
-    prompts: list[list[int]],
-    block_tokens: int,
-) -> list[torch.Tensor]:
-    per_prompt = -(-max(PROMPT_TOKENS) // block_tokens)
-    runner = TorchRunner(model, info, shapes, kernel, num_blocks=2 * per_prompt, block_tokens=block_tokens)
+def _paged_logits(runner: TorchRunner, prompts: list[list[int]], per_prompt: int) -> list[torch.Tensor]:
     tables = [list(range(index, 2 * per_prompt, 2))[::-1] for index in range(2)]
     positions = [0, 0]
     parts: list[list[torch.Tensor]] = [[], []]
@@ -98,16 +120,3 @@ def _slice(
         sampling=SamplingParams(),
         seed=0,
     )
-
-
-def _plain_logits(model: Any, prompts: list[list[int]]) -> list[torch.Tensor]:
-    model.set_attn_implementation("eager")
-    try:
-        logits = []
-        for prompt in prompts:
-            token_ids = torch.tensor([prompt], dtype=torch.int64, device=model.device)
-            output = model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False)
-            logits.append(output.logits[0].float())
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-    return logits

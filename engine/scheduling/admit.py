@@ -1,55 +1,94 @@
-"""Admit: does the next sequence fit into memory?
+"""Admit: may the next one start now, beside what runs?
 
-A choice says how much memory to set aside for output that is yet to come. Reserving nothing (prompt only)
-admits most and pays with evictions and recomputation under pressure; reserving the full `max_tokens` leaves
-memory unused whenever answers are shorter; a part of the predicted remainder does neither.
+Two questions. *May it join* the batch as it is (a batch that runs to completion lets nobody in; a window
+waits for more; a bucket takes its like)? *Does it fit* into memory, with what the running ones will still
+need? A choice answers both; that nobody is skipped is the scheduler's rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from engine.messages import StepTime
 from engine.sequence import Sequence
 
 
-class Admit(Protocol):
-    """How many tokens of future output to set memory aside for."""
+@dataclass(slots=True)
+class Batch:
+    """What a candidate would join, as it stands now."""
 
-    def reserve_tokens(self, sequence: Sequence) -> int:
-        """Never negative, and never past what the sequence can still emit."""
+    now_s: float
+    running: SequenceOf[Sequence]
+    """In order of admission, those admitted in this step included."""
+    num_waiting: int
+    """The candidate included."""
+    max_sequences: int
+    block_tokens: int
+    num_blocks: int
+    free_blocks: int
+    """Blocks that can be had without taking any from a sequence."""
+    step_time: StepTime
+    admitted_now: int = 0
+    """Admitted in this very step."""
+    memo: dict[str, Any] = field(default_factory=dict)
+    """For what a choice wants to compute once a step; emptied whenever the batch changes other than by an
+    admission that the choice was told of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not now. `until_s`: when to ask again even if nothing else happens; None: when the batch changes."""
+
+    rule: str
+    until_s: float | None = None
+
+
+class Admit(Protocol):
+    """Contract: with nothing running, and after at most the longest wait it declares, a candidate joins; what
+    it wants of an empty pool is never more than the candidate can ever need.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """See `engine.scheduling.claims`."""
+        ...
+
+    @property
+    def longest_wait_s(self) -> float:
+        """With nothing running, a candidate joins after so long at the latest."""
+        ...
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """None: it may start. A `Hold` holds everybody behind it as well."""
+        ...
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """Free blocks there must be for the candidate to start beside `batch.running` (nothing is allocated
+        for more than its known tokens)."""
+        ...
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Running sequences of the candidate's tier to pause (KV kept) so that it may join; mostly none."""
+        ...
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """The candidate was admitted: `batch.running` holds it now."""
+        ...
+
+    def preempted(self) -> None:
+        """A running sequence lost its KV for want of memory: too much had been let in."""
+        ...
+
+    def stepped(self) -> None:
+        """A step was put together."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PromptOnly:
-    """Sets nothing aside: the most concurrency, paid for with evictions."""
-
-    def reserve_tokens(self, sequence: Sequence) -> int:
-        """Nothing."""
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedReserve:
-    """Sets aside a part of the predicted remaining output."""
-
-    permille: int = 500
-
-    def reserve_tokens(self, sequence: Sequence) -> int:
-        """`permille` / 1000 of what the prediction says is still to come."""
-        remaining = sequence.predicted_output_tokens - sequence.emitted_tokens
-        return max(0, remaining) * self.permille // 1000
-
-
-def blocks_still_wanted(admit: Admit, sequence: Sequence, block_tokens: int) -> int:
-    """Blocks a sequence wants beyond those it holds: for its known tokens and for the reserve."""
-    tokens = min(sequence.total_tokens + admit.reserve_tokens(sequence), sequence.most_tokens)
-    wanted = -(-max(tokens, sequence.total_tokens) // block_tokens)
-    return max(0, wanted - len(sequence.block_table))
-
-
-def blocks_promised(admit: Admit, running: Iterable[Sequence], block_tokens: int) -> int:
-    """Blocks set aside for the sequences that run already; a new one fits into what then is left."""
-    return sum(blocks_still_wanted(admit, sequence, block_tokens) for sequence in running)
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    """Blocks that `tokens` tokens fill, the last one perhaps in part."""
+    return -(-tokens // block_tokens)

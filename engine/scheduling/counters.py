@@ -12,13 +12,19 @@ Decisions that are easy to get silently, taken here:
 - A tenant nobody knows stands at `floor`. The floor is 0 until more than `max_tenants` have been seen; then
   the smallest counters are forgotten and the floor rises to the largest forgotten one. Forgetting can cost a
   tenant a little credit, never hand it any.
+- Counters rise with every token and fall hardly ever. Orders keep heaps of tenants that find out by
+  themselves who rose; who fell is written down for them (`LoweredLog`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from engine.scheduling.order import COUNTER_SCALE
 
 MAX_TENANTS = 10_000
+MAX_LOWERED = 1024
+"""Falls that a reader may be behind; a slower one has to look at everybody."""
 
 
 def scaled(cost: int, weight: float) -> int:
@@ -26,6 +32,36 @@ def scaled(cost: int, weight: float) -> int:
     if not weight > 0:
         raise ValueError(f"weight must be greater than 0, not {weight}")
     return round(cost * COUNTER_SCALE / weight)
+
+
+class LoweredLog:
+    """Whose counter fell, for any number of readers, each at its own pace."""
+
+    def __init__(self) -> None:
+        self._tenants: list[str] = []
+        self._dropped = 0
+        """How many were forgotten before the first that is kept."""
+
+    def note(self, tenant_id: str) -> None:
+        """The tenant's counter fell."""
+        self._tenants.append(tenant_id)
+        if len(self._tenants) >= 2 * MAX_LOWERED:
+            del self._tenants[:MAX_LOWERED]
+            self._dropped += MAX_LOWERED
+
+    def reader(self) -> Callable[[], Collection[str] | None]:
+        """Each call of it returns those noted since the last; None when it came too late to know."""
+        position = self._dropped + len(self._tenants)
+
+        def read() -> Collection[str] | None:
+            nonlocal position
+            unread = position - self._dropped
+            if unread == len(self._tenants):
+                return ()
+            position = self._dropped + len(self._tenants)
+            return self._tenants[unread:] if unread >= 0 else None
+
+        return read
 
 
 class ServiceCounters:
@@ -37,6 +73,13 @@ class ServiceCounters:
         self._values: dict[str, int] = {}
         self._max_tenants = max_tenants
         self._floor = 0
+        self._served_cost = 0
+        self._lowered = LoweredLog()
+
+    @property
+    def served_cost(self) -> int:
+        """Cost tokens charged so far, whoever's: a clock that runs only while somebody is served."""
+        return self._served_cost
 
     @property
     def floor(self) -> int:
@@ -54,6 +97,7 @@ class ServiceCounters:
     def charge(self, tenant_id: str, weight: float, cost: int) -> None:
         """Adds `cost` tokens (negative: a correction) at `weight`."""
         self.set(tenant_id, self.value(tenant_id) + scaled(cost, weight))
+        self._served_cost += cost
 
     def lift(self, tenant_id: str, to: int) -> None:
         """Raises a returning tenant's counter; never lowers it."""
@@ -62,15 +106,22 @@ class ServiceCounters:
 
     def set(self, tenant_id: str, value: int) -> None:
         """Replaces the counter: what an owner elsewhere says (an engine told by its gateway)."""
+        if value < self.value(tenant_id):
+            self._lowered.note(tenant_id)
         self._values[tenant_id] = value
         if len(self._values) > self._max_tenants:
             self._values, self._floor = forget_smallest(self._values, self._floor)
+
+    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
+        """Tells at each call whose counter fell since the last; None: look at everybody's."""
+        return self._lowered.reader()
 
     def clone(self) -> ServiceCounters:
         """An independent copy, for replays."""
         copy = ServiceCounters(max_tenants=self._max_tenants)
         copy._values = dict(self._values)
         copy._floor = self._floor
+        copy._served_cost = self._served_cost
         return copy
 
     def __len__(self) -> int:

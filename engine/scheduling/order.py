@@ -6,7 +6,7 @@ The same objects run in front of one engine (inside it) and in front of many (in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,13 +27,39 @@ class Entry:
     arrived_s: float
     input_tokens: int
     predicted_output_tokens: int
+    """The whole output's median, whatever is out already."""
     tier: int = 1
     weight: float = 1.0
+    predicted_high_tokens: int = 0
+    """The whole output's 90th percentile; 0: not known."""
+    deadline_s: float | None = None
+    """When it should be complete, by the clock of `arrived_s`; None: no deadline."""
+    emitted_tokens: int = 0
+    """Output so far, of one that ran already."""
+    computed_tokens: int = 0
+    """Tokens in the cache now; a waiting one has none."""
+    attained_tokens: int = 0
+    """Service so far: prompt tokens computed once, and tokens emitted."""
+    cached_tokens: int = 0
+    """Part of the prompt that was found in the prefix cache when it arrived."""
+    locality: int = 0
+    """Entries of equal, non-zero locality share the start of their prompt."""
 
     @property
     def predicted_cost(self) -> int:
         """Predicted service in cost tokens."""
         return self.input_tokens * INPUT_TOKEN_COST + self.predicted_output_tokens * OUTPUT_TOKEN_COST
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that are still to be computed, at least 1."""
+        return max(1, self.input_tokens - max(self.cached_tokens, self.computed_tokens))
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Predicted tokens still to compute and to emit, at least 1."""
+        ahead = max(0, self.input_tokens - max(self.cached_tokens, self.computed_tokens))
+        return max(1, ahead + max(1, self.predicted_output_tokens - self.emitted_tokens))
 
 
 class Order(Protocol):
@@ -42,10 +68,31 @@ class Order(Protocol):
     - `peek` of an empty order is None, `pop` raises IndexError;
     - every entry is popped exactly once, and `pop` returns what `peek` named;
     - `peek` changes nothing;
-    - with `front`, an entry returns to the head of its line (a preempted one keeps its place);
-    - a removed entry never surfaces;
+    - with `front`, an entry returns to the head of its line (a preempted one keeps its place); an order that
+      ranks by a key ranks it by that, before its equals and with the wait that it had;
+    - a removed entry never surfaces; removing what `peek` named is the same as `pop`;
     - `clone` is independent of the original, and continues identically.
+
+    Ranks are tuples of numbers, the smaller the earlier; they are for people and for logs.
     """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """See `engine.scheduling.claims`."""
+        ...
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether `outranks` can ever be true."""
+        ...
+
+    @property
+    def operations(self) -> int:
+        """Work done so far: heads compared and heap levels passed. What is bounded instead of time."""
+        ...
 
     def add(self, entry: Entry, *, front: bool = False) -> None: ...
 
@@ -57,6 +104,17 @@ class Order(Protocol):
 
     def entries(self) -> Iterator[Entry]:
         """All waiting entries, in no particular order."""
+        ...
+
+    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+        """The numbers by which `entry`, waiting or not, stands in this order now."""
+        ...
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight.
+
+        An order that never interrupts says no. Never true both ways round at one time.
+        """
         ...
 
     def clone(self, counters: ServiceCountersLike) -> Order:
@@ -77,4 +135,16 @@ class ServiceCountersLike(Protocol):
 
     def lift(self, tenant_id: str, to: int) -> None:
         """Raises a returning tenant's counter; never lowers it."""
+        ...
+
+    @property
+    def served_cost(self) -> int:
+        """Cost tokens charged so far, of all tenants: a clock that stands still when nothing is served."""
+        ...
+
+    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
+        """Tells at each call whose counter fell since the last one; None: look at everybody's.
+
+        With it a heap of tenants can be lazy: counters rise with every token and fall hardly ever.
+        """
         ...

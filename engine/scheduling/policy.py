@@ -2,40 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from engine.scheduling.admit import Admit, PredictedReserve
-from engine.scheduling.compose import Compose, DecodeFirst
-from engine.scheduling.evict import Evict, FairVictim, LatestVictim
-from engine.scheduling.fcfs import Fcfs
+from engine.scheduling.admit import Admit
+from engine.scheduling.admits.buckets import LengthBuckets
+from engine.scheduling.admits.peak import PeakAdmit
+from engine.scheduling.admits.reserve import PredictedReserve, prompt_only
+from engine.scheduling.admits.static import StaticBatch, padded_static
+from engine.scheduling.admits.table import BatchOrWait
+from engine.scheduling.admits.window import DynamicWindow
+from engine.scheduling.compose import Compose
+from engine.scheduling.composes.decode_first import DecodeFirst
+from engine.scheduling.composes.lanes import Lanes
+from engine.scheduling.composes.prompts import PromptLimits
+from engine.scheduling.composes.slack import DeadlineSlack
+from engine.scheduling.composes.token_fair import TokenFair
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.evict import Evict
+from engine.scheduling.evicts.victims import AttainedVictim, FairVictim, LatestVictim
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.order import Order, ServiceCountersLike
-from engine.scheduling.vtc import Vtc
+from engine.scheduling.orders.buckets import Buckets
+from engine.scheduling.orders.dlpm import Dlpm
+from engine.scheduling.orders.drr import Drr
+from engine.scheduling.orders.edf import Edf
+from engine.scheduling.orders.fcfs import Fcfs
+from engine.scheduling.orders.hrrn import Hrrn
+from engine.scheduling.orders.hybrid import Hybrid
+from engine.scheduling.orders.las import Las
+from engine.scheduling.orders.mlfq import Mlfq
+from engine.scheduling.orders.priority import Priority
+from engine.scheduling.orders.sjf import Sjf
+from engine.scheduling.orders.srpt import Srpt
+from engine.scheduling.orders.vtc import Vtc
 
-ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {"fcfs": Fcfs, "vtc": Vtc}
+ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
+    "fcfs": Fcfs,
+    "hrrn": Hrrn,
+    "sjf": Sjf,
+    "srpt": Srpt,
+    "las": Las,
+    "mlfq": Mlfq,
+    "priority": Priority,
+    "edf": Edf,
+    "drr": Drr,
+    "dlpm": Dlpm,
+    "vtc": Vtc,
+    "hybrid": Hybrid,
+    "buckets": Buckets,
+}
 """Orders by name."""
+
+HYBRID_OPTIONS = PolicyOptions(max_num_partial_prefills=4, long_chunk_permille=400, target_step_s=0.2)
+"""Several prompts at a time, a long one in small chunks beside them, so that short ones hardly feel it; steps
+up to the token pace of MLPerf's conversational scenario."""
+OWN_OPTIONS = ("max_num_partial_prefills", "long_chunk_permille", "target_step_s")
+"""Options that a policy has its own values of."""
+
+Choice = TypeVar("Choice")
 
 
 class UnknownPolicy(ValueError):
-    """No policy or order has this name; the message lists those that exist."""
+    """No policy, order or other choice has this name; the message lists those that exist."""
+
+
+def _table(options: PolicyOptions) -> Admit:
+    if options.batch_or_wait_table is None:
+        raise ValueError(
+            "the admit choice 'table' looks up batch_or_wait_table, which is not set: hand in a solved one"
+        )
+    return BatchOrWait(
+        options.batch_or_wait_table,
+        size=options.batch_size,
+        long_tokens=options.table_long_tokens,
+        longest_wait_s=options.table_longest_wait_s,
+        memory=_reserve(options),
+    )
+
+
+def _reserve(options: PolicyOptions) -> PredictedReserve:
+    return PredictedReserve(permille=options.reserve_permille)
+
+
+def _peak(options: PolicyOptions) -> PeakAdmit:
+    return PeakAdmit(
+        quantile_permille=options.peak_quantile_permille,
+        jump_permille=options.peak_jump_permille,
+        headroom_permille=options.peak_headroom_permille,
+    )
+
+
+def _buckets(options: PolicyOptions) -> LengthBuckets:
+    return LengthBuckets(
+        ratio=options.bucket_ratio,
+        suspend_after_s=options.suspend_after_s,
+        longest_pause_s=options.longest_pause_s,
+        memory=_reserve(options),
+    )
+
+
+def _limits(options: PolicyOptions) -> PromptLimits:
+    return PromptLimits(
+        max_num_partial_prefills=options.max_num_partial_prefills or 1,
+        max_long_partial_prefills=options.max_long_partial_prefills,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        target_step_s=options.target_step_s or 0.0,
+        least_chunk_tokens=options.least_chunk_tokens,
+        long_chunk_permille=options.long_chunk_permille or 1000,
+    )
+
+
+ADMITS: dict[str, Callable[[PolicyOptions], Admit]] = {
+    "static": lambda options: StaticBatch(size=options.batch_size, memory=_reserve(options)),
+    "static-padded": lambda options: padded_static(options.batch_size, _reserve(options)),
+    "dynamic": lambda options: DynamicWindow(
+        size=options.batch_size, window_s=options.window_s, memory=_reserve(options)
+    ),
+    "buckets": _buckets,
+    "prompt-only": lambda options: prompt_only(),
+    "predicted-reserve": _reserve,
+    "peak": _peak,
+    "table": _table,
+}
+"""Admit choices by name."""
+
+COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
+    "decode-first": lambda options: DecodeFirst(_limits(options)),
+    "token-fair": lambda options: TokenFair(
+        slots=options.slots,
+        cap_tokens=options.cap_tokens,
+        target_step_s=options.target_step_s or 0.0,
+        least_chunk_tokens=options.least_chunk_tokens,
+    ),
+    "slack": lambda options: DeadlineSlack(options.ttft_target_s, options.tpot_target_s, _limits(options)),
+    "lanes": lambda options: Lanes(limits=_limits(options)),
+}
+"""Compose choices by name."""
+
+EVICTS: dict[str, Callable[[PolicyOptions], Evict]] = {
+    "fair-victim": lambda options: FairVictim(),
+    "latest-victim": lambda options: LatestVictim(),
+    "attained-victim": lambda options: AttainedVictim(),
+}
+"""Evict choices by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One choice of each of the four decisions."""
+    """One choice of each of the four decisions. Choices may keep state: one policy object an engine."""
 
     name: str
     order: str
     admit: Admit
     compose: Compose
     evict: Evict
+    options: PolicyOptions = field(default_factory=PolicyOptions)
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """What all four choices promise, see `engine.scheduling.claims`."""
+        order = make_order(self.order, ServiceCounters())
+        return order.claims & self.admit.claims & self.compose.claims & self.evict.claims
+
+    def describe(self) -> dict[str, Any]:
+        """The four choices by name, the options that are not the defaults, and what the policy promises."""
+        return {
+            "policy": self.name,
+            "order": self.order,
+            "admit": self.admit.name,
+            "compose": self.compose.name,
+            "evict": self.evict.name,
+            "options": self.options.changed(),
+            "claims": sorted(self.claims),
+        }
 
 
-POLICIES: dict[str, Policy] = {
-    "fcfs": Policy("fcfs", "fcfs", PredictedReserve(), DecodeFirst(), LatestVictim()),
-    "vtc": Policy("vtc", "vtc", PredictedReserve(), DecodeFirst(), FairVictim()),
-}
-"""Policies by name."""
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """The names of a policy's four choices. Called, it makes new ones."""
+
+    name: str
+    order: str
+    admit: str = "predicted-reserve"
+    compose: str = "decode-first"
+    evict: str = "latest-victim"
+    own: PolicyOptions = field(default_factory=PolicyOptions)
+    """Options that are None where others are asked for."""
+
+    def __call__(self, options: PolicyOptions | None = None) -> Policy:
+        """Raises `UnknownPolicy` for a choice that `options` names and that does not exist."""
+        options = options or PolicyOptions()
+        own = {name: getattr(self.own, name) for name in OWN_OPTIONS if getattr(options, name) is None}
+        options = replace(options, **own)
+        return Policy(
+            self.name,
+            self.order,
+            _choice("admit", ADMITS, options.admit or self.admit)(options),
+            _choice("compose", COMPOSES, options.compose or self.compose)(options),
+            _choice("evict", EVICTS, options.evict or self.evict)(options),
+            options,
+        )
+
+
+_PRESETS = [
+    Preset("static", "fcfs", admit="static"),
+    Preset("static-padded", "fcfs", admit="static-padded"),
+    Preset("dynamic", "fcfs", admit="dynamic"),
+    Preset("buckets", "buckets", admit="buckets"),
+    Preset("fcfs", "fcfs"),
+    Preset("hrrn", "hrrn"),
+    Preset("sjf", "sjf"),
+    Preset("srpt", "srpt"),
+    Preset("las", "las", evict="attained-victim"),
+    Preset("mlfq", "mlfq", evict="attained-victim"),
+    Preset("priority", "priority"),
+    Preset("edf", "edf"),
+    Preset("drr", "drr", evict="fair-victim"),
+    Preset("dlpm", "dlpm", evict="fair-victim"),
+    Preset("vtc", "vtc", evict="fair-victim"),
+    Preset("hybrid", "hybrid", evict="fair-victim", own=HYBRID_OPTIONS),
+]
+
+POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}
+"""Policies by name; each call (with `PolicyOptions`, or nothing) makes new choices."""
 
 
 def make_order(name: str, counters: ServiceCountersLike) -> Order:
@@ -45,8 +236,12 @@ def make_order(name: str, counters: ServiceCountersLike) -> Order:
     return ORDERS[name](counters)
 
 
-def find_policy(name: str) -> Policy:
-    """Raises `UnknownPolicy`."""
-    if name not in POLICIES:
-        raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]
+def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
+    """Raises `UnknownPolicy`, and ValueError for options that do not go together."""
+    return _choice("policy", POLICIES, name)(options)
+
+
+def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) -> Callable[..., Choice]:
+    if name not in named:
+        raise UnknownPolicy(f"no {kind} {name!r}; there are {', '.join(sorted(named))}")
+    return named[name]

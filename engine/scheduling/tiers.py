@@ -12,9 +12,9 @@ numbers a band ranks by: use it, not the shared counters, to log a dispatch or t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from engine.scheduling.counters import MAX_TENANTS, forget_smallest
+from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
 from engine.scheduling.order import Entry, Order, ServiceCountersLike
 from engine.scheduling.policy import make_order
 
@@ -27,6 +27,14 @@ class BandCounters:
         self._lifts: dict[str, int] = {}
         self._floor: int | None = None
         self._max_tenants = max_tenants
+        self._lowered = LoweredLog()
+        self.lifts = True
+        """Whether `lift` acts; not while entries that waited already are only moved."""
+
+    @property
+    def served_cost(self) -> int:
+        """Of all tenants and tiers."""
+        return self._shared.served_cost
 
     def value(self, tenant_id: str) -> int:
         """Shared counter + lift."""
@@ -40,7 +48,7 @@ class BandCounters:
     def lift(self, tenant_id: str, to: int) -> None:
         """Raises the tenant in this band only."""
         behind = to - self.value(tenant_id)
-        if behind <= 0:
+        if behind <= 0 or not self.lifts:
             return
         self._lifts[tenant_id] = to - self._shared.value(tenant_id)
         if len(self._lifts) > self._max_tenants:
@@ -50,10 +58,23 @@ class BandCounters:
 
     def unlift(self, tenant_id: str) -> None:
         """Forgets the tenant's lift in this band."""
-        self._lifts.pop(tenant_id, None)
+        if self._lifts.pop(tenant_id, 0):
+            self._lowered.note(tenant_id)
+
+    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
+        """Tells at each call whose number here fell since the last: the shared counter, or the lift."""
+        read_shared, read_lifts = self._shared.lowered_reader(), self._lowered.reader()
+
+        def read() -> Collection[str] | None:
+            shared, lifts = read_shared(), read_lifts()
+            if shared is None or lifts is None:
+                return None
+            return (*shared, *lifts) if lifts else shared
+
+        return read
 
     def clone(self, shared: ServiceCountersLike) -> BandCounters:
-        """An independent copy over other shared counters."""
+        """An independent copy over other shared counters; its readers start anew."""
         copy = BandCounters(shared, max_tenants=self._max_tenants)
         copy._lifts = dict(self._lifts)
         copy._floor = self._floor
@@ -63,15 +84,26 @@ class BandCounters:
 class TieredQueue:
     """Implements `Order`; `peek` and `pop` can be kept to some tiers."""
 
+    name = "tiers"
+    claims: frozenset[str]
+    """Those of its order: each is a promise inside one tier. Across tiers a low one may starve."""
+    interrupts = True
+    """By tier, always."""
+
     def __init__(self, order_name: str, counters: ServiceCountersLike) -> None:
         """Raises `UnknownPolicy` for an order that does not exist."""
-        make_order(order_name, counters)
+        self.claims = make_order(order_name, counters).claims
         self.order_name = order_name
         self._counters = counters
         self._bands: dict[int, Order] = {}
         self._band_counters: dict[int, BandCounters] = {}
         self._tiers: dict[str, int] = {}
         """Entry id -> tier."""
+
+    @property
+    def operations(self) -> int:
+        """Of all bands."""
+        return sum(band.operations for band in self._bands.values())
 
     def add(self, entry: Entry, *, front: bool = False) -> None:
         """Joins its band. Raises ValueError if it waits already."""
@@ -106,6 +138,16 @@ class TieredQueue:
         for band in self._bands.values():
             yield from band.entries()
 
+    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+        """Its tier, then its rank in the tier's own order."""
+        return (entry.tier, *self._band(entry.tier).rank(entry, now_s))
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """By tier; in one tier as its order says."""
+        if waiting.tier != running.tier:
+            return waiting.tier < running.tier
+        return self._band(waiting.tier).outranks(waiting, running, now_s)
+
     def clone(self, counters: ServiceCountersLike) -> TieredQueue:
         """An independent copy over `counters` (a clone of the original's)."""
         copy = TieredQueue(self.order_name, counters)
@@ -136,16 +178,25 @@ class TieredQueue:
         return [tier for tier, band in self._bands.items() if len(band)]
 
     def set_order(self, order_name: str) -> None:
-        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`."""
-        make_order(order_name, self._counters)
-        waiting = sorted(self.entries(), key=lambda entry: entry.arrived_s, reverse=True)
+        """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`.
+
+        An order that counts how long entries have waited counts from here, for all alike.
+        """
+        if order_name == self.order_name:
+            return
+        self.claims = make_order(order_name, self._counters).claims
+        waiting = sorted(self.entries(), key=lambda entry: entry.arrived_s)
         self.order_name = order_name
         self._bands = {
             tier: make_order(order_name, counters) for tier, counters in self._band_counters.items()
         }
+        # Nobody has been idle, so nobody may be lifted.
+        for counters in self._band_counters.values():
+            counters.lifts = False
         for entry in waiting:
-            # To the head, the latest first: nobody has been idle, so nobody may be lifted.
-            self._bands[entry.tier].add(entry, front=True)
+            self._bands[entry.tier].add(entry)
+        for counters in self._band_counters.values():
+            counters.lifts = True
 
     def __len__(self) -> int:
         return len(self._tiers)

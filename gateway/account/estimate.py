@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.messages import Decision
 from tenants.types import Amounts
 
 Seconds = tuple[float, float]
@@ -98,6 +100,8 @@ class Account:
     charged: Amounts
     cached_tokens: int
     preemptions: int
+    decisions: Sequence[Decision] = ()
+    """What the engines' schedulers decided about it."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer."""
@@ -118,6 +122,17 @@ class Account:
                 "cost_nanousd": charged.cost_nanousd,
                 "preemptions": self.preemptions,
             },
+            "scheduling": [
+                {
+                    "kind": each.kind,
+                    "after_s": _rounded(each.at_s),
+                    "rule": each.rule,
+                    "rank": each.rank,
+                    # Not who they are: they may be another tenant's.
+                    "others": len(each.others),
+                }
+                for each in self.decisions
+            ],
             "tokens": _account(
                 held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
             ),

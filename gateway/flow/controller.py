@@ -122,6 +122,11 @@ class FlowController:
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
 
+    def set_order(self, order_name: str) -> None:
+        """Another order for what waits and for what comes. Raises `UnknownPolicy`."""
+        self._queue.set_order(order_name)
+        self.order_name = order_name
+
     # ------------------------------------------------------------ arrivals and departures
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
@@ -247,7 +252,8 @@ class FlowController:
         entry = flight.ticket.entry
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         tenant = self._tenant(entry)
-        self._note("settle", entry, now_s, flight.replica_id, cost=cost)
+        beyond = flight.charged_cost - entry.predicted_cost
+        self._note("settle", entry, now_s, flight.replica_id, cost=cost, beyond_cost=beyond)
         if cost != flight.charged_cost:
             self.counters.charge(entry.tenant_id, entry.weight, cost - flight.charged_cost)
         self._loads[flight.replica_id].add(entry.tier, -flight.live_sequences, -flight.kv_tokens)
@@ -362,6 +368,7 @@ class FlowController:
         replica_id: str = "",
         backlog: list[Waiting] | None = None,
         cost: int = 0,
+        beyond_cost: int = 0,
     ) -> None:
         self.log.append(
             LogRecord(
@@ -375,6 +382,7 @@ class FlowController:
                 self._queue.counter(entry.tenant_id, entry.tier),
                 entry.predicted_cost,
                 cost,
+                beyond_cost,
                 replica_id,
                 backlog or [],
             )

@@ -35,6 +35,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted_cost: int = 0
     cost: int = 0
     """`settle`: cost tokens of what was really computed and emitted."""
+    beyond_cost: int = 0
+    """`settle`: what had been charged by then for output beyond the prediction, as it came."""
     replica_id: str = ""
     backlog: list[Waiting] = []
     """`dispatch`: the tenants that wait in the same tier, the dispatched one included."""

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Request, Response, delete, get, post
 
+from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.authentication import principal_of
 from gateway.body import read_json_body
+from gateway.policy import MAX_DECISIONS, change_policy, policy_of
 from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import KeyCreate, KeyRotate, LimitSet, TenantCreate, decode
+from gateway.schemas import KeyCreate, KeyRotate, LimitSet, PolicySet, TenantCreate, decode
 from gateway.status import status_of
 from tenants.admin import DEFAULT_SCOPES
 from tenants.audit import Actor
@@ -68,6 +70,39 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
         gateway.deps.database, gateway.deps.quota_store, running=lambda: gateway.books.live
     )
     return json_response(report.as_json())
+
+
+@get(
+    "/admin/v1/policy",
+    opt=READ,
+    summary="The scheduling policy in force, and the last decisions",
+    description="For every admission and eviction: the rule, the rank in the order, and who was displaced.",
+    tags=["admin"],
+)
+async def policy(request: Request[Any, Any, Any], decisions: int = 20) -> Response[bytes]:
+    if not 0 <= decisions <= MAX_DECISIONS:
+        raise errors.bad_request(
+            f"Invalid 'decisions': {decisions} must be at least 0 and at most {MAX_DECISIONS}.", "decisions"
+        )
+    return json_response(await policy_of(gateway_of(request), decisions))
+
+
+@post(
+    "/admin/v1/policy",
+    status_code=200,
+    opt=WRITE | {"body": PolicySet},
+    summary="Change the scheduling policy",
+    description="Takes effect with the next step; nothing that runs or waits is lost.",
+    tags=["admin"],
+)
+async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
+    asked = await _asked(request, PolicySet)
+    gateway = gateway_of(request)
+    try:
+        await change_policy(gateway, _actor(request), asked.policy)
+    except UnknownPolicy as error:
+        raise errors.bad_request(f"Invalid 'policy': {error}.", "policy") from None
+    return json_response(await policy_of(gateway, 0))
 
 
 # ---------------------------------------------------------------- tenants
@@ -240,6 +275,8 @@ HANDLERS = [
     status,
     dispatch_log,
     ledger_verify,
+    policy,
+    set_policy,
     list_tenants,
     create_tenant,
     show_tenant,

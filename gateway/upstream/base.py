@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import Delta, Inventory, ModelInfo, Ready, Snapshot, Submit
+from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 
 
 class UpstreamLost(Exception):
@@ -69,6 +69,14 @@ class Upstream(Protocol):
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         """Whether it came up in time."""
+        ...
+
+    async def set_policy(self, name: str) -> None:
+        """Another scheduling policy from the next step on, and after every restart. Raises `UpstreamLost`."""
+        ...
+
+    async def explain(self) -> Explained:
+        """The policy in force and the last scheduling decisions. Raises `UpstreamLost`."""
         ...
 
     async def collect(self) -> Inventory:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from engine import client as engine_client
 from engine.client import EngineClient
-from engine.messages import Delta, Inventory, ModelInfo, Ready, Snapshot, Submit
+from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 from gateway.upstream.base import SequenceRefused, UpstreamLost, UpstreamUnavailable
 
 
@@ -62,6 +62,18 @@ class LocalEngine:
         except engine_client.EngineUnavailable:
             return False
         return True
+
+    async def set_policy(self, name: str) -> None:
+        try:
+            await self._client.set_policy(name)
+        except engine_client.EngineUnavailable as error:
+            raise UpstreamLost(str(error)) from None
+
+    async def explain(self) -> Explained:
+        try:
+            return await self._client.explain()
+        except engine_client.EngineUnavailable as error:
+            raise UpstreamLost(str(error)) from None
 
     async def collect(self) -> Inventory:
         try:

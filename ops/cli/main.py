@@ -18,7 +18,19 @@ def _version() -> str:
 
 COMMANDS = {
     name: f"ops.cli.{name}:{name}"
-    for name in ("serve", "demo", "engine", "db", "tenant", "key", "limit", "ledger", "doctor", "bench")
+    for name in (
+        "serve",
+        "demo",
+        "engine",
+        "db",
+        "tenant",
+        "key",
+        "limit",
+        "ledger",
+        "policy",
+        "doctor",
+        "bench",
+    )
 }
 
 

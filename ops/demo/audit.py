@@ -55,6 +55,8 @@ class LogEvent:
     weight: float = 1.0
     cost: float = 0.0
     """Dispatched: the predicted cost, charged at once. Ended: the final one."""
+    beyond: float | None = None
+    """Ended: what had been charged for output beyond the prediction; None: what the costs imply."""
     ranks: Mapping[str, float] = field(default_factory=dict)
     """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
 
@@ -123,6 +125,7 @@ class _Audit:
     def __init__(self, events: Sequence[LogEvent]) -> None:
         self.report = AuditReport()
         self._final = {event.request_id: event.cost for event in events if event.happened is Happened.ENDED}
+        self._beyonds = {event.request_id: event.beyond for event in events if event.beyond is not None}
         self._charged: dict[str, float] = {}
         self._service: dict[str, float] = defaultdict(float)
         self._unlogged: dict[str, float] = defaultdict(float)
@@ -191,6 +194,9 @@ class _Audit:
         self._unlogged[event.tenant] += self._beyond(event) / event.weight
 
     def _beyond(self, event: LogEvent) -> float:
+        known = self._beyonds.get(event.request_id)
+        if known is not None:
+            return known
         charged = self._charged[event.request_id]
         return max(0.0, self._final.get(event.request_id, math.inf) - charged)
 

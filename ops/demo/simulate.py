@@ -14,7 +14,7 @@ from engine.core import EngineConfig
 from engine.messages import TIER_RANKS, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
-from engine.virtual import VirtualClock, VirtualReplica
+from engine.virtual import VirtualClock, VirtualReplica, virtual_prompt
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.log import LogRecord
 from gateway.flow.window import Replica, WindowRule
@@ -133,7 +133,7 @@ def _submit(request: VirtualRequest, counter: int) -> Submit:
         sequence_id=request.request_id,
         request_id=request.request_id,
         tenant_id=request.tenant,
-        prompt_token_ids=[1] * request.input_tokens,
+        prompt_token_ids=virtual_prompt(request.request_id, request.input_tokens),
         max_tokens=request.output_tokens,
         lease_tokens=request.output_tokens,
         tier=TIER_RANKS[request.tier],

@@ -75,6 +75,10 @@ class WatchedRunner:
         self.num_blocks = runner.num_blocks
         self.read_kv = runner.read_kv
         self.write_kv = runner.write_kv
+        self.num_host_blocks = runner.num_host_blocks
+        self.swap_block_s = runner.swap_block_s
+        self.copy_out = runner.copy_out
+        self.copy_in = runner.copy_in
         self._runner = runner
         self._evidence = evidence
 

@@ -1,4 +1,4 @@
-"""Whatever is allocated, shared and freed: free + cached + referenced is the total, and nothing aliases."""
+"""Whatever is allocated, shared, published, evicted and freed: every block is in one place, none aliases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from engine.kv.blocks import BlockPool, OutOfBlocks
 
@@ -14,12 +14,15 @@ TOTAL = 12
 
 
 class Pool(RuleBasedStateMachine):
-    """Tables are lists of blocks; the model is how many tables name each block."""
+    """Tables are lists of blocks; the model is how many tables name each block, and which are kept."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(TOTAL)
         self.live: list[list[int]] = []
+        self.published: set[int] = set()
+        self.cached: list[int] = []
+        self.fenced: list[int] | None = None
 
     tables = Bundle("tables")
 
@@ -28,7 +31,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(target=tables, count=st.integers(0, 6))
     def allocate(self, count: int) -> list[int]:
-        free = TOTAL - len(self.references())
+        free = TOTAL - len(self.references()) - len(self.cached) - len(self.fenced or [])
         try:
             table = self.pool.allocate(count)
         except OutOfBlocks:
@@ -36,6 +39,7 @@ class Pool(RuleBasedStateMachine):
             return []
         assert count <= free
         assert not set(table) & set(self.references()), "a block that is in use was handed out"
+        assert not set(table) & {*self.cached, *(self.fenced or [])}, "a block that is kept was handed out"
         self.live.append(table)
         return table
 
@@ -49,12 +53,53 @@ class Pool(RuleBasedStateMachine):
     @rule(table=consumes(tables))
     def free(self, table: list[int]) -> None:
         self.live = [other for other in self.live if other is not table]
+        let_go = [block for block in reversed(table) if block not in self.references()]
         self.pool.free(table)
+        if self.fenced is None:
+            self.cached += [block for block in let_go if block in self.published]
+        else:
+            self.fenced += let_go
+
+    @rule(table=tables)
+    def publish(self, table: list[int]) -> None:
+        for block in table:
+            self.pool.publish(block)
+            self.published.add(block)
+
+    @rule(target=tables)
+    def revive(self) -> list[int]:
+        table = [block for block in [*self.cached, *(self.fenced or [])] if block in self.published][:2]
+        self.pool.share(table)
+        self.live.append(table)
+        self.cached = [block for block in self.cached if block not in table]
+        if self.fenced is not None:
+            self.fenced = [block for block in self.fenced if block not in table]
+        return table
+
+    @precondition(lambda self: self.cached)
+    @rule()
+    def evict(self) -> None:
+        oldest = self.cached.pop(0)
+        assert self.pool.evict() == oldest
+        self.published.discard(oldest)
+
+    @rule()
+    def raise_or_lift_the_fence(self) -> None:
+        if self.fenced is None:
+            self.pool.fence()
+            self.fenced = []
+        else:
+            self.pool.lift_fence()
+            self.cached += [block for block in self.fenced if block in self.published]
+            self.fenced = None
 
     @invariant()
     def books_agree(self) -> None:
         self.pool.check(self.live)
-        assert self.pool.num_free + self.pool.num_cached + self.pool.num_referenced == TOTAL
+        pool = self.pool
+        assert pool.num_free + pool.num_cached + pool.num_referenced + pool.num_fenced == TOTAL
+        assert pool.cached_blocks() == self.cached
+        assert pool.num_fenced == len(self.fenced or [])
         assert self.pool.num_referenced == len(self.references())
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from engine.core import EngineConfig
 from engine.messages import Delta, Submit
+from engine.scheduling.policy import POLICIES
 from engine.sequence import State
 from engine.virtual import VirtualReplica
 
@@ -53,7 +56,11 @@ class History:
             paused_keep_s=0.05,
         )
         self.replica = VirtualReplica(
-            self.config, num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, audit=True
+            self.config,
+            num_blocks=NUM_BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            num_host_blocks=self.rng.choice((0, 12)),
+            audit=True,
         )
 
     def run(self) -> None:
@@ -81,7 +88,7 @@ class History:
         if live and self.rng.random() < 0.05:
             self.move(self.rng.choice(live))
         if self.rng.random() < 0.02:
-            core.set_policy(self.rng.choice(("fcfs", "vtc")))
+            core.set_policy(self.rng.choice((self.policy, *sorted(POLICIES))))
 
     def submit(self) -> None:
         name = f"s{len(self.submits)}"
@@ -91,7 +98,9 @@ class History:
             sequence_id=name,
             request_id=name,
             tenant_id=self.rng.choice("abcd"),
-            prompt_token_ids=[self.rng.randrange(1, 1000) for _ in range(self.rng.randint(1, 40))],
+            prompt_token_ids=self.prompt(),
+            predicted_high_tokens=self.rng.choice((0, 30)),
+            deadline_in_s=self.rng.choice((None, 0.05, 1.0)),
             max_tokens=max_tokens,
             lease_tokens=lease,
             tier=self.rng.choice((0, 1, 1, 2)),
@@ -102,6 +111,12 @@ class History:
         self.lengths[name] = self.rng.randint(1, 40)
         self.tokens[name], self.text[name], self.leases[name] = [], "", lease
         assert self.replica.submit(submit, output_tokens=self.lengths[name]) is None
+
+    def prompt(self) -> list[int]:
+        """Often one that begins like an earlier one."""
+        length = self.rng.randint(1, 40)
+        start = [1 + self.rng.randrange(3)] * self.rng.choice((0, 0, 8, 17, 24))
+        return (start + [self.rng.randrange(1, 1000) for _ in range(40)])[:length]
 
     def top_up(self, name: str, lease: int) -> None:
         self.leases[name] = max(self.leases[name], lease)
@@ -115,13 +130,7 @@ class History:
         if state.kv and self.rng.random() < 0.5:
             self.met["moved with kv"] += 1
         else:
-            state = type(state)(
-                submit=state.submit,
-                output_token_ids=state.output_token_ids,
-                text_sent=state.text_sent,
-                kv_tokens=state.kv_tokens,
-                gateway_id=state.gateway_id,
-            )
+            state = replace(state, kv=[])
             self.met["moved without kv"] += 1
         assert self.replica.core.import_(state) is None
 
@@ -132,7 +141,11 @@ class History:
         core.check()
         assert result.num_tokens <= self.config.max_batched_tokens
         assert result.num_sequences <= self.config.max_sequences
-        assert bool(result.num_tokens or result.deltas) == had_work, "work conservation"
+        if result.wait_until_s is None:
+            assert bool(result.num_tokens or result.deltas) == had_work, "work conservation"
+        elif not result.num_tokens:
+            self.met["waited on purpose"] += 1
+            self.replica.clock.advance(max(0.0, result.wait_until_s - self.replica.clock.now_s))
         deltas = [delta for each in result.deltas.values() for delta in each]
         assert len({delta.sequence_id for delta in deltas}) == len(deltas)
         for delta in deltas:
@@ -162,8 +175,10 @@ class History:
                 delta.outcome.computed_tokens + delta.outcome.emitted_tokens
             )
             self.met["recomputed"] += delta.outcome.recomputed_tokens
+            self.met["cached"] += delta.outcome.cached_tokens
             if delta.outcome.finish != "cancelled":
-                assert delta.outcome.computed_tokens == len(self.submits[name].prompt_token_ids)
+                had = delta.outcome.computed_tokens + delta.outcome.cached_tokens
+                assert had == len(self.submits[name].prompt_token_ids)
 
     def alone(self, name: str) -> tuple[list[int], str]:
         """The same request on an engine of its own."""
@@ -187,24 +202,43 @@ class History:
         return tokens, text
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "vtc"])
-def test_random_histories(policy: str) -> None:
+def check_answers(history: History) -> None:
+    """Each is what it would have been alone, up to where it was cancelled."""
+    for name, finish in history.finishes.items():
+        tokens, text = history.alone(name)
+        emitted = len(history.tokens[name])
+        assert history.tokens[name] == tokens[:emitted], f"{name} of history {history.seed}"
+        if finish != "cancelled":
+            assert (history.tokens[name], history.text[name]) == (tokens, text)
+
+
+def run_histories(policy: str, seeds: Iterable[int]) -> Counter[str]:
+    """What was met in them."""
     met: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in seeds:
         history = History(seed, policy)
         history.run()
         assert history.finishes.keys() == history.submits.keys(), "everybody finishes"
-        assert history.replica.core.scheduler.pool.num_free == NUM_BLOCKS, "every block is free at the end"
+        scheduler = history.replica.core.scheduler
+        assert scheduler.pool.num_referenced == 0, "nobody holds a block at the end"
+        assert scheduler.pool.num_free == NUM_BLOCKS
         assert history.service == history.accounted, "each token is served once, recomputed or not"
-        for name, finish in history.finishes.items():
-            tokens, text = history.alone(name)
-            emitted = len(history.tokens[name])
-            assert history.tokens[name] == tokens[:emitted], f"{name} of history {seed}"
-            if finish != "cancelled":
-                assert (history.tokens[name], history.text[name]) == (tokens, text)
+        check_answers(history)
+        counts = scheduler.pool.counts
+        history.met["adopted"] = counts.adopted_tokens
+        history.met["deferred"] = counts.deferrals
+        history.met["evicted"] = counts.evicted_blocks
+        history.met["swapped"] = scheduler.swaps
+        history.met["suspended"] = sum(each.kind == "suspend" for each in scheduler.decisions.last())
         met.update(history.met)
+    return met
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "vtc", "hybrid"])
+def test_random_histories(policy: str) -> None:
+    met = run_histories(policy, SEEDS)
     assert met["preempted"] > 100
-    assert met["recomputed"] > 1000
+    assert met["recomputed"] > 500
     assert met["paused"] > 500
     assert met["displaced"] > 20
     assert met["resting"] > 50
@@ -212,3 +246,20 @@ def test_random_histories(policy: str) -> None:
     assert met["mixed"] > 250
     assert met["moved with kv"] > 10
     assert met["moved without kv"] > 10
+    assert met["cached"] > 500
+    assert met["evicted"] > 100
+    if policy != "fcfs":
+        assert met["swapped"] > 10
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_random_histories_of_every_policy(policy: str) -> None:
+    met = run_histories(policy, range(100, 106))
+    assert met["preempted"] > 10
+    assert met["cached"] > 50
+
+
+def test_waiting_on_purpose_displacing_and_suspending_were_all_met() -> None:
+    """The choices that only some policies have did act in histories like those above."""
+    assert run_histories("dynamic", range(3))["waited on purpose"] > 0
+    assert run_histories("srpt", range(6))["displaced"] > 0

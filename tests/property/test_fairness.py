@@ -152,7 +152,7 @@ def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, floa
                         sequence_id=f"s{number}",
                         request_id="r",
                         tenant_id=name,
-                        prompt_token_ids=[1] * rng.randint(5, longest_input),
+                        prompt_token_ids=[1 + number % 1000] * rng.randint(5, longest_input),
                         max_tokens=most_output,
                         lease_tokens=most_output,
                         weight=weight,

@@ -84,3 +84,36 @@ def test_tokens_fill_whole_blocks(tokens: int, blocks: int) -> None:
 def test_a_pool_needs_blocks() -> None:
     with pytest.raises(ValueError, match="num_blocks"):
         BlockPool(0)
+
+
+def test_a_published_block_is_cached_when_nobody_refers_to_it_and_free_once_evicted() -> None:
+    pool = BlockPool(4)
+    table = pool.allocate(3)
+    first, second, _ = table
+    pool.publish(first)
+    pool.publish(second)
+    pool.free(table)
+    assert (pool.num_free, pool.num_cached, pool.cached_blocks()) == (2, 2, [second, first])
+    pool.check([])
+    pool.share([first])
+    assert (pool.num_referenced, pool.references(first), pool.cached_blocks()) == (1, 1, [second])
+    assert pool.evict() == second
+    assert (pool.num_free, pool.is_published(second), pool.is_published(first)) == (3, False, True)
+    with pytest.raises(OutOfBlocks, match="no block is cached"):
+        pool.evict()
+    with pytest.raises(ValueError, match="free and cannot be published"):
+        pool.publish(second)
+    pool.check([[first]])
+
+
+def test_behind_the_fence_a_block_is_held_aside() -> None:
+    pool = BlockPool(3)
+    table = pool.allocate(2)
+    pool.publish(table[0])
+    pool.fence()
+    pool.free(table)
+    assert (pool.num_free, pool.num_cached, pool.num_fenced, pool.num_referenced) == (1, 0, 2, 0)
+    pool.check([])
+    pool.lift_fence()
+    assert (pool.num_free, pool.num_cached, pool.num_fenced) == (2, 1, 0)
+    pool.check([])

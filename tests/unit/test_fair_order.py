@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from engine.scheduling.counters import ServiceCounters, scaled
-from engine.scheduling.fcfs import Fcfs
 from engine.scheduling.order import COUNTER_SCALE, Entry
+from engine.scheduling.orders.fcfs import Fcfs
+from engine.scheduling.orders.vtc import Vtc
 from engine.scheduling.tiers import TieredQueue
-from engine.scheduling.vtc import Vtc
 
 
 def entry(number: int, tenant: str, tier: int = 1, weight: float = 1.0) -> Entry:

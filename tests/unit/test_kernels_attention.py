@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import reference, torch_sdpa
+from kernels import numba_attention, reference, torch_sdpa
 from kernels.batch import PackedBatch, pack
-from kernels.dispatch import KERNELS, pick_attention
+from kernels.dispatch import KERNELS, NUMBA, Attend, pick_attention
 
 CPU = torch.device("cpu")
+REPOSITORY = Path(__file__).parents[2]
 NAN = float("nan")
 
 
@@ -156,8 +160,9 @@ def test_every_kernel_is_the_formula_on_odd_shapes(
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("twin", [torch_sdpa.paged_attention, numba_attention.paged_attention])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_twin_is_the_reference_on_random_batches(seed: int) -> None:
+def test_the_twin_is_the_reference_on_random_batches(seed: int, twin: Attend) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -171,7 +176,7 @@ def test_the_twin_is_the_reference_on_random_batches(seed: int) -> None:
     for window in (None, draw(1, 60)):
         arguments = (case.query, case.key_cache, case.value_cache, case.batch)
         torch.testing.assert_close(
-            torch_sdpa.paged_attention(*arguments, scale=0.3, sliding_window=window),
+            twin(*arguments, scale=0.3, sliding_window=window),
             reference.paged_attention(*arguments, scale=0.3, sliding_window=window),
             atol=1e-5,
             rtol=1e-5,
@@ -194,7 +199,9 @@ def test_half_precision_is_close_to_float32() -> None:
     exact = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, scale=0.4)
     for dtype, tolerance in ((torch.bfloat16, 3e-2), (torch.float16, 4e-3)):
         halves = (case.query.to(dtype), case.key_cache.to(dtype), case.value_cache.to(dtype))
-        for attend, _ in KERNELS.values():
+        for name, (attend, _) in KERNELS.items():
+            if name == NUMBA and dtype == torch.float16:
+                continue
             got = attend(*halves, case.batch, scale=0.4)
             assert got.dtype == dtype
             torch.testing.assert_close(got.float(), exact, atol=tolerance, rtol=tolerance)
@@ -230,10 +237,96 @@ def test_a_batch_that_cannot_be_is_refused(
 
 def test_the_pick_has_a_name_and_a_reason_and_can_be_overridden() -> None:
     picked = pick_attention(CPU, torch.float32)
-    assert picked.name == "torch-sdpa"
-    assert "float32 on cpu" in picked.reason
+    assert picked.name == "numba"
+    assert "float32" in picked.reason
     forced = pick_attention(CPU, torch.float32, name="reference")
     assert (forced.name, forced.reason) == ("reference", "chosen by name")
     assert forced.attend is reference.paged_attention
-    with pytest.raises(ValueError, match="'flash' is not known; known are torch-sdpa, reference"):
+    with pytest.raises(ValueError, match="'flash' is not known; known are numba, torch-sdpa, reference"):
         pick_attention(CPU, torch.float32, name="flash")
+
+
+def test_where_the_compiled_kernel_cannot_run_torchs_does() -> None:
+    picked = pick_attention(CPU, torch.float16)
+    assert (picked.name, picked.attend) == ("torch-sdpa", torch_sdpa.paged_attention)
+    with pytest.raises(ValueError, match="'numba' cannot run: it computes float32 and bfloat16, not float16"):
+        pick_attention(CPU, torch.float16, name="numba")
+    assert pick_attention(torch.device("cuda"), torch.bfloat16).name == "torch-sdpa"
+    with pytest.raises(ValueError, match="not on cuda"):
+        pick_attention(torch.device("cuda"), torch.bfloat16, name="numba")
+
+
+def test_without_numba_torchs_kernel_serves_and_says_why() -> None:
+    script = (
+        "import sys; sys.modules['numba'] = None\n"
+        "import torch\n"
+        "from kernels.dispatch import KERNELS, pick_attention\n"
+        "picked = pick_attention(torch.device('cpu'), torch.float32)\n"
+        "assert picked.name == 'torch-sdpa', picked\n"
+        "assert list(KERNELS) == ['torch-sdpa', 'reference']\n"
+        "from engine.model.sampler import greedy_tokens\n"
+        "assert greedy_tokens(torch.zeros(2, 3)) is None\n"
+        "try:\n"
+        "    pick_attention(torch.device('cpu'), torch.float32, name='numba')\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'fairgate[engine]'" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 11])
+def test_a_rows_bits_depend_on_neither_neighbours_nor_chunks_nor_workers(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    """Every token of three sequences: in one prefill of all, and alone as a decode, with other threads."""
+    contexts = [70, 33, 5]
+    whole = make_case([(length, length) for length in contexts], heads=6, kv_heads=3, block_tokens=16)
+    cache = whole.key_cache.to(dtype), whole.value_cache.to(dtype)
+    query = whole.query.to(dtype)
+    options = {"scale": 0.35, "sliding_window": window}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        together = numba_attention.paged_attention(query, *cache, whole.batch, **options)
+        torch.set_num_threads(1)
+        for index, length in enumerate(contexts):
+            table = whole.batch.block_tables[index]
+            for context in range(1, length + 1):
+                row = whole.batch.cu_seqlens_q[index] + context - 1
+                alone = pack([1], [context], [table], block_tokens=16, device=CPU)
+                got = numba_attention.paged_attention(query[row : row + 1], *cache, alone, **options)
+                assert torch.equal(got[0], together[row]), (index, context)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_row_is_split_among_workers_by_whole_heads() -> None:
+    assert numba_attention._parts(rows=64, kv_heads=4, workers=2) == 1
+    assert numba_attention._parts(rows=1, kv_heads=4, workers=2) == 4
+    assert numba_attention._parts(rows=2, kv_heads=6, workers=4) == 6
+    assert numba_attention._parts(rows=1, kv_heads=1, workers=8) == 1
+    for workers in (1, 2, 3):
+        case = make_case([(1, 9), (3, 20)], heads=12, kv_heads=6)
+        output = torch.zeros(4, 12 * 8)
+        numba_attention.attend_rows(
+            case.query.reshape(4, -1).numpy(),
+            case.key_cache.numpy(),
+            case.value_cache.numpy(),
+            case.batch.rows,
+            output.numpy(),
+            heads=12,
+            scale=0.3,
+            sliding_window=None,
+            softcap=None,
+            sinks=None,
+            workers=workers,
+        )
+        expected = reference.paged_attention(
+            case.query, case.key_cache, case.value_cache, case.batch, scale=0.3
+        )
+        torch.testing.assert_close(output.view(4, 12, 8), expected, atol=1e-5, rtol=1e-5)

@@ -47,7 +47,7 @@ def test_a_loaded_model_says_what_it_is(llama: Path) -> None:
     assert info.parameters == sum(
         tensor.numel() for tensor in safetensors.torch.load_file(llama / "model.safetensors").values()
     )
-    assert info.attention.startswith("torch-sdpa: ")
+    assert info.attention.startswith("numba: ")
     assert (runner.num_blocks, runner.block_tokens) == (8, 16)
     assert load_runner(llama, device="cpu", num_blocks=8, model_id="mine").info.model_id == "mine"
 

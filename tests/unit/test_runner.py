@@ -172,6 +172,12 @@ def test_a_token_that_the_model_does_not_have_is_refused(runner: TorchRunner, to
         step(runner, [stream], [10])
 
 
+@pytest.mark.parametrize("block", [-1, 64])
+def test_a_block_that_the_cache_does_not_have_is_refused(runner: TorchRunner, block: int) -> None:
+    with pytest.raises(ValueError, match=r"blocks outside of 0\.\.63"):
+        step(runner, [Stream.of([3, 4], [block])], [10])
+
+
 def test_seeded_sampling_is_the_same_in_company(runner: TorchRunner) -> None:
     sampling = SamplingParams(temperature=0.8, top_p=0.95)
     lonely = Stream.of(prompt(12), list(range(12)), sampling)
@@ -185,3 +191,28 @@ def test_seeded_sampling_is_the_same_in_company(runner: TorchRunner) -> None:
             step(runner, [accompanied], [5])
     assert accompanied.token_ids == lonely.token_ids[: len(accompanied.token_ids)]
     assert len(set(lonely.token_ids[12:])) > 5
+
+
+def test_blocks_move_to_host_memory_and_back_elsewhere(runner: TorchRunner, model_dir: Path) -> None:
+    expected = alone(runner, prompt(18), 12).token_ids
+    swapping = load_runner(
+        model_dir, num_blocks=40, block_tokens=BLOCK_TOKENS, dtype="float32", device="cpu", num_host_blocks=9
+    )
+    assert swapping.num_host_blocks == 9
+    assert swapping.swap_block_s > 0
+    stream = Stream.of(prompt(18), list(range(8)))
+    step(swapping, [stream], [1000])
+    swapping.copy_out([(block, 8 - block) for block in stream.blocks[:5]])
+    step(swapping, [Stream.of(prompt(30, 3), list(range(8)))], [1000])  # another sequence takes the blocks
+    stream.blocks = list(range(20, 30))
+    swapping.copy_in([(8 - place, block) for place, block in enumerate(stream.blocks[:5])])
+    while len(stream.sampled) < 12:
+        step(swapping, [stream], [1000])
+    assert stream.token_ids == expected
+
+
+def test_without_host_memory_no_block_moves(runner: TorchRunner) -> None:
+    assert (runner.num_host_blocks, runner.swap_block_s) == (0, 0.0)
+    for move in (runner.copy_out, runner.copy_in):
+        with pytest.raises(ValueError, match="num_host_blocks 0"):
+            move([(0, 0)])

@@ -16,7 +16,14 @@ from transformers.generation.logits_process import (
 )
 
 from engine.messages import SamplingParams
-from engine.model.sampler import TOP_P_CANDIDATES, SamplingRow, probabilities, sample, uniform
+from engine.model.sampler import (
+    TOP_P_CANDIDATES,
+    SamplingRow,
+    greedy_tokens,
+    probabilities,
+    sample,
+    uniform,
+)
 
 VOCABULARY = 50
 
@@ -256,3 +263,26 @@ def test_nan_is_impossible_and_a_hopeless_row_ends_the_sequence(caplog: pytest.L
         assert tokens[3] == chosen(before, rows)[3], "a sound row does not feel its neighbours"
         assert all(token.logprob is not None and token.logprob <= 0 for token in sampled)
     assert "3 rows of logits that are not finite" in caplog.text
+
+
+def test_the_compiled_greedy_pass_gives_the_tokens_of_the_long_way() -> None:
+    logits = random_logits(9, seed=4)
+    plain = row(SamplingParams(temperature=0.0))
+    assert greedy_tokens(logits) == logits.argmax(-1).tolist()
+    assert chosen(logits, [plain] * 9) == logits.argmax(-1).tolist()
+    reported = row(SamplingParams(temperature=0.0, logprobs=0))  # takes the long way
+    assert chosen(logits, [*[plain] * 8, reported]) == logits.argmax(-1).tolist()
+
+
+def test_the_compiled_greedy_pass_leaves_repair_to_the_long_way(caplog: pytest.LogCaptureFixture) -> None:
+    logits = random_logits(3)
+    best = logits.argmax(-1).tolist()
+    logits[1] = float("nan")
+    assert greedy_tokens(logits) is None
+    with caplog.at_level(logging.WARNING):
+        assert chosen(logits, [row(SamplingParams(temperature=0.0))] * 3, fallback_token_id=7) == [
+            best[0],
+            7,
+            best[2],
+        ]
+    assert "not finite" in caplog.text

@@ -14,98 +14,61 @@ tokens in the running batch), for however long.
   idle, its work was taken away.
 - Fair by tenant: keys, projects and connections of one tenant share one line and one counter.
 
-Within a tenant: first come, first served.
+Within a tenant: first come, first served. The paper's predicted-length variant is a way to charge, not to
+choose: whoever charges the predicted cost when an entry is dispatched, and corrects it later, has it (the
+gateway does); whoever charges tokens as they come has the plain one.
+
+Guarantee: the bound above, and with it a turn for everybody. Loses where tokens are a bad measure of cost (a
+long context makes each decoded token dearer), and ignores length: inside a tenant a short request waits
+behind a long one (see `hybrid.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from typing import Self
 
-from engine.scheduling.order import Entry, ServiceCountersLike
+from engine.scheduling.claims import ALL
+from engine.scheduling.order import Entry, Order, ServiceCountersLike
+from engine.scheduling.orders.by_tenant import ByTenant
+from engine.scheduling.orders.fcfs import Fcfs
+from engine.scheduling.orders.lazy_heap import Key
 
 
-class Vtc:
+class Vtc(ByTenant):
     """One line a tenant, ranked by `counters`, which somebody else charges."""
 
+    name = "vtc"
+    claims = ALL
+
     def __init__(self, counters: ServiceCountersLike) -> None:
-        self._counters = counters
-        self._lines: dict[str, OrderedDict[str, Entry]] = {}
-        self._tenants: dict[str, str] = {}
-        """Entry id -> tenant id."""
+        super().__init__(counters)
         self._left_last: str | None = None
         """The tenant whose line emptied most recently."""
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
-        """Joins its tenant's line, at the end or at the head. Raises ValueError if it waits already."""
-        if entry.entry_id in self._tenants:
-            raise ValueError(f"entry {entry.entry_id!r} waits already")
-        line = self._lines.get(entry.tenant_id)
-        if line is None:
-            if not front:
-                self._lift(entry.tenant_id)
-            line = self._lines[entry.tenant_id] = OrderedDict()
-        line[entry.entry_id] = entry
-        if front:
-            line.move_to_end(entry.entry_id, last=False)
-        self._tenants[entry.entry_id] = entry.tenant_id
+    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+        """Its tenant's counter, then when it arrived."""
+        return (self._counters.value(entry.tenant_id), entry.arrived_s)
 
-    def peek(self, now_s: float) -> Entry | None:
-        """The oldest entry of the waiting tenant with the smallest counter."""
-        tenant_id = self._next_tenant()
-        return None if tenant_id is None else next(iter(self._lines[tenant_id].values()))
+    def _standing(self, tenant_id: str) -> Key:
+        head = self._lines[tenant_id].peek(0.0)
+        assert head is not None, "an empty line was kept"
+        return (self._counters.value(tenant_id), head.arrived_s, self._numbers[tenant_id])
 
-    def pop(self, now_s: float) -> Entry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
-        tenant_id = self._next_tenant()
-        if tenant_id is None:
-            raise IndexError("pop from an empty order")
-        entry = next(iter(self._lines[tenant_id].values()))
-        self._take(entry.entry_id)
-        return entry
+    def _new_line(self) -> Order:
+        return Fcfs(self._counters)
 
-    def remove(self, entry_id: str) -> Entry | None:
-        """Takes an entry out wherever it stands; None when it does not wait."""
-        return self._take(entry_id) if entry_id in self._tenants else None
+    def _comes(self, tenant_id: str, *, preempted: bool) -> None:
+        if preempted:
+            return
+        lowest = self._heap.lowest(self._standing)
+        lift_to = self._left_last if lowest is None else lowest
+        if lift_to is not None:
+            self._counters.lift(tenant_id, self._counters.value(lift_to))
 
-    def entries(self) -> Iterator[Entry]:
-        """All waiting entries."""
-        for line in self._lines.values():
-            yield from line.values()
+    def _leaves(self, tenant_id: str) -> None:
+        self._left_last = tenant_id
 
-    def clone(self, counters: ServiceCountersLike) -> Vtc:
-        """An independent copy that ranks by `counters`."""
-        copy = Vtc(counters)
-        copy._lines = {tenant_id: OrderedDict(line) for tenant_id, line in self._lines.items()}
-        copy._tenants = dict(self._tenants)
+    def _empty(self, counters: ServiceCountersLike) -> Self:
+        copy = type(self)(counters)
         copy._left_last = self._left_last
         return copy
-
-    def __len__(self) -> int:
-        return len(self._tenants)
-
-    def _next_tenant(self) -> str | None:
-        value = self._counters.value
-        best: tuple[int, float] | None = None
-        chosen: str | None = None
-        for tenant_id, line in self._lines.items():
-            rank = (value(tenant_id), next(iter(line.values())).arrived_s)
-            if best is None or rank < best:
-                best, chosen = rank, tenant_id
-        return chosen
-
-    def _take(self, entry_id: str) -> Entry:
-        tenant_id = self._tenants.pop(entry_id)
-        line = self._lines[tenant_id]
-        entry = line.pop(entry_id)
-        if not line:
-            del self._lines[tenant_id]
-            self._left_last = tenant_id
-        return entry
-
-    def _lift(self, tenant_id: str) -> None:
-        value = self._counters.value
-        if self._lines:
-            self._counters.lift(tenant_id, min(value(waiting) for waiting in self._lines))
-        elif self._left_last is not None:
-            self._counters.lift(tenant_id, value(self._left_last))

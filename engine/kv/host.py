@@ -1,0 +1,104 @@
+"""Which sequence's KV lies in host memory, and what has to be copied there and back?
+
+Bookkeeping alone: the tensors and the copying live in `engine.model.host_pool`. Copies are planned while a
+step is put together and executed before its forward pass, **all that go out before all that come in**. So a
+host block that was let go while a step is put together must not be handed out again in the same one: it may
+still have to be read by what comes in. And device blocks that were let go before their content arrived must
+not get it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class SwapOut:
+    """A sequence's KV in host memory."""
+
+    blocks: list[int]
+    """Host blocks, the first tokens' first; empty once it was taken back or dropped."""
+    tokens: int
+    """Tokens whose keys and values they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What a step copies before its forward pass, whole blocks: first all of `out`, then all of `back`."""
+
+    out: list[tuple[int, int]]
+    """(device block, host block)"""
+    back: list[tuple[int, int]]
+    """(host block, device block)"""
+
+    def __bool__(self) -> bool:
+        return bool(self.out or self.back)
+
+
+class HostBlocks:
+    """A fixed number of blocks in host memory, and the copies planned for the next step."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """0: nothing can be swapped out. Raises ValueError for a negative number."""
+        if num_blocks < 0:
+            raise ValueError(f"num_host_blocks must not be negative, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self._free: list[int] = list(range(num_blocks - 1, -1, -1))
+        self._let_go: list[int] = []
+        self._out: list[tuple[int, int]] = []
+        self._back: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be filled now."""
+        return len(self._free)
+
+    @property
+    def has_arriving(self) -> bool:
+        """Whether device blocks wait for their content."""
+        return bool(self._back)
+
+    def put(self, device_blocks: list[int], tokens: int) -> SwapOut | None:
+        """Plans copies out of the device; None without room, or when a block has yet to arrive itself."""
+        count = len(device_blocks)
+        if count > len(self._free) or any(block in self._back for block in device_blocks):
+            return None
+        blocks = [self._free.pop() for _ in range(count)]
+        self._out += zip(device_blocks, blocks, strict=True)
+        return SwapOut(blocks, tokens)
+
+    def take(self, swapped: SwapOut, device_blocks: list[int]) -> None:
+        """Plans copies of the last `len(device_blocks)` blocks back to the device, and lets all of it go."""
+        first = len(swapped.blocks) - len(device_blocks)
+        self._back.update(zip(device_blocks, swapped.blocks[first:], strict=True))
+        self.drop(swapped)
+
+    def drop(self, swapped: SwapOut) -> None:
+        """Lets a sequence's KV go; a second time is harmless."""
+        # Without planned copies nobody can need them, and they need not wait for the next step's.
+        (self._let_go if self._out or self._back else self._free).extend(reversed(swapped.blocks))
+        swapped.blocks = []
+        swapped.tokens = 0
+
+    def cancel(self, device_blocks: Iterable[int]) -> None:
+        """Device blocks were let go: nothing arrives in them any more."""
+        for block in device_blocks:
+            self._back.pop(block, None)
+
+    def close(self) -> Copies:
+        """Hands over what was planned; from now on the blocks that were let go are free."""
+        copies = Copies(self._out, [(host, device) for device, host in self._back.items()])
+        self._free += self._let_go
+        self._let_go = []
+        self._out = []
+        self._back = {}
+        return copies
+
+    def check(self, swapped: Iterable[SwapOut]) -> None:
+        """Self-audit; each block is free, let go, or of one sequence. Raises AssertionError."""
+        held = [block for each in swapped for block in each.blocks]
+        everywhere = self._free + self._let_go + held
+        assert len(set(everywhere)) == len(everywhere), "a host block has two owners"
+        missing = self.num_blocks - len(everywhere)
+        assert missing == 0, f"{missing} host blocks leaked"

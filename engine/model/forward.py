@@ -1,0 +1,51 @@
+"""How does one packed step run through the model?
+
+Two ways that give the same logits: transformers' own forward pass, with our attention plugged in, for every
+architecture; and, where it applies, the lean one of `engine.model.lean`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from engine.model.attention import LayerCache, PagedContext, attending
+from kernels.batch import Integers, PackedBatch
+from kernels.dispatch import AttentionKernel
+
+
+class Forward(Protocol):
+    """Computes a step's keys, values and some rows' logits."""
+
+    def __call__(
+        self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
+    ) -> torch.Tensor:
+        """`token_ids` `[tokens]`, one a packed row; returns the logits of `rows`: `[rows, vocabulary]`."""
+        ...
+
+
+class PlainForward:
+    """transformers' forward pass."""
+
+    def __init__(self, model: Any, kernel: AttentionKernel) -> None:
+        self._model = model
+        self._kernel = kernel
+
+    def __call__(
+        self, batch: PackedBatch, token_ids: Integers, rows: Integers, caches: dict[int, LayerCache]
+    ) -> torch.Tensor:
+        with attending(PagedContext(batch, caches, self._kernel)):
+            output = self._model(
+                input_ids=self._tensor(token_ids, batch)[None],
+                position_ids=self._tensor(batch.rows.contexts - 1, batch)[None],
+                use_cache=False,
+                logits_to_keep=self._tensor(rows, batch),
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @staticmethod
+    def _tensor(values: Integers, batch: PackedBatch) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(batch.device)

@@ -1,0 +1,155 @@
+"""How does a sequence's KV get to host memory and back?
+
+Tensors in host memory, one for each of the cache's and laid out like it, `[blocks, block_tokens, kv_heads,
+dim]`. Whole blocks move, and all of a step's blocks together: on the device they are gathered (scattered)
+once for each layer and tensor, and between device and host each run of neighbouring host blocks is one copy.
+Many small copies would take longer than computing the tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from engine.model.attention import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """What moving blocks to host memory and back takes: `base_s + blocks * block_s`."""
+
+    base_s: float
+    block_s: float
+
+
+class HostPool:
+    """Host memory for `num_blocks` blocks of every layer. Which of them are in use is `engine.kv.host`'s."""
+
+    def __init__(self, caches: Iterable[LayerCache], num_blocks: int) -> None:
+        """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned.
+
+        Raises ValueError when there is nothing to allocate, or when the layers differ in their blocks.
+        """
+        self._device = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, not {num_blocks}")
+        if not self._device:
+            raise ValueError("a model without layers has no KV to keep")
+        shapes = {tuple(tensor.shape[:2]) for tensor in self._device}
+        if len(shapes) > 1:
+            raise ValueError(f"the layers' caches differ in [blocks, block_tokens]: {sorted(shapes)}")
+        self.num_blocks = num_blocks
+        self.num_device_blocks = self._device[0].shape[0]
+        self._host = [
+            torch.zeros(
+                (num_blocks, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
+            )
+            for tensor in self._device
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """The host memory it takes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._host)
+
+    def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks, each pair `(device block, host block)`, to host memory; done when it returns.
+
+        Raises ValueError for a block outside of the pools or a host block named twice; nothing is copied.
+        """
+        # In the host's order: neighbours there are one copy.
+        pairs = sorted(pairs, key=lambda pair: pair[1])
+        device, host = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if not self._check(device, host, "host", host):
+            return
+        with torch.inference_mode():
+            index = self._index(device)
+            for source, target in zip(self._device, self._host, strict=True):
+                gathered = source.index_select(0, index)
+                for start, end, first in _runs(host):
+                    target[first : first + end - start].copy_(gathered[start:end], non_blocking=True)
+        self._wait()
+
+    def copy_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks, each pair `(host block, device block)`, to the device.
+
+        Raises ValueError for a block outside of the pools or a device block named twice; nothing is copied.
+        """
+        pairs = sorted(pairs)
+        host, device = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if not self._check(device, host, "device", device):
+            return
+        with torch.inference_mode():
+            index = self._index(device)
+            for source, target in zip(self._host, self._device, strict=True):
+                gathered = torch.empty(
+                    (len(pairs), *target.shape[1:]), dtype=target.dtype, device=target.device
+                )
+                for start, end, first in _runs(host):
+                    gathered[start:end].copy_(source[first : first + end - start], non_blocking=True)
+                target.index_copy_(0, index, gathered)
+        self._wait()
+
+    def measure(
+        self, *, blocks: int = 32, repetitions: int = 5, clock: Callable[[], float] = perf_counter
+    ) -> RoundTrip:
+        """Times round trips of one and of several blocks, the quickest of `repetitions` each.
+
+        For the load: it overwrites the first `blocks` host blocks; the device's stay as they are.
+        """
+        most = min(blocks, self.num_blocks, self.num_device_blocks)
+        one_s = self._quickest_s(1, repetitions, clock)
+        if most == 1:
+            return RoundTrip(base_s=0.0, block_s=one_s)
+        block_s = max(0.0, self._quickest_s(most, repetitions, clock) - one_s) / (most - 1)
+        return RoundTrip(base_s=max(0.0, one_s - block_s), block_s=block_s)
+
+    def _quickest_s(self, blocks: int, repetitions: int, clock: Callable[[], float]) -> float:
+        pairs = [(block, block) for block in range(blocks)]
+        times = []
+        # The first round trip touches the memory for the first time.
+        for _ in range(repetitions + 1):
+            started_s = clock()
+            self.copy_out(pairs)
+            self.copy_in(pairs)
+            times.append(clock() - started_s)
+        return min(times[1:])
+
+    def _check(self, device: list[int], host: list[int], target: str, targets: list[int]) -> bool:
+        """False: there is nothing to copy."""
+        if not device:
+            return False
+        for name, blocks, limit in (
+            ("device", device, self.num_device_blocks),
+            ("host", host, self.num_blocks),
+        ):
+            if min(blocks) < 0 or max(blocks) >= limit:
+                raise ValueError(
+                    f"{name} blocks {min(blocks)} to {max(blocks)} do not lie in the pool's 0 to {limit - 1}"
+                )
+        if len(set(targets)) < len(targets):
+            raise ValueError(f"a {target} block is written twice by the same copies")
+        return True
+
+    def _index(self, blocks: list[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self._device[0].device)
+
+    def _wait(self) -> None:
+        # Copies to and from pinned memory return before they are done.
+        if self._device[0].device.type == "cuda":
+            torch.cuda.synchronize(self._device[0].device)
+
+
+def _runs(blocks: list[int]) -> list[tuple[int, int, int]]:
+    """Neighbours in sorted `blocks`: (start, end) in the list, and the first block of each run."""
+    runs: list[tuple[int, int, int]] = []
+    for index, block in enumerate(blocks):
+        start = runs[-1][0] if runs else 0
+        if runs and block == runs[-1][2] + index - start:
+            runs[-1] = (start, index + 1, runs[-1][2])
+        else:
+            runs.append((index, index + 1, block))
+    return runs

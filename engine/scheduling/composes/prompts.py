@@ -1,0 +1,158 @@
+"""How do unfinished prompts share what a step has left?
+
+Used by every composition. Prompts advance in chunks, under three limits and a time budget:
+
+- at most `max_num_partial_prefills` prompts stay unfinished after a step in which they advanced, at most
+  `max_long_partial_prefills` of them long ones, so that short prompts pass a long one. A prompt that a step
+  can complete needs no such place.
+- a prompt is long while more than `long_prefill_token_threshold` of its tokens are left; a step takes at most
+  so many of them (or `long_chunk_permille` of that).
+- with `target_step_s`, prompts get only what keeps the step's predicted time below it, but together at least
+  `least_chunk_tokens`: decoding sequences alone may use the time up, and prompts must still advance.
+
+Higher tiers first. Within a tier the prompts that advance together share by water-filling: equal parts, and
+what a short one does not need goes to the others. While others wait and might advance as well, their parts
+are left over for them.
+
+A long newcomer that finds the long ones' places taken starts all the same, with a single token, and waits for
+its turn among the running ones: at the head of the line it would hold up every short one behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from engine.scheduling.room import Room
+from engine.sequence import Sequence
+
+LONG_PERMILLE = 40
+"""Share of the model's length above which a prompt is long, where several may advance and nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """See above; the numbers are checked by `PolicyOptions`."""
+
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0
+    """0: with one partial prompt at a time no prompt is long; with several, 4 % of the model's length."""
+    target_step_s: float = 0.0
+    """0: no time budget."""
+    least_chunk_tokens: int = 16
+    long_chunk_permille: int = 1000
+
+    def shares(
+        self, prompts: Iterable[Sequence], step: Room, target_step_s: float | None = None
+    ) -> list[tuple[Sequence, int]]:
+        """Chunks for `prompts`, in the order given within a tier. `step` is a draft, in which each chunk is
+        noted; `target_step_s` replaces the time budget."""
+        target_s = self.target_step_s if target_step_s is None else target_step_s
+        shares: list[tuple[Sequence, int]] = []
+        tiers: dict[int, list[Sequence]] = {}
+        for sequence in prompts:
+            tiers.setdefault(sequence.submit.tier, []).append(sequence)
+        for tier in sorted(tiers):
+            line = tiers[tier]
+            while line and step.tokens > 0:
+                chosen, line = self._with_place(line, step)
+                if not chosen:
+                    break
+                self._fill(chosen, step, target_s, shares)
+            for sequence in line:
+                if step.tokens == 0:
+                    return shares
+                tokens = self._completing(sequence, step, target_s)
+                if tokens:
+                    shares.append((sequence, tokens))
+                    step.take(sequence, tokens)
+        return shares
+
+    def first_chunk(self, sequence: Sequence, room: Room, target_step_s: float | None = None) -> int:
+        """The first chunk of a newcomer; 0 where the limits or the time budget leave nothing for it."""
+        target_s = self.target_step_s if target_step_s is None else target_step_s
+        left = _left(sequence)
+        if not self._has_place(left, room):
+            if self._is_long(left, room):
+                return min(1, room.tokens)
+            return self._completing(sequence, room, target_s)
+        return self._within(sequence, min(self._most(left, room), room.tokens), room, target_s)
+
+    def threshold(self, room: Room) -> int:
+        """Tokens above which a prompt is long; 0: none is."""
+        if self.long_prefill_token_threshold:
+            return self.long_prefill_token_threshold
+        if self.max_num_partial_prefills > 1:
+            return max(1, room.context_tokens * LONG_PERMILLE // 1000)
+        return 0
+
+    def _is_long(self, left: int, room: Room) -> bool:
+        threshold = self.threshold(room)
+        return 0 < threshold < left
+
+    def _most(self, left: int, room: Room) -> int:
+        if not self._is_long(left, room):
+            return left
+        return max(1, self.threshold(room) * self.long_chunk_permille // 1000)
+
+    def _has_place(self, left: int, room: Room) -> bool:
+        if len(room.unfinished) >= self.max_num_partial_prefills:
+            return False
+        return not self._is_long(left, room) or self._long_places(room) > 0
+
+    def _long_places(self, room: Room) -> int:
+        return self.max_long_partial_prefills - sum(
+            self._is_long(left, room) for left in room.unfinished.values()
+        )
+
+    def _with_place(self, line: SequenceOf[Sequence], step: Room) -> tuple[list[Sequence], list[Sequence]]:
+        """Those of `line` that may stay unfinished, and the rest."""
+        places = self.max_num_partial_prefills - len(step.unfinished)
+        long_places = self._long_places(step)
+        chosen: list[Sequence] = []
+        rest: list[Sequence] = []
+        for sequence in line:
+            is_long = self._is_long(_left(sequence), step)
+            if len(chosen) < places and (not is_long or long_places > 0):
+                chosen.append(sequence)
+                long_places -= is_long
+            else:
+                rest.append(sequence)
+        return chosen, rest
+
+    def _fill(
+        self, chosen: list[Sequence], step: Room, target_s: float, shares: list[tuple[Sequence, int]]
+    ) -> None:
+        """Water-filling: from the one that needs least, each an equal part of what is left."""
+        may_come = self.max_num_partial_prefills - len(step.unfinished) - len(chosen)
+        sharers = len(chosen) + max(0, min(may_come, step.num_waiting))
+        for sequence in sorted(chosen, key=_left):
+            most = min(self._most(_left(sequence), step), max(1, step.tokens // sharers), step.tokens)
+            tokens = self._within(sequence, most, step, target_s, sharers)
+            sharers -= 1
+            if tokens:
+                shares.append((sequence, tokens))
+                step.take(sequence, tokens)
+
+    def _completing(self, sequence: Sequence, step: Room, target_s: float) -> int:
+        """All that is left of the prompt, if this step can take it; else 0."""
+        left = _left(sequence)
+        if left > step.tokens or self._is_long(left, step):
+            return 0
+        return left if self._within(sequence, left, step, target_s) == left else 0
+
+    def _within(self, sequence: Sequence, most: int, step: Room, target_s: float, sharers: int = 1) -> int:
+        """Up to `most` tokens, in one of `sharers` equal parts of the time that is left."""
+        if target_s <= 0 or most <= 0:
+            return most
+        now_s = step.predicted_s()
+        tokens = step.tokens_within(sequence, most, now_s + (target_s - now_s) / sharers)
+        if tokens < self.least_chunk_tokens and step.prefills == 0:
+            return min(most, self.least_chunk_tokens)
+        return tokens
+
+
+def _left(sequence: Sequence) -> int:
+    return len(sequence.token_ids) - sequence.computed_tokens

@@ -1,0 +1,47 @@
+"""What was known of those who left and may come back?
+
+A preempted entry returns to an order that popped it long ago. What the order fixed when the entry first
+joined (since when it waits, how its tenant stood) must still hold then, and memory must stay bounded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+MAX_REMEMBERED = 1024
+"""More than run at a time in one engine: only who runs can be preempted."""
+
+Fact = TypeVar("Fact")
+
+
+class Recent(Generic[Fact]):
+    """A fact by name, of the last `limit` names noted."""
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
+        self._facts: OrderedDict[str, Fact] = OrderedDict()
+
+    def note(self, name: str, fact: Fact) -> None:
+        """Remembers, and forgets the oldest of too many."""
+        self._facts[name] = fact
+        self._facts.move_to_end(name)
+        if len(self._facts) > self._limit:
+            self._facts.popitem(last=False)
+
+    def get(self, name: str) -> Fact | None:
+        """What was noted last; None when nothing was, or it is forgotten."""
+        return self._facts.get(name)
+
+    def forget(self, name: str) -> None:
+        """Nothing is known of it any more."""
+        self._facts.pop(name, None)
+
+    def copy(self) -> Recent[Fact]:
+        """An independent copy."""
+        copy: Recent[Fact] = Recent(self._limit)
+        copy._facts = self._facts.copy()
+        return copy
+
+    def __len__(self) -> int:
+        return len(self._facts)

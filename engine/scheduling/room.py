@@ -1,0 +1,115 @@
+"""How much may the step that is being put together still hold?
+
+One object a step, filled by the scheduler as it hands out tokens and read by the compose choices: tokens
+left, prompts that have a part in the step, and the step's predicted time so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.forecast.step_time import predict_step_s
+from engine.messages import StepTime
+from engine.scheduling.order import ServiceCountersLike
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Room:
+    """What one step may hold, and what it holds so far."""
+
+    now_s: float
+    tokens: int
+    """Tokens that the step's budget still has."""
+    counters: ServiceCountersLike
+    step_time: StepTime
+    context_tokens: int = 4096
+    """The longest sequence that the model takes."""
+    num_waiting: int = 0
+    used_tokens: int = 0
+    used_context: int = 0
+    used_sequences: int = 0
+    prefills: int = 0
+    """Sequences that got a part of their prompt in this step."""
+    given: dict[Sequence, int] = field(default_factory=dict)
+    unfinished: dict[Sequence, int] = field(default_factory=dict)
+    """Prompts that got more than a token and stay unfinished after this step -> tokens left before it."""
+
+    def draft(self) -> Room:
+        """A copy to try a composition on: the same numbers, nothing given yet."""
+        return Room(
+            now_s=self.now_s,
+            tokens=self.tokens,
+            counters=self.counters,
+            step_time=self.step_time,
+            context_tokens=self.context_tokens,
+            num_waiting=self.num_waiting,
+            used_tokens=self.used_tokens,
+            used_context=self.used_context,
+            used_sequences=self.used_sequences,
+            prefills=self.prefills,
+            unfinished=dict(self.unfinished),
+        )
+
+    def take(self, sequence: Sequence, tokens: int) -> None:
+        """Notes a grant of `tokens` to `sequence`, which has none yet in this step."""
+        self.given[sequence] = tokens
+        left = sequence.total_tokens - sequence.computed_tokens
+        if left > tokens > 1:
+            self.unfinished[sequence] = left
+        self._add(sequence, tokens, 1)
+
+    def take_decodes(self, sequences: list[Sequence]) -> None:
+        """Notes one token for each of many decoding sequences; the same as `take`, in one go."""
+        for sequence in sequences:
+            self.given[sequence] = 1
+        count = len(sequences)
+        self.tokens -= count
+        self.used_tokens += count
+        self.used_sequences += count
+        self.used_context += count + sum([sequence.computed_tokens for sequence in sequences])
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Undoes the grant, if there was one."""
+        tokens = self.given.pop(sequence, 0)
+        if tokens:
+            self.unfinished.pop(sequence, None)
+            self._add(sequence, tokens, -1)
+
+    def predicted_s(self, sequence: Sequence | None = None, tokens: int = 0) -> float:
+        """The step's predicted time, with `tokens` more for `sequence`."""
+        if sequence is None:
+            return predict_step_s(
+                self.step_time, self.used_tokens, self.used_context, max(1, self.used_sequences)
+            )
+        return predict_step_s(
+            self.step_time,
+            self.used_tokens + tokens,
+            self.used_context + attended_tokens(sequence.computed_tokens, tokens),
+            self.used_sequences + 1,
+        )
+
+    def tokens_within(self, sequence: Sequence, most: int, step_s: float) -> int:
+        """The most tokens, up to `most`, that `sequence` may get before the step takes `step_s`."""
+        if self.predicted_s(sequence, most) <= step_s:
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.predicted_s(sequence, middle) <= step_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _add(self, sequence: Sequence, tokens: int, sign: int) -> None:
+        self.tokens -= sign * tokens
+        self.used_tokens += sign * tokens
+        self.used_context += sign * attended_tokens(sequence.computed_tokens, tokens)
+        self.used_sequences += sign
+        self.prefills += sign * (sequence.total_tokens - sequence.computed_tokens > 1)
+
+
+def attended_tokens(position: int, num_tokens: int) -> int:
+    """Context that a slice's tokens attend to, each to all tokens up to itself."""
+    return num_tokens * position + num_tokens * (num_tokens + 1) // 2

@@ -1,0 +1,78 @@
+"""Which settings suit which kind of load?
+
+Three ready sets of numbers for a model of a given length, after widely used vLLM configurations: for
+interactive use (first tokens early), for throughput (offline and batch work), and for long contexts mixed
+with short requests (long prompts must not block the others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.scheduling.options import PolicyOptions
+
+DEFAULT_BATCHED_TOKENS = 2048
+"""A step has at least so many tokens where the model is shorter than that."""
+MAX_SEQUENCES = 128
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of sequences for which a decode step is captured as a graph, where there is a GPU."""
+
+
+class UnknownTemplate(ValueError):
+    """No template has this name; the message lists those that exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSettings:
+    """What a template sets. The policy is first come, first served; another one takes the options as well."""
+
+    name: str
+    options: PolicyOptions
+    max_batched_tokens: int
+    max_sequences: int = MAX_SEQUENCES
+    graph_sizes: tuple[int, ...] = ()
+    policy: str = "fcfs"
+
+
+def _interactive(context_tokens: int) -> TemplateSettings:
+    options = PolicyOptions(
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=max(1, context_tokens * 4 // 100),
+    )
+    return TemplateSettings("interactive", options, max(DEFAULT_BATCHED_TOKENS, 2 * context_tokens))
+
+
+def _throughput(context_tokens: int) -> TemplateSettings:
+    options = PolicyOptions(max_num_partial_prefills=1, max_long_partial_prefills=1)
+    return TemplateSettings("throughput", options, 4 * context_tokens, graph_sizes=GRAPH_SIZES)
+
+
+def _long_context(context_tokens: int) -> TemplateSettings:
+    options = PolicyOptions(
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=1,
+        long_prefill_token_threshold=max(1, context_tokens * 6 // 100),
+    )
+    return TemplateSettings("long-context", options, max(DEFAULT_BATCHED_TOKENS, 2 * context_tokens))
+
+
+TEMPLATES: dict[str, Callable[[int], TemplateSettings]] = {
+    "interactive": _interactive,
+    "throughput": _throughput,
+    "long-context": _long_context,
+}
+"""Templates by name, of the model's length in tokens."""
+
+
+def template(name: str, context_tokens: int) -> TemplateSettings:
+    """The settings of template `name` for a model that takes `context_tokens`.
+
+    Raises `UnknownTemplate`, and ValueError for a length below 1.
+    """
+    if name not in TEMPLATES:
+        raise UnknownTemplate(f"no template {name!r}; there are {', '.join(sorted(TEMPLATES))}")
+    if context_tokens < 1:
+        raise ValueError(f"context_tokens must be at least 1, not {context_tokens}")
+    return TEMPLATES[name](context_tokens)

@@ -1,0 +1,73 @@
+"""Which scheduling policy is in force here, why did who get in, and how is the policy changed?
+
+One name sets both halves: the order of the queue here, and all four choices of every engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from engine.scheduling.policy import POLICIES, make_policy
+from gateway.upstream.base import Upstream, UpstreamLost
+from tenants.audit import Actor
+
+if TYPE_CHECKING:
+    from gateway.runtime import Gateway
+
+MAX_DECISIONS = 256
+
+
+async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
+    """The queue's order, and each engine's choices with its last `decisions` decisions, oldest first."""
+    return {
+        "policy": gateway.policy,
+        "order": gateway.flow.order_name,
+        "policies": sorted(POLICIES),
+        "engines": [await _engine(each, decisions) for each in gateway.deps.upstreams],
+    }
+
+
+async def change_policy(gateway: Gateway, actor: Actor, name: str) -> None:
+    """Another policy for the queue and for every engine that is up; one that restarts gets it, too.
+
+    Raises `UnknownPolicy` before anything changed. An engine that does not answer gets it when it is back.
+    """
+    policy = make_policy(name)
+    await gateway.deps.admin.note(
+        actor, "policy.set", "policy", before={"policy": gateway.policy}, after={"policy": name}
+    )
+    gateway.policy = name
+    gateway.flow.set_order(policy.order)
+    for upstream in gateway.deps.upstreams:
+        if upstream.is_up:
+            with contextlib.suppress(UpstreamLost):
+                await upstream.set_policy(name)
+
+
+async def _engine(upstream: Upstream, decisions: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {"engine_id": upstream.replica_id, "is_up": upstream.is_up}
+    if not upstream.is_up:
+        return shown
+    try:
+        explained = await upstream.explain()
+    except UpstreamLost:
+        return shown | {"is_up": False}
+    return shown | {
+        "policy": explained.policy,
+        "choices": explained.choices,
+        "decisions": [
+            {
+                "step": each.step,
+                "at_s": each.at_s,
+                "kind": each.kind,
+                "sequence_id": each.sequence_id,
+                "rule": each.rule,
+                "rank": each.rank,
+                "others": each.others,
+            }
+            for each in explained.decisions[-decisions:]
+        ]
+        if decisions
+        else [],
+    }

@@ -1,0 +1,198 @@
+"""Which requests arrive when, in a run on virtual time?
+
+Open loops only: nobody waits for an answer before sending the next request, so a slow policy cannot make its
+own load lighter. Everything is drawn from a seeded generator; the same seed gives the same arrivals.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+DEFAULT_TIER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request, with the length its answer will have."""
+
+    at_s: float
+    tenant: str
+    input_tokens: int
+    output_tokens: int
+    kind: str = "all"
+    """Its class in the report (`short`, `long`)."""
+    tier: int = DEFAULT_TIER
+    weight: float = 1.0
+    deadline_in_s: float | None = None
+    shared_tokens: int = 0
+    """So many first tokens are those of all requests of its tenant with the same `prefix`."""
+    prefix: int = 0
+
+
+Lengths = Callable[[random.Random], tuple[int, int]]
+"""Draws (input, output) tokens."""
+
+
+def fixed(input_tokens: int, output_tokens: int) -> Lengths:
+    """All alike."""
+    return lambda rng: (input_tokens, output_tokens)
+
+
+def uniform(low: int, high: int) -> Lengths:
+    """Input and output each between `low` and `high`, both included."""
+    return lambda rng: (rng.randint(low, high), rng.randint(low, high))
+
+
+def heavy_tailed(input_tokens: int, median_output: int, sigma: float, most_output: int) -> Lengths:
+    """One prompt length; outputs lognormal with the given median, cut off at `most_output`."""
+
+    def draw(rng: random.Random) -> tuple[int, int]:
+        return input_tokens, min(most_output, max(1, round(median_output * rng.lognormvariate(0.0, sigma))))
+
+    return draw
+
+
+def poisson_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
+    """Arrival instants of a Poisson stream."""
+    times = []
+    now_s = rng.expovariate(per_s)
+    while now_s < seconds:
+        times.append(now_s)
+        now_s += rng.expovariate(per_s)
+    return times
+
+
+def even_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
+    """Equally spaced, with a random phase."""
+    first_s = rng.random() / per_s
+    return [first_s + number / per_s for number in range(int((seconds - first_s) * per_s) + 1)]
+
+
+def rising_times(rng: random.Random, first_per_s: float, last_per_s: float, seconds: float) -> list[float]:
+    """The rate rises evenly from the first to the last: instants at which its integral passes an integer."""
+    slope = (last_per_s - first_per_s) / seconds
+    count = int((first_per_s + last_per_s) / 2 * seconds)
+    phase = rng.random()
+    return [
+        ((first_per_s**2 + 2 * slope * (number + phase)) ** 0.5 - first_per_s) / slope
+        for number in range(count)
+    ]
+
+
+def only_while_on(times: Iterable[float], on_s: float) -> list[float]:
+    """Silent every other `on_s` seconds, beginning with an active period."""
+    return [at_s for at_s in times if int(at_s / on_s) % 2 == 0]
+
+
+def stream(
+    times: Iterable[float],
+    tenant: str,
+    lengths: Lengths,
+    rng: random.Random,
+    *,
+    kind: str = "",
+    weight: float = 1.0,
+    tier: int = DEFAULT_TIER,
+    deadline_in_s: float | None = None,
+    shared_tokens: int = 0,
+    prefix: int = 0,
+) -> list[Arrival]:
+    """One tenant's requests at `times`."""
+    arrivals = []
+    for at_s in times:
+        input_tokens, output_tokens = lengths(rng)
+        arrivals.append(
+            Arrival(
+                at_s,
+                tenant,
+                input_tokens,
+                output_tokens,
+                kind or tenant,
+                tier,
+                weight,
+                deadline_in_s,
+                shared_tokens,
+                prefix,
+            )
+        )
+    return arrivals
+
+
+def merged(streams: Iterable[Sequence[Arrival]]) -> list[Arrival]:
+    """All streams in order of arrival."""
+    return sorted((arrival for each in streams for arrival in each), key=lambda arrival: arrival.at_s)
+
+
+def all_at_once(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """The same requests, all waiting from the first instant."""
+    return [replace(arrival, at_s=0.0) for arrival in arrivals]
+
+
+def slowed(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
+    """The same requests in the same order, with all gaps `factor` times as long."""
+    return [replace(arrival, at_s=arrival.at_s * factor) for arrival in arrivals]
+
+
+def from_trace(path: Path) -> list[Arrival]:
+    """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`. Raises ValueError naming a bad line."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return merged([list(_rows(csv.DictReader(file), path))])
+
+
+def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[Arrival]:
+    for number, row in enumerate(reader, 2):
+        try:
+            yield Arrival(
+                float(row["arrival_s"]),
+                row["tenant"],
+                int(row["input_tokens"]),
+                int(row["output_tokens"]),
+                kind="real",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, line {number}: needs arrival_s, tenant, input_tokens and output_tokens ({error})"
+            ) from None
+
+
+# ---------------------------------------------------------------- predictions of the output's length
+
+Predictions = Callable[[Sequence[Arrival], random.Random], list[tuple[int, int]]]
+"""(median, 90th percentile) of each answer's length, as told to the engine on arrival."""
+
+
+def exact(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+    """What will be."""
+    return [(arrival.output_tokens, arrival.output_tokens) for arrival in arrivals]
+
+
+def noisy(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+    """Off by up to 50 % either way, evenly."""
+    medians = [max(1, round(arrival.output_tokens * rng.uniform(0.5, 1.5))) for arrival in arrivals]
+    return [(median, 2 * median) for median in medians]
+
+
+def shuffled(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+    """Right as a distribution, and for each request worth nothing: somebody else's length."""
+    lengths = [arrival.output_tokens for arrival in arrivals]
+    rng.shuffle(lengths)
+    return [(length, length) for length in lengths]
+
+
+def no_predictions(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+    """The same for all: median and 90th percentile of all answers."""
+    lengths = sorted(arrival.output_tokens for arrival in arrivals)
+    alike = (lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10])
+    return [alike for _ in arrivals]
+
+
+PREDICTIONS: dict[str, Predictions] = {
+    "exact": exact,
+    "noisy": noisy,
+    "shuffled": shuffled,
+    "none": no_predictions,
+}

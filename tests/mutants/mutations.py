@@ -1,0 +1,127 @@
+"""Which rules are broken on purpose, and which test has to notice?
+
+Each mutation replaces a piece of the code that occurs exactly once. `make mutants` applies them one at a time
+to a copy of the tree and expects the named tests to fail there; `docs/invariants.md` lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One rule, broken."""
+
+    name: str
+    path: str
+    before: str
+    after: str
+    tests: str
+    """What has to fail: a pytest node or file."""
+
+
+HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"
+SCHEDULER = "tests/unit/test_scheduler.py"
+
+MUTATIONS = [
+    Mutation(
+        "skip the lift",
+        "engine/scheduling/orders/by_tenant.py",
+        "            self._comes(tenant_id, preempted=front)\n",
+        "",
+        "tests/unit/test_fair_order.py",
+    ),
+    Mutation(
+        "charge recomputation",
+        "engine/scheduler.py",
+        "        sequence.match = None\n",
+        "        sequence.match = None\n        sequence.charged_prompt_tokens = 0\n",
+        f"{SCHEDULER}::test_recomputation_is_not_charged",
+    ),
+    Mutation(
+        "skip the head that does not fit",
+        "engine/planner.py",
+        "            if tokens == 0 or not self._room_to_start(batch, sequence, match):\n",
+        "            if tokens == 0 or not self._room_to_start(batch, sequence, match):\n"
+        "                order.remove(entry.entry_id)\n"
+        "                order.add(entry)\n"
+        "                if order.peek(self._now_s) is not entry:\n"
+        "                    continue\n",
+        f"{SCHEDULER}::test_the_head_of_the_line_is_not_skipped_when_it_does_not_fit",
+    ),
+    Mutation(
+        "publish before the forward pass",
+        "engine/planner.py",
+        "        self.plan.room.take(sequence, tokens)\n",
+        "        self.plan.room.take(sequence, tokens)\n"
+        "        self._scheduler.pool.publish(\n"
+        "            sequence.block_table, sequence.cursor, sequence.token_ids,\n"
+        "            sequence.computed_tokens + tokens,\n"
+        "        )\n",
+        "tests/property/test_kv_prefix_histories.py",
+    ),
+    Mutation(
+        "drop the tenant's salt",
+        "engine/kv/prefix.py",
+        "return key + salt.encode() if depth == 0 else key",
+        "return key",
+        "tests/unit/test_kv_cache.py",
+    ),
+    Mutation(
+        "leave no token to compute on a full hit",
+        "engine/scheduler.py",
+        "sequence.total_tokens - 1\n        sequence.match",
+        "sequence.total_tokens\n        sequence.match",
+        "tests/property/test_kv_prefix_histories.py",
+    ),
+    Mutation(
+        "nobody is ever immune",
+        "engine/planner.py",
+        "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n"
+        "        victim.times_displaced += 1\n",
+        "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n",
+        f"{SCHEDULER}::test_a_sequence_gives_way_a_bounded_number_of_times",
+    ),
+    Mutation(
+        "copy in before copying out",
+        "engine/core.py",
+        "            if plan.copies.out:\n"
+        "                self._runner.copy_out(plan.copies.out)\n"
+        "            if plan.copies.back:\n"
+        "                self._runner.copy_in(plan.copies.back)\n",
+        "            if plan.copies.back:\n"
+        "                self._runner.copy_in(plan.copies.back)\n"
+        "            if plan.copies.out:\n"
+        "                self._runner.copy_out(plan.copies.out)\n",
+        "tests/property/test_kv_prefix_histories.py",
+    ),
+    Mutation(
+        "charge what was found in the cache",
+        "engine/sequence.py",
+        "        self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)\n",
+        "",
+        HISTORIES,
+    ),
+    Mutation(
+        "hand out blocks behind the fence",
+        "engine/kv/blocks.py",
+        "if self._is_fenced:\n                    self._fenced",
+        "if False:\n                    self._fenced",
+        "tests/unit/test_block_pool.py",
+    ),
+    Mutation(
+        "take memory from a higher tier",
+        "engine/planner.py",
+        "            if runner.tier >= sequence.tier and runner.times_displaced",
+        "            if runner.times_displaced",
+        f"{SCHEDULER}::test_no_eviction_policy_can_take_from_a_higher_tier",
+    ),
+    Mutation(
+        "ignore the weights",
+        "engine/scheduling/counters.py",
+        "    return round(cost * COUNTER_SCALE / weight)",
+        "    return round(cost * COUNTER_SCALE)",
+        "tests/unit/test_fair_order.py",
+    ),
+]

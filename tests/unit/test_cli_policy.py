@@ -1,0 +1,98 @@
+"""`fairgate policy` and `fairgate bench batch-or-wait`: the answers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engine.scheduling.batch_or_wait import BatchOrWaitTable
+from engine.scheduling.policy import POLICIES
+from ops.cli.main import cli
+
+QUICK = ("--max-batch", "2", "--wait-buckets", "2")
+
+
+def fairgate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate")
+
+
+def test_every_preset_is_listed_with_its_choices() -> None:
+    listed = json.loads(fairgate("policy", "list", "--json").stdout)["policies"]
+
+    assert [item["policy"] for item in listed] == list(POLICIES)
+    assert all(item["order"] and item["admit"] and item["compose"] and item["evict"] for item in listed)
+    assert "static-padded" in fairgate("policy", "list").stdout
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_choice_has_a_rule_to_explain(name: str) -> None:
+    answer = json.loads(fairgate("policy", "explain", name, "--json").stdout)
+
+    assert [choice["decision"] for choice in answer["choices"]] == ["order", "admit", "compose", "evict"]
+    assert all(len(choice["rule"]) > 40 for choice in answer["choices"])
+
+
+def test_an_unknown_policy_is_answered_with_those_that_exist() -> None:
+    result = fairgate("policy", "explain", "nope")
+
+    assert result.exit_code == 2
+    assert "no policy 'nope'" in result.output
+    assert "hybrid" in result.output
+
+
+def test_a_table_is_solved_and_stored(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    result = fairgate("policy", "solve", "--rates", "2,0.5", *QUICK, "--out", str(out), "--json")
+
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["bytes"] == out.stat().st_size
+    assert BatchOrWaitTable.load(out).rates_per_s == [0.5, 2.0]
+    assert [item["rate_per_s"] for item in answer["policies"]] == [0.5, 2.0]
+
+
+def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Path) -> None:
+    out, times = tmp_path / "table.json", tmp_path / "times.json"
+    numbers = {"base_s": 0.5, "per_token_s": 0.0, "per_context_token_s": 0.0, "per_sequence_s": 0.0}
+    times.write_text(json.dumps(numbers))
+    arguments = ("--lambda", "1", "--step-time", str(times), "--short", "8,1", "--long", "16,2")
+    result = fairgate("policy", "solve", *arguments, *QUICK, "--out", str(out))
+
+    assert result.exit_code == 0, result.output
+    assert BatchOrWaitTable.load(out).model.service_s(1, 0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rates", "0"), "above 0"),
+        (("--rates", "x"), "must be numbers"),
+        (("--alpha", "-1"), "alpha"),
+        (("--slo-s", "0"), "slo_s"),
+        (("--short", "512,128"), "more tokens"),
+        (("--long", "7"), "prompt and output tokens"),
+        (("--step-time", "0"), "first above 0"),
+        (("--step-time", "1,2,3,4,5"), "these numbers"),
+        (("--max-batch", "65"), "max-batch"),
+        (("--wait-buckets", "100000"), "states"),
+        (("--pool-tokens", "-1"), "pool tokens"),
+    ],
+)
+def test_what_cannot_be_solved_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    out = tmp_path / "table.json"
+    result = fairgate("policy", "solve", *arguments, "--out", str(out))
+
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    out = tmp_path / "missing" / "table.json"
+    result = fairgate("policy", "solve", "--rates", "1", *QUICK, "--out", str(out))
+
+    assert result.exit_code == 1
+    assert "could not be written" in result.output
