@@ -57,6 +57,8 @@ class EngineOptions:
     dtype: str = "auto"
     device: str = "auto"
     num_blocks: int = 0
+    num_host_blocks: int = 0
+    """Blocks of host memory for KV that gives way."""
     kv_memory_bytes: int = 256 * 2**20
     """Size of the KV cache where `num_blocks` is 0."""
     block_tokens: int = 16
@@ -70,6 +72,7 @@ class EngineOptions:
         """Raises ValueError naming the field, its bound and its value."""
         for name, least in (
             ("num_blocks", 0),
+            ("num_host_blocks", 0),
             ("kv_memory_bytes", 1),
             ("block_tokens", 1),
             ("max_sequences", 1),
@@ -166,6 +169,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
             device=None if options.device == "auto" else options.device,
             num_blocks=options.num_blocks or None,
             kv_memory_bytes=options.kv_memory_bytes,
+            num_host_blocks=options.num_host_blocks,
             block_tokens=options.block_tokens,
             threads=options.threads or None,
         )

@@ -70,6 +70,14 @@ class EngineSettings:
         default=256 * 2**20,
         metadata=about(values.size_bytes(2**20, 2**41), "Memory of the KV cache, where kv_blocks is 0."),
     )
+    host_kv_blocks: int = field(
+        default=0,
+        metadata=about(
+            values.integer(0, 10_000_000),
+            "Blocks of host memory for the keys and values of sequences that give way; 0: they are computed"
+            " again.",
+        ),
+    )
     block_tokens: int = field(
         default=16, metadata=about(values.integer(1, 256), "Tokens in one block of the KV cache.")
     )

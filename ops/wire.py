@@ -57,6 +57,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         dtype=engine.dtype,
         device=engine.device,
         num_blocks=engine.kv_blocks,
+        num_host_blocks=engine.host_kv_blocks,
         kv_memory_bytes=engine.kv_memory,
         block_tokens=engine.block_tokens,
         max_sequences=engine.max_sequences,
