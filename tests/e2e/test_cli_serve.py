@@ -179,6 +179,9 @@ def refuses_connections(server: Server) -> bool:
             client.get("/healthz")
     except httpx.ConnectError:
         return True
+    except httpx.TransportError:
+        # It stood in the listener's backlog when that was closed: ask again.
+        return False
     return False
 
 
