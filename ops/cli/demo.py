@@ -22,7 +22,7 @@ from ops.cli.base import FLAGS_KEY, Command
 @click.option(
     "--seconds",
     type=click.FloatRange(3, 600),
-    default=70.0,
+    default=75.0,
     show_default=True,
     help="How long requests arrive. The queue then drains for about half as long.",
 )
