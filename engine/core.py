@@ -97,11 +97,10 @@ class EngineConfig:
     """How long the KV of a paused sequence is safe from others."""
 
     def __post_init__(self) -> None:
-        make_policy(self.policy)
+        serves_all = make_policy(self.policy).compose.serves_all
         for name in ("max_batched_tokens", "max_sequences", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        serves_all = make_policy(self.policy).compose.serves_all
         if serves_all and self.max_sequences > self.max_batched_tokens:
             raise ValueError(
                 f"max_sequences ({self.max_sequences}) must not exceed max_batched_tokens "
@@ -223,12 +222,8 @@ class EngineCore:
     def explain(self) -> Explained:
         """The policy in force, and the last decisions."""
         policy = self.scheduler.policy
-        choices = {
-            "order": policy.order,
-            "admit": policy.admit.name,
-            "compose": policy.compose.name,
-            "evict": policy.evict.name,
-        }
+        described = policy.describe()
+        choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
         return Explained(policy.name, choices, self.scheduler.decisions.last())
 
     def set_policy(self, name: str) -> None:

@@ -107,7 +107,7 @@ class Planner:
         else:
             self._hand_out(scheduler.running)
         self._admit()
-        if scheduler.paused and self._scheduler.order_interrupts:
+        if scheduler.paused and self._order.order_interrupts:
             # Those that stepped back for somebody who then could not start.
             back = self._resume(is_last=True)
             self._hand_out(back)
@@ -206,7 +206,7 @@ class Planner:
         back = [sequence for sequence in scheduler.paused.values() if sequence.may_emit]
         if not back:
             return []
-        head = self._order.peek(self._now_s) if self._scheduler.order_interrupts and not is_last else None
+        head = self._order.peek(self._now_s) if self._order.order_interrupts and not is_last else None
         batch: Batch | None = None
         came: list[Sequence] = []
         for sequence in sorted(back, key=lambda each: each.tier):
@@ -256,7 +256,7 @@ class Planner:
         below = self._runners_below(sequence)
         if below:
             return below, "tier"
-        if not self._scheduler.order_interrupts:
+        if not self._order.order_interrupts:
             return None
         entry = sequence.entry()
         found = [

@@ -16,7 +16,7 @@ from engine.planner import Plan, Planner
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict import KvCosts
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from engine.scheduling.policy import Policy, make_order
+from engine.scheduling.policy import Policy
 from engine.scheduling.tiers import TieredQueue
 from engine.sequence import Sequence, State, move
 
@@ -67,7 +67,6 @@ class Scheduler:
         self.paused: dict[str, Sequence] = {}
         """Keep their KV; the one paused longest first."""
         self.waiting = TieredQueue(policy.order, counters)
-        self.order_interrupts = make_order(policy.order, counters).interrupts
         self.decisions = DecisionLog()
         self.preemptions = 0
         self.swaps = 0
@@ -115,7 +114,6 @@ class Scheduler:
     def set_policy(self, policy: Policy) -> None:
         """Another policy from the next step on."""
         self.waiting.set_order(policy.order)
-        self.order_interrupts = make_order(policy.order, self.counters).interrupts
         self.policy = policy
 
     @property

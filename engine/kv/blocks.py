@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+from engine.scheduling.admit import blocks_for as blocks_for
+
 
 class OutOfBlocks(Exception):
     """More blocks were asked for than are free; nothing was allocated."""
-
-
-def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Blocks that `tokens` tokens fill, the last one perhaps in part."""
-    return -(-tokens // block_tokens)
 
 
 class BlockPool:

@@ -92,7 +92,7 @@ class TieredQueue:
 
     def __init__(self, order_name: str, counters: ServiceCountersLike) -> None:
         """Raises `UnknownPolicy` for an order that does not exist."""
-        self.claims = make_order(order_name, counters).claims
+        self._describe(make_order(order_name, counters))
         self.order_name = order_name
         self._counters = counters
         self._bands: dict[int, Order] = {}
@@ -184,7 +184,7 @@ class TieredQueue:
         """
         if order_name == self.order_name:
             return
-        self.claims = make_order(order_name, self._counters).claims
+        self._describe(make_order(order_name, self._counters))
         waiting = sorted(self.entries(), key=lambda entry: entry.arrived_s)
         self.order_name = order_name
         self._bands = {
@@ -203,6 +203,11 @@ class TieredQueue:
 
     def __contains__(self, entry_id: str) -> bool:
         return entry_id in self._tiers
+
+    def _describe(self, order: Order) -> None:
+        self.claims = order.claims
+        self.order_interrupts = order.interrupts
+        """Whether one tier's own order can interrupt."""
 
     def _band(self, tier: int) -> Order:
         if tier not in self._bands:

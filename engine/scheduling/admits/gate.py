@@ -22,6 +22,8 @@ class BatchGate:
         self._may_come = 0
         self._came = False
         self._stands_still = False
+        self._since_s: float | None = None
+        """Since when somebody waits for the next batch."""
 
     def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
         """Whether it may join the batch that runs."""
@@ -31,6 +33,13 @@ class BatchGate:
             # All prompts that there was room for are through: whoever is not in by now is not of this batch.
             self._may_come = 0
         return self._may_come > 0 or (candidate.preemptions > 0 and candidate in self.members)
+
+    def waits_since(self, candidate: Sequence, now_s: float) -> float:
+        """Since when somebody waits for the next batch; asked for every candidate that is not let in."""
+        # The head of the line need not be the one that waits longest.
+        earliest_s = min(candidate.submitted_s, now_s)
+        self._since_s = earliest_s if self._since_s is None else min(self._since_s, earliest_s)
+        return self._since_s
 
     def open(self, count: int) -> None:
         """For a new batch of up to `count`; nothing runs. Asking again changes nothing."""
@@ -45,6 +54,7 @@ class BatchGate:
             self.members.append(candidate)
             self._may_come -= 1
         self._came = True
+        self._since_s = None
         return is_first
 
     def stepped(self) -> None:

@@ -48,25 +48,20 @@ class BatchOrWait:
     name: str = "table"
     claims: frozenset[str] = SAFE | {NO_STARVATION}
     _gate: BatchGate = field(default_factory=BatchGate)
-    _since_s: float | None = None
-    """Since when somebody waits for the next batch."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
         """Into an empty batch when the table says so, or into one that is just being filled."""
         if self._gate.lets_in(candidate, batch):
             return None
-        asked_s = (
-            candidate.submitted_s if self._since_s is None else min(self._since_s, candidate.submitted_s)
-        )
-        self._since_s = min(asked_s, batch.now_s)
+        since_s = self._gate.waits_since(candidate, batch.now_s)
         if batch.running:
             return RUNS
         size = min(self.size or batch.max_sequences, batch.max_sequences)
-        due_s = self._since_s + self.longest_wait_s
+        due_s = since_s + self.longest_wait_s
         if batch.num_waiting < size:
             wait_s = self.table.wait_s(
                 num_waiting=batch.num_waiting,
-                oldest_wait_s=batch.now_s - self._since_s,
+                oldest_wait_s=batch.now_s - since_s,
                 has_long=candidate.prompt_tokens > self.long_tokens,
                 remaining_tokens=candidate.prompt_tokens + candidate.predicted_output_tokens,
                 kv_pressure=1 - batch.free_blocks / batch.num_blocks,
@@ -89,7 +84,6 @@ class BatchOrWait:
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """The wait for the next batch begins with whoever is left or comes."""
         self._gate.admitted(candidate, batch)
-        self._since_s = None
         self.memory.admitted(candidate, batch)
 
     def preempted(self) -> None:

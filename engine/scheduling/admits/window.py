@@ -25,8 +25,6 @@ class DynamicWindow:
     name: str = "dynamic"
     claims: frozenset[str] = SAFE | {NO_STARVATION}
     _gate: BatchGate = field(default_factory=BatchGate)
-    _since_s: float | None = None
-    """Since when somebody waits for the next batch."""
 
     @property
     def longest_wait_s(self) -> float:
@@ -37,15 +35,11 @@ class DynamicWindow:
         """Into an empty batch when it is time, or into one that is just being filled."""
         if self._gate.lets_in(candidate, batch):
             return None
-        # The head of the line need not be the one that waits longest.
-        asked_s = (
-            candidate.submitted_s if self._since_s is None else min(self._since_s, candidate.submitted_s)
-        )
-        self._since_s = min(asked_s, batch.now_s)
+        since_s = self._gate.waits_since(candidate, batch.now_s)
         if batch.running:
             return RUNS
         size = min(self.size or batch.max_sequences, batch.max_sequences)
-        due_s = self._since_s + self.window_s
+        due_s = since_s + self.window_s
         if batch.num_waiting < size and batch.now_s < due_s:
             return Hold("the window is open", due_s)
         self._gate.open(min(size, batch.num_waiting))
@@ -62,7 +56,6 @@ class DynamicWindow:
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """The window of the next batch opens with whoever is left or comes."""
         self._gate.admitted(candidate, batch)
-        self._since_s = None
         self.memory.admitted(candidate, batch)
 
     def preempted(self) -> None:
