@@ -83,7 +83,7 @@ def attend_rows(
 ) -> None:
     """The same on arrays: `query` `[rows, at least heads * key_dim]`, the heads first in each row; `output`
     `[rows, heads * value_dim]` is written. `workers` threads share the rows (see `kernels.jit`)."""
-    _attend(
+    attend(
         query,
         keys,
         values,
@@ -95,17 +95,17 @@ def attend_rows(
         np.float32(scale),
         NO_WINDOW if sliding_window is None else sliding_window,
         np.float32(softcap or 0.0),
-        _NO_SINKS if sinks is None else sinks,
+        NO_SINKS if sinks is None else sinks,
         rows.most_context,
         workers,
-        _parts(len(rows.contexts), keys.shape[2], workers),
+        parts_of(len(rows.contexts), keys.shape[2], workers),
     )
 
 
-_NO_SINKS = np.zeros(0, dtype=np.float32)
+NO_SINKS = np.zeros(0, dtype=np.float32)
 
 
-def _parts(rows: int, kv_heads: int, workers: int) -> int:
+def parts_of(rows: int, kv_heads: int, workers: int) -> int:
     """Into how many parts a row's heads are split, so that few rows still give every worker its share."""
     parts = 1
     while rows * parts < 2 * workers and parts < kv_heads:
@@ -116,7 +116,7 @@ def _parts(rows: int, kv_heads: int, workers: int) -> int:
 
 
 @compiled(parallel=True)
-def _attend(
+def attend(
     query: Any,
     keys: Any,
     values: Any,
@@ -133,6 +133,7 @@ def _attend(
     workers: int,
     parts: int,
 ) -> None:
+    """What `attend_rows` runs, for other compiled code; each row's heads are split into `parts`."""
     block_tokens, kv_heads, key_dim = keys.shape[1:]
     value_dim = values.shape[3]
     group = heads // kv_heads

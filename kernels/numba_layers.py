@@ -103,15 +103,22 @@ def rotate_and_write(
                     factor = np.float32(1) / np.sqrt(squares / np.float32(key_dim) + epsilon)
                     for dim in range(key_dim):
                         turned[dim] *= factor * widen(weight[dim])
-                target = source if head < heads else keys[block, offset, head - heads]
                 for dim in range(half):
                     left, right = turned[dim], turned[half + dim]
-                    target[dim] = narrow(left * cosine[dim] - right * sine[dim], target[dim])
-                    target[half + dim] = narrow(right * cosine[dim] + left * sine[dim], target[dim])
+                    turned[dim] = left * cosine[dim] - right * sine[dim]
+                    turned[half + dim] = right * cosine[dim] + left * sine[dim]
+                if head < heads:
+                    for dim in range(key_dim):
+                        source[dim] = narrow(turned[dim], source[dim])
+                else:
+                    target = keys[block, offset, head - heads]
+                    for dim in range(key_dim):
+                        target[dim] = narrow(turned[dim], target[dim])
             first = (heads + kv_heads) * key_dim
             for kv_head in range(kv_heads):
                 for dim in range(value_dim):
-                    values[block, offset, kv_head, dim] = projected[row, first + kv_head * value_dim + dim]
+                    value = widen(projected[row, first + kv_head * value_dim + dim])
+                    values[block, offset, kv_head, dim] = narrow(value, values[block, offset, kv_head, dim])
 
 
 @compiled(parallel=True)

@@ -26,7 +26,7 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _FAST = ("reassoc", "contract", "nsz", "arcp")
 
 
-def _load(builder: Any, address: Any, index: Any, is_half: bool) -> Any:
+def load_vector(builder: Any, address: Any, index: Any, is_half: bool) -> Any:
     """Sixteen floats from `address`, `index` elements on."""
     if not is_half:
         pointer = builder.inttoptr(builder.add(address, builder.shl(index, _INDEX(2))), _VECTOR.as_pointer())
@@ -85,9 +85,11 @@ def scores_of_four(
             builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
         with cgutils.for_range(builder, count) as loop:
             at = builder.mul(loop.index, _INDEX(LANES))
-            wanted = _load(builder, query_address, at, False)
+            wanted = load_vector(builder, query_address, at, False)
             for number, total in enumerate(sums):
-                key = _load(builder, key_address, builder.add(at, builder.mul(step, _INDEX(number))), half)
+                key = load_vector(
+                    builder, key_address, builder.add(at, builder.mul(step, _INDEX(number))), half
+                )
                 builder.store(_fma(builder, wanted, key, builder.load(total)), total)
         four = _sums_of_four(builder, [builder.load(total) for total in sums])
         builder.store(four, builder.inttoptr(score_address, four.type.as_pointer()), align=4)
@@ -117,13 +119,13 @@ def add_weighted(
             alone = builder.load(builder.inttoptr(place, _FLOAT.as_pointer()), align=4)
             lane = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), alone, _WORD(0))
             weight = _shuffled(builder, lane, lane, [0] * LANES)
-            value = _load(builder, value_address, builder.add(at, builder.mul(step, token)), half)
+            value = load_vector(builder, value_address, builder.add(at, builder.mul(step, token)), half)
             builder.store(_fma(builder, weight, value, builder.load(total)), total)
 
         pairs = builder.lshr(number, _INDEX(1))
         with cgutils.for_range(builder, width) as vector:
             at = builder.mul(vector.index, _INDEX(LANES))
-            builder.store(_load(builder, sum_address, at, False), even)
+            builder.store(load_vector(builder, sum_address, at, False), even)
             builder.store(nothing, odd)
             # Two sums in turn: one addition need not wait for the one before it.
             with cgutils.for_range(builder, pairs) as pair:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from engine.model.fast_paths import COMPILED, LEAN, PACKED, cpu_threads
+from engine.model.compiled import probe_panels
+from engine.model.fast_paths import COMPILED, LEAN, PACKED, WHOLE, cpu_threads
 from engine.model.lean import FAMILY
 from engine.model.linears import probe_packed
 from engine.model.tricks import NotHere, Trick
@@ -26,7 +27,8 @@ MAX_DIFFERENCE = 1e-5
 def probe_machine(model_dir: Path) -> list[Trick]:
     """One verdict for each short cut, for float32 on this CPU. Never raises for what a machine lacks."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    return [_attention(), _lean(str(config.get("model_type"))), *_products(config), cpu_threads()]
+    model_type = str(config.get("model_type"))
+    return [_attention(), _whole(model_type, config), _lean(model_type), *_products(config), cpu_threads()]
 
 
 def _attention() -> Trick:
@@ -44,6 +46,18 @@ def _attention() -> Trick:
     if difference > MAX_DIFFERENCE:
         return Trick(COMPILED, False, f"it differs from the reference by {difference:.1e}")
     return Trick(COMPILED, True, f"equal to the reference; {jit.describe()}")
+
+
+def _whole(model_type: str, config: dict[str, object]) -> Trick:
+    lean = _lean(model_type)
+    hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
+    if not (lean.chosen and isinstance(hidden, int) and isinstance(inner, int)):
+        return Trick(WHOLE, False, lean.reason)
+    try:
+        speedup = probe_panels(2 * inner, hidden, torch.float32)
+    except NotHere as reason:
+        return Trick(WHOLE, False, str(reason))
+    return Trick(WHOLE, True, f"{lean.reason}; products {speedup:.1f} times as fast as torch's best")
 
 
 def _lean(model_type: str) -> Trick:

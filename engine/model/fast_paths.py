@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.model.attention import AttentionOptions, LayerShape
+from engine.model.compiled import CompiledForward
 from engine.model.forward import Forward, PlainForward
 from engine.model.lean import LeanForward
 from engine.model.linears import PackedModules, PackedVerdict
@@ -24,7 +25,8 @@ from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_num
 FALLBACK_ATTENTION = "torch-sdpa"
 MAX_SLOWDOWN = 1.5
 """Of the lean pass in the check. It does less work; only a machine on which it fails badly may refuse it."""
-LEAN, PACKED, COMPILED = "lean forward pass", "packed weights", "compiled attention"
+WHOLE, LEAN, PACKED = "compiled forward pass", "lean forward pass", "packed weights"
+COMPILED = "compiled attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,14 @@ def choose_forward(
         tricks.append(Trick(COMPILED, False, unfit or f"attention {kernel.name} was asked for"))
     plain = PlainForward(model, kernel)
     if device.type == "cpu" and fast_paths:
-        lean = _lean(model, shapes, options, check, plain, kernel, tricks)
-        if lean is not None:
-            return Choice(lean, kernel, tuple(tricks))
+        own = _own(model, shapes, options, check, plain, kernel, tricks)
+        if own is not None:
+            return Choice(own, kernel, tuple(tricks))
         if _packed(model, check, plain, tricks):
             return Choice(plain, kernel, tuple(tricks))
     else:
         why = "switched off" if device.type == "cpu" else f"it is for CPUs, not for {device.type}"
-        tricks += [Trick(LEAN, False, why), Trick(PACKED, False, why)]
+        tricks += [Trick(name, False, why) for name in (WHOLE, LEAN, PACKED)]
     checked = check(plain)
     if checked.problem is not None and attention is None and kernel.name != FALLBACK_ATTENTION:
         tricks[0] = Trick(COMPILED, False, checked.problem)
@@ -94,7 +96,7 @@ def choose_forward(
     return Choice(plain, kernel, tuple(tricks))
 
 
-def _lean(
+def _own(
     model: Any,
     shapes: dict[int, LayerShape],
     options: dict[int, AttentionOptions],
@@ -103,29 +105,37 @@ def _lean(
     kernel: AttentionKernel,
     tricks: list[Trick],
 ) -> Forward | None:
+    """The compiled pass, else the lean one; None where neither serves."""
     if kernel.name != NUMBA:
-        tricks.append(Trick(LEAN, False, f"it needs the {NUMBA} attention kernel, not {kernel.name}"))
+        why = f"it needs the {NUMBA} attention kernel, not {kernel.name}"
+        tricks += [Trick(name, False, why) for name in (WHOLE, LEAN)]
         return None
     plain_s = check(plain).seconds
-    try:
-        forward = LeanForward(model, shapes, options)
-    except NotHere as reason:
-        tricks.append(Trick(LEAN, False, str(reason)))
-        return None
-    checked = check(forward)
-    problem = checked.problem
-    if problem is None and checked.seconds > MAX_SLOWDOWN * plain_s:
-        problem = f"it took {checked.seconds / plain_s:.2f} times as long as transformers' own"
-    if problem is not None:
-        forward.restore()
-        tricks.append(Trick(LEAN, False, problem))
-        return None
-    speedup = f"equal to transformers' own, {plain_s / checked.seconds:.1f} times as fast in the check"
-    tricks.append(Trick(LEAN, True, speedup))
-    verdicts = [product.verdict for product in forward.products if product.verdict is not None]
-    skipped = sorted({product.not_packed for product in forward.products if product.not_packed})
-    tricks.append(_packed_trick(verdicts, len(forward.products), skipped))
-    return forward
+    for name, kind in ((WHOLE, CompiledForward), (LEAN, LeanForward)):
+        try:
+            forward = kind(model, shapes, options)
+        except NotHere as reason:
+            tricks.append(Trick(name, False, str(reason)))
+            continue
+        checked = check(forward)
+        problem = checked.problem
+        if problem is None and checked.seconds > MAX_SLOWDOWN * plain_s:
+            problem = f"it took {checked.seconds / plain_s:.2f} times as long as transformers' own"
+        if problem is not None:
+            forward.restore()
+            tricks.append(Trick(name, False, problem))
+            continue
+        why = f"equal to transformers' own, {plain_s / checked.seconds:.1f} times as fast in the check"
+        if isinstance(forward, CompiledForward):
+            why += f"; products {forward.speedup:.1f} times as fast as torch's best"
+            why += "; a row's bits do not depend on the others"
+        tricks.append(Trick(name, True, why))
+        if isinstance(forward, LeanForward):
+            verdicts = [product.verdict for product in forward.products if product.verdict is not None]
+            skipped = sorted({product.not_packed for product in forward.products if product.not_packed})
+            tricks.append(_packed_trick(verdicts, len(forward.products), skipped))
+        return forward
+    return None
 
 
 def _packed(model: Any, check: Check, plain: PlainForward, tricks: list[Trick]) -> bool:

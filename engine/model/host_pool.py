@@ -93,6 +93,23 @@ class HostPool:
                 target.index_copy_(0, index, gathered)
         self._wait()
 
+    def read(self, blocks: Sequence[int], num_tokens: int) -> list[bytes]:
+        """The first `num_tokens` tokens of host blocks in their order, as numbers of the cache's kind: one
+        entry a tensor, layer by layer the keys and then the values.
+
+        Raises ValueError for a block outside of the pool, or for more tokens than the blocks hold.
+        """
+        block_tokens = self._host[0].shape[1]
+        if not 0 < num_tokens <= len(blocks) * block_tokens:
+            raise ValueError(f"{num_tokens} tokens do not lie in {len(blocks)} blocks of {block_tokens}")
+        self._check_range("host", blocks, self.num_blocks)
+        index = torch.tensor(blocks, dtype=torch.int64)
+        entries = []
+        for tensor in self._host:
+            tokens = tensor.index_select(0, index).flatten(0, 1)[:num_tokens]
+            entries.append(tokens.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return entries
+
     def measure(
         self, *, blocks: int = 32, repetitions: int = 5, clock: Callable[[], float] = perf_counter
     ) -> RoundTrip:
@@ -126,13 +143,16 @@ class HostPool:
             ("device", device, self.num_device_blocks),
             ("host", host, self.num_blocks),
         ):
-            if min(blocks) < 0 or max(blocks) >= limit:
-                raise ValueError(
-                    f"{name} blocks {min(blocks)} to {max(blocks)} do not lie in the pool's 0 to {limit - 1}"
-                )
+            self._check_range(name, blocks, limit)
         if len(set(targets)) < len(targets):
             raise ValueError(f"a {target} block is written twice by the same copies")
         return True
+
+    def _check_range(self, name: str, blocks: Sequence[int], limit: int) -> None:
+        if min(blocks) < 0 or max(blocks) >= limit:
+            raise ValueError(
+                f"{name} blocks {min(blocks)} to {max(blocks)} do not lie in the pool's 0 to {limit - 1}"
+            )
 
     def _index(self, blocks: list[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self._device[0].device)

@@ -44,9 +44,7 @@ class Product:
         self.verdict: PackedVerdict | None = None
         self.not_packed = ""
         """Why the weight is not packed, where it is not."""
-        weights = [module.weight.data for module in modules]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        bias = _merged_bias(modules)
+        weight, bias = merged(modules), merged_bias(modules)
         try:
             self.verdict = probe_packed(weight)
         except NotHere as reason:
@@ -101,6 +99,34 @@ class Layer:
     head_norm_epsilon: Any
 
 
+class Angles:
+    """Cosines and sines of the first positions, `[positions, key_dim / 2]`, by the model's own module."""
+
+    def __init__(self, rotary: Any) -> None:
+        """Raises `NotHere` for rotary positions that are laid out in another way."""
+        self._rotary = rotary
+        self.cosines: Array
+        self.sines: Array
+        self._compute(FIRST_POSITIONS)
+
+    def cover(self, positions: int) -> bool:
+        """Computes more if there are fewer than `positions`; whether it did."""
+        if positions <= len(self.cosines):
+            return False
+        self._compute(2 * positions)
+        return True
+
+    def _compute(self, positions: int) -> None:
+        with torch.inference_mode():
+            cosines, sines = self._rotary(torch.zeros(1), torch.arange(positions)[None])
+        half = cosines.shape[-1] // 2
+        if not (torch.equal(cosines[..., :half], cosines[..., half:]) and cosines.dtype == torch.float32):
+            raise NotHere("its rotary positions are laid out in another way")
+        self.cosines, self.sines = (
+            np.ascontiguousarray(part[0, :, :half].numpy()) for part in (cosines, sines)
+        )
+
+
 class LeanForward:
     """Implements `engine.model.forward.Forward` for `FAMILY`, in float32 and bfloat16 on a CPU."""
 
@@ -113,13 +139,12 @@ class LeanForward:
         """
         from kernels import numba_attention, numba_layers  # Numba may be missing: `kernels.dispatch` knows
 
-        _refuse_others(model, shapes, options)
+        refuse_others(model, shapes, options)
         self._attention, self._passes = numba_attention, numba_layers
         self._array = array_of
         decoder = model.model
         self._embedding = self._array(decoder.embed_tokens.weight.data)
-        self._rotary = decoder.rotary_emb
-        self._cosines, self._sines = self._angles(FIRST_POSITIONS)
+        self._angles = Angles(decoder.rotary_emb)
         self._layers = [
             self._layer(layer, index, shapes[index], options[index])
             for index, layer in enumerate(decoder.layers)
@@ -151,8 +176,7 @@ class LeanForward:
         """See `engine.model.forward.Forward`."""
         passes, workers = self._passes, use_threads(torch.get_num_threads())
         tables = batch.rows
-        if tables.most_context > len(self._cosines):
-            self._cosines, self._sines = self._angles(2 * tables.most_context)
+        self._angles.cover(tables.most_context)
         step = self._buffers.views(batch.num_tokens)
         passes.take_rows(self._embedding, token_ids, step.residual, workers)
         addend = self._nothing
@@ -164,8 +188,9 @@ class LeanForward:
             cache = caches[layer.index]
             keys, values = self._array(cache.keys), self._array(cache.values)
             passes.rotate_and_write(
-                projected, layer.heads, self._cosines, self._sines, tables.contexts, tables.slots, keys,
-                values, layer.query_norm_weight, layer.key_norm_weight, layer.head_norm_epsilon, workers,
+                projected, layer.heads, self._angles.cosines, self._angles.sines, tables.contexts,
+                tables.slots, keys, values, layer.query_norm_weight, layer.key_norm_weight,
+                layer.head_norm_epsilon, workers,
             )  # fmt: skip
             if layer is self._layers[-1] and len(rows) < batch.num_tokens:
                 # Nobody asks for the other rows any more: their keys and values are written.
@@ -200,15 +225,6 @@ class LeanForward:
         gate_and_up = self._array(layer.gate_and_up(step.normalized))
         self._passes.silu_and_multiply(gate_and_up, step.product_array, workers)
         return self._array(layer.down(step.product))
-
-    def _angles(self, positions: int) -> tuple[Array, Array]:
-        """Cosines and sines of the first positions, `[positions, key_dim / 2]`, by the model's own module."""
-        with torch.inference_mode():
-            cosines, sines = self._rotary(torch.zeros(1), torch.arange(positions)[None])
-        half = cosines.shape[-1] // 2
-        if not (torch.equal(cosines[..., :half], cosines[..., half:]) and cosines.dtype == torch.float32):
-            raise NotHere("its rotary positions are laid out in another way")
-        return tuple(np.ascontiguousarray(part[0, :, :half].numpy()) for part in (cosines, sines))  # type: ignore[return-value]
 
     def _layer(self, layer: Any, index: int, shape: LayerShape, options: AttentionOptions) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -276,7 +292,7 @@ class Buffers:
         self._tensors = [torch.zeros(rows, width, dtype=self._dtype) for width in self._widths]
 
 
-def _refuse_others(model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]) -> None:
+def refuse_others(model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]) -> None:
     """Raises `NotHere` for what this arithmetic is not that of."""
     config = model.config
     if config.model_type not in FAMILY:
@@ -296,7 +312,14 @@ def _refuse_others(model: Any, shapes: dict[int, LayerShape], options: dict[int,
         raise NotHere("its attention caps scores or has sinks")
 
 
-def _merged_bias(modules: list[torch.nn.Linear]) -> torch.Tensor | None:
+def merged(modules: list[torch.nn.Linear]) -> torch.Tensor:
+    """The weights of layers that share their input, one below the other."""
+    weights = [module.weight.data for module in modules]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def merged_bias(modules: list[torch.nn.Linear]) -> torch.Tensor | None:
+    """Their biases, zero where a layer has none; None where no layer has one."""
     if all(module.bias is None for module in modules):
         return None
     parts = [

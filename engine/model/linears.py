@@ -133,8 +133,8 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> PackedVerdict:
             if not torch.equal(packed.forward(rows[:count].clone()), whole[:count])
         ]
         timed = [rows[:count].clone() for count in TIMED_ROWS]
-        plain_s = math.fsum(_seconds(partial(linear, part, weight, bias)) for part in timed)
-        packed_s = math.fsum(_seconds(partial(packed.forward, part)) for part in timed)
+        plain_s = math.fsum(fastest_s(partial(linear, part, weight, bias)) for part in timed)
+        packed_s = math.fsum(fastest_s(partial(packed.forward, part)) for part in timed)
     return PackedVerdict(
         same_bits=not set(differing) - {1},
         pad_single=differing == [1],
@@ -143,7 +143,7 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> PackedVerdict:
     )
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def fastest_s(call: Callable[[], Any]) -> float:
     """The fastest of a few runs: others' work on the machine only adds time."""
     call()
     best_s = math.inf

@@ -15,7 +15,7 @@ import torch
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
 from engine.model.forward import Forward
-from engine.model.host_pool import HostPool
+from engine.model.host_pool import HostPool, RoundTrip
 from engine.model.sampler import SamplingRow, sample
 from engine.model.tricks import Trick
 from engine.step import Sampled, SequenceSlice
@@ -62,7 +62,8 @@ class TorchRunner:
         }
         self.num_host_blocks = num_host_blocks
         self._host_pool = HostPool(self._caches.values(), num_host_blocks) if num_host_blocks else None
-        self.swap_block_s = 0.0 if self._host_pool is None else self._host_pool.measure().block_s
+        trip = RoundTrip(0.0, 0.0) if self._host_pool is None else self._host_pool.measure()
+        self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; see `engine.step.ModelRunner`.
@@ -133,6 +134,11 @@ class TorchRunner:
             ]
             entries.append(b"".join(part.numpy().tobytes() for part in parts))
         return entries
+
+    def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
+        """As `read_kv`, of what was copied out. Raises ValueError, as `HostPool.read`."""
+        parts = self._hosts().read(host_blocks, num_tokens)
+        return [keys + values for keys, values in zip(parts[::2], parts[1::2], strict=True)]
 
     def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
         """The inverse of `read_kv`. Raises `ValueError` when the sizes differ; nothing is written then."""

@@ -12,8 +12,9 @@ import torch
 import transformers
 
 from engine.messages import SamplingParams
-from engine.model import fast_paths, linears
-from engine.model.fast_paths import COMPILED, LEAN, PACKED
+from engine.model import compiled, fast_paths, linears
+from engine.model.compiled import CompiledForward, Panels, probe_panels
+from engine.model.fast_paths import COMPILED, LEAN, PACKED, WHOLE
 from engine.model.forward import PlainForward
 from engine.model.lean import LeanForward
 from engine.model.linears import PackedLinear, PackedModules, PackedVerdict, probe_packed
@@ -30,6 +31,23 @@ BLOCK_TOKENS = 4
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def without_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine on which products by panels are slow: the lean pass is next."""
+
+    def slow(outputs: int, inputs: int, dtype: torch.dtype) -> float:
+        raise NotHere("products by panels are slow")
+
+    monkeypatch.setattr(compiled, "probe_panels", slow)
+
+
+@pytest.fixture(params=[CompiledForward, LeanForward])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each of our own forward passes in turn."""
+    if request.param is LeanForward:
+        without_panels(monkeypatch)
+    return request.param
 
 
 def load(name: str, folder: Path, **options: Any) -> TorchRunner:
@@ -80,46 +98,50 @@ def twin_steps() -> list[tuple[list[SequenceSlice], list[int]]]:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_lean_pass_is_its_twin(name: str, tmp_path: Path) -> None:
-    lean, plain = (
+def test_each_pass_of_ours_is_its_twin(name: str, own: Any, tmp_path: Path) -> None:
+    ours, plain = (
         load(name, tmp_path, dtype="float32"),
         load(name, tmp_path, dtype="float32", fast_paths=False),
     )
-    assert isinstance(lean._forward, LeanForward)
+    assert isinstance(ours._forward, own)
     assert isinstance(plain._forward, PlainForward)
-    assert [trick(lean, entry).chosen for entry in (LEAN, PACKED, COMPILED)] == [True, True, True]
-    assert trick(plain, LEAN) == Trick(LEAN, False, "switched off")
+    names = (WHOLE,) if own is CompiledForward else (LEAN, PACKED)
+    assert all(trick(ours, entry).chosen for entry in (*names, COMPILED))
+    assert [trick(plain, each).reason for each in (WHOLE, LEAN)] == ["switched off", "switched off"]
     for slices, rows in twin_steps():
-        got, expected = logits(lean, slices, rows), logits(plain, slices, rows)
+        got, expected = logits(ours, slices, rows), logits(plain, slices, rows)
         assert got.shape == (len(rows), 500)
         if rows:
             assert float((got - expected).norm() / expected.norm()) < 1e-5, rows
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_in_half_precision_the_lean_pass_is_no_further_from_the_truth(name: str, tmp_path: Path) -> None:
+def test_in_half_precision_each_pass_of_ours_is_no_further_from_the_truth(
+    name: str, own: Any, tmp_path: Path
+) -> None:
     """The truth: the same bfloat16 weights, computed in float32."""
     save_random_model(name, tmp_path / name, dtype=torch.bfloat16)
     exact = load(name, tmp_path, dtype="float32", fast_paths=False)
     plain = load(name, tmp_path, dtype="bfloat16", fast_paths=False)
-    lean = load(name, tmp_path, dtype="bfloat16")
-    assert isinstance(lean._forward, LeanForward)
-    errors = {"plain": 0.0, "lean": 0.0}
+    ours = load(name, tmp_path, dtype="bfloat16")
+    assert isinstance(ours._forward, own)
+    errors = {"plain": 0.0, "ours": 0.0}
     for slices, rows in twin_steps():
         truth = logits(exact, slices, rows)
-        for key, runner in (("plain", plain), ("lean", lean)):
+        for key, runner in (("plain", plain), ("ours", ours)):
             if rows:
                 errors[key] += float((logits(runner, slices, rows).float() - truth).norm() / truth.norm())
             else:
                 logits(runner, slices, rows)
-    assert 0 < errors["lean"] < 1.2 * errors["plain"] + 1e-3, errors
+    assert 0 < errors["ours"] < 1.2 * errors["plain"] + 1e-3, errors
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, tmp_path: Path) -> None:
+def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, own: Any, tmp_path: Path) -> None:
     """Not close: equal. Packed products and compiled passes treat each row by itself."""
     runner = load(name, tmp_path, dtype="float32")
-    assert "bits do not depend" in trick(runner, PACKED).reason
+    assert isinstance(runner._forward, own)
+    assert "bits do not depend" in trick(runner, WHOLE if own is CompiledForward else PACKED).reason
     mine, others = prompt(30, 5), [prompt(21, seed) for seed in (6, 7)]
     alone = logits(runner, [piece(mine, 0, 0, 30)], list(range(30)))
     for chunk in (1, 7, 29):
@@ -135,7 +157,7 @@ def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, tmp_
             assert torch.equal(got, alone[start : start + count]), (chunk, start)
 
 
-def test_tied_embeddings_stay_when_the_head_is_packed(tmp_path: Path) -> None:
+def test_tied_embeddings_stay_when_the_head_is_packed(own: Any, tmp_path: Path) -> None:
     model_dir = save_random_model("llama", tmp_path / "tied")
     config = json.loads((model_dir / "config.json").read_text())
     tied = transformers.AutoModelForCausalLM.from_pretrained(model_dir, tie_word_embeddings=True)
@@ -144,7 +166,7 @@ def test_tied_embeddings_stay_when_the_head_is_packed(tmp_path: Path) -> None:
     tied.save_pretrained(tmp_path / "saved")
     assert config["vocab_size"] == 500
     runner = load_runner(tmp_path / "saved", device="cpu", num_blocks=32, dtype="float32")
-    assert trick(runner, LEAN).chosen
+    assert isinstance(runner._forward, own)
     tokens = torch.tensor([prompt(12, 1)])
     with torch.inference_mode():
         expected = tied.eval()(tokens).logits[0, -1]
@@ -152,40 +174,61 @@ def test_tied_embeddings_stay_when_the_head_is_packed(tmp_path: Path) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_weights_are_held_once(tmp_path: Path) -> None:
-    """The model's own tensors are gone once the lean pass holds them packed."""
+def test_weights_are_held_once(own: Any, tmp_path: Path) -> None:
+    """The model's own tensors are gone once a pass of ours holds them, and come back unchanged."""
     runner = load("llama", tmp_path)
     forward = runner._forward
-    assert isinstance(forward, LeanForward)
-    for product in forward.products:
-        assert product.verdict is not None
-        assert all(module.weight.numel() == 0 for module in product._modules)
-    before = [
-        parameter.numel()
-        for parameter in load("llama", tmp_path, fast_paths=False)._forward._model.parameters()
+    assert isinstance(forward, own)
+    modules = [
+        module
+        for product in forward.products
+        for line in (product._layers if isinstance(product, Panels) else [product._modules])
+        for module in line
     ]
+    assert len(modules) == 7 * 3 + 1, "of each layer, and the head"
+    assert all(module.weight.numel() == 0 for module in modules)
+    plain = load("llama", tmp_path, fast_paths=False)._forward._model
     forward.restore()
-    weights = {module.weight.shape.numel() for product in forward.products for module in product._modules}
-    assert weights <= set(before)
-    assert 0 not in weights
+    before = {tensor_bytes(parameter) for parameter in plain.parameters()}
+    assert {tensor_bytes(module.weight) for module in modules} <= before
 
 
-def test_a_lean_pass_that_is_wrong_is_undone_and_the_model_served_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_a_pass_of_ours_that_is_wrong_is_undone_and_the_model_served_all_the_same(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forgetful(self: LeanForward, *arguments: Any, **options: Any) -> torch.Tensor:
-        return lean_call(self, *arguments, **options) * 1.01
+    def forgetful(self: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        return right(self, *arguments, **options) * 1.01
 
-    lean_call = LeanForward.__call__
+    right = own.__call__
     expected = logits(load("llama", tmp_path, fast_paths=False), [piece(prompt(9, 1), 0, 0, 9)], [8])
-    monkeypatch.setattr(LeanForward, "__call__", forgetful)
+    monkeypatch.setattr(own, "__call__", forgetful)
     runner = load("llama", tmp_path, dtype="float32")
-    assert isinstance(runner._forward, PlainForward)
-    assert not trick(runner, LEAN).chosen
-    assert "does not give the plain model's logits" in trick(runner, LEAN).reason
+    name, successor = (WHOLE, LeanForward) if own is CompiledForward else (LEAN, PlainForward)
+    assert isinstance(runner._forward, successor)
+    assert not trick(runner, name).chosen
+    assert "does not give the plain model's logits" in trick(runner, name).reason
     assert trick(runner, PACKED).chosen
     got = logits(runner, [piece(prompt(9, 1), 0, 0, 9)], [8])
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_products_by_panels_that_are_slow_or_of_another_type_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "_times", {})
+    monkeypatch.setattr(compiled, "_probe", lambda *_: (3e-3, 1e-3))
+    with pytest.raises(NotHere, match=r"products with a 8 x 4 weight would take 3\.0 times as long"):
+        probe_panels(8, 4, torch.float32)
+    monkeypatch.setattr(compiled, "_times", {})
+    monkeypatch.setattr(compiled, "_probe", lambda *_: (9e-5, 1e-5))
+    assert probe_panels(8, 4, torch.float32) == pytest.approx(1 / 9), "slower, but by next to nothing"
+    monkeypatch.undo()
+    with pytest.raises(NotHere, match="float64 weights are not laid out in panels"):
+        probe_panels(8, 4, torch.float64)
 
 
 def test_packed_modules_that_are_wrong_are_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,13 +320,16 @@ def test_rotary_positions_that_depend_on_more_run_through_transformers(tmp_path:
     }  # fmt: skip
     (model_dir / "config.json").write_text(json.dumps(config))
     runner = load_runner(model_dir, device="cpu", num_blocks=8, dtype="float32")
-    assert "(dynamic) depend on more than the position" in trick(runner, LEAN).reason
+    for name in (WHOLE, LEAN):
+        assert "(dynamic) depend on more than the position" in trick(runner, name).reason
 
 
-def test_contexts_longer_than_the_table_of_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_longer_than_the_table_of_angles(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("engine.model.lean.FIRST_POSITIONS", 8)
     runner = load("llama", tmp_path, dtype="float32")
-    assert trick(runner, LEAN).chosen, trick(runner, LEAN)
+    assert isinstance(runner._forward, own)
     plain = load("llama", tmp_path, dtype="float32", fast_paths=False)
     slices = [piece(prompt(50, 1), 0, 0, 50)]
     torch.testing.assert_close(
@@ -291,10 +337,11 @@ def test_contexts_longer_than_the_table_of_angles(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_every_verdict_can_be_read(tmp_path: Path) -> None:
+def test_every_verdict_can_be_read(own: Any, tmp_path: Path) -> None:
     runner = load("llama", tmp_path)
     names = [entry.name for entry in runner.tricks]
-    assert names == [COMPILED, "greedy tokens", LEAN, PACKED, "threads"]
+    ways = [WHOLE] if own is CompiledForward else [WHOLE, LEAN, PACKED]
+    assert names == [COMPILED, "greedy tokens", *ways, "threads"]
     assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.tricks)
     assert fast_paths.cpu_threads().reason.startswith("1 for"), "Numba's start sets torch's threads as well"
 
@@ -306,6 +353,7 @@ def test_the_doctor_says_what_an_engine_would_do(tmp_path: Path) -> None:
         verdicts = {entry.name: entry for entry in probe_machine(save_random_model(name, tmp_path / name))}
         assert verdicts[COMPILED].chosen, verdicts[COMPILED]
         assert verdicts[LEAN].chosen == is_lean
+        assert verdicts[WHOLE].chosen == is_lean, verdicts[WHOLE]
         assert "threads" in verdicts
     assert "names no hidden_size" in verdicts[PACKED].reason, "gpt2 calls it n_embd"
     llama = {entry.name: entry for entry in probe_machine(tmp_path / "llama")}

@@ -306,10 +306,10 @@ def test_a_rows_bits_depend_on_neither_neighbours_nor_chunks_nor_workers(
 
 
 def test_a_row_is_split_among_workers_by_whole_heads() -> None:
-    assert numba_attention._parts(rows=64, kv_heads=4, workers=2) == 1
-    assert numba_attention._parts(rows=1, kv_heads=4, workers=2) == 4
-    assert numba_attention._parts(rows=2, kv_heads=6, workers=4) == 6
-    assert numba_attention._parts(rows=1, kv_heads=1, workers=8) == 1
+    assert numba_attention.parts_of(rows=64, kv_heads=4, workers=2) == 1
+    assert numba_attention.parts_of(rows=1, kv_heads=4, workers=2) == 4
+    assert numba_attention.parts_of(rows=2, kv_heads=6, workers=4) == 6
+    assert numba_attention.parts_of(rows=1, kv_heads=1, workers=8) == 1
     for workers in (1, 2, 3):
         case = make_case([(1, 9), (3, 20)], heads=12, kv_heads=6)
         output = torch.zeros(4, 12 * 8)

@@ -199,10 +199,13 @@ def test_blocks_move_to_host_memory_and_back_elsewhere(runner: TorchRunner, mode
         model_dir, num_blocks=40, block_tokens=BLOCK_TOKENS, dtype="float32", device="cpu", num_host_blocks=9
     )
     assert swapping.num_host_blocks == 9
-    assert swapping.swap_block_s > 0
+    # A block more may be too quick to be seen; a round trip is not.
+    assert swapping.swap_base_s + swapping.swap_block_s > 0
     stream = Stream.of(prompt(18), list(range(8)))
     step(swapping, [stream], [1000])
     swapping.copy_out([(block, 8 - block) for block in stream.blocks[:5]])
+    expected_kv = swapping.read_kv(stream.blocks, 17)
+    assert swapping.read_host_kv([8 - block for block in stream.blocks[:5]], 17) == expected_kv
     step(swapping, [Stream.of(prompt(30, 3), list(range(8)))], [1000])  # another sequence takes the blocks
     stream.blocks = list(range(20, 30))
     swapping.copy_in([(8 - place, block) for place, block in enumerate(stream.blocks[:5])])
@@ -212,7 +215,9 @@ def test_blocks_move_to_host_memory_and_back_elsewhere(runner: TorchRunner, mode
 
 
 def test_without_host_memory_no_block_moves(runner: TorchRunner) -> None:
-    assert (runner.num_host_blocks, runner.swap_block_s) == (0, 0.0)
+    assert (runner.num_host_blocks, runner.swap_base_s, runner.swap_block_s) == (0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="num_host_blocks 0"):
+        runner.read_host_kv([0], 1)
     for move in (runner.copy_out, runner.copy_in):
         with pytest.raises(ValueError, match="num_host_blocks 0"):
             move([(0, 0)])
