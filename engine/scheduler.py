@@ -7,14 +7,18 @@ together by `engine.planner`, through the moves here. Integers only; time is pas
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from engine.decisions import DecisionLog
 from engine.forecast.step_time import PRIOR
 from engine.kv.cache import KvCache
+from engine.kv.host import Copies
 from engine.kv.prefix import Match, PrefixCursor
 from engine.messages import StepTime
 from engine.planner import Plan, Planner
-from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.evict import KvCosts
+from engine.scheduling.lanes import yields_cost
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.policy import Policy
 from engine.scheduling.tiers import TieredQueue
@@ -40,10 +44,11 @@ class Scheduler:
         paused_keep_s: float = 2.0,
         context_tokens: int = 4096,
         swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
     ) -> None:
         """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start.
-        `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy a block
-        to host memory and back.
+        `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
+        more block to host memory and back; `swap_base_s`: what any such copying takes besides.
         """
         self.policy = policy
         self.pool = pool
@@ -57,13 +62,14 @@ class Scheduler:
         self.max_paused_blocks = max(1, pool.num_blocks * MAX_PAUSED_PERMILLE // 1000)
         self.context_tokens = context_tokens
         self.swap_block_s = swap_block_s
+        self.swap_base_s = swap_base_s
         self.step_time: StepTime = PRIOR
         """The forecast of a step's time; its owner replaces it."""
         self.sequences: dict[str, Sequence] = {}
         self.running: list[Sequence] = []
         """In order of admission."""
-        self.prefills: set[Sequence] = set()
-        """Running sequences with more than one token to compute."""
+        self.prefills: dict[Sequence, None] = {}
+        """Running sequences with more than one token to compute, in the order in which they came to run."""
         self.paused: dict[str, Sequence] = {}
         """Keep their KV; the one paused longest first."""
         self.waiting = TieredQueue(policy.order, counters)
@@ -78,11 +84,15 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Takes a waiting sequence, or a preempted one that rests until its lease is topped up."""
         self.sequences[sequence.sequence_id] = sequence
+        sequence.token_charge = scaled(OUTPUT_TOKEN_COST, sequence.submit.weight)
         sequence.cursor = PrefixCursor(sequence.salt)
         sequence.locality = self.pool.locality(sequence.token_ids, sequence.salt)
         sequence.found_tokens = self.pool.cached_tokens(sequence.token_ids, sequence.salt)
+        predicted = sequence.prompt_tokens + sequence.predicted_output_tokens
+        sequence.yields_cost = yields_cost(predicted, self.pool.num_blocks * self.block_tokens)
         if sequence.state is State.WAITING:
             self._enqueue(sequence)
+            self.policy.admit.arrived(sequence.submitted_s)
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in whatever state it is; its blocks are free when this returns."""
@@ -95,9 +105,11 @@ class Scheduler:
         self._leave(sequence)
         del self.sequences[sequence.sequence_id]
 
-    def top_up(self, sequence: Sequence, lease_tokens: int) -> None:
+    def top_up(self, sequence: Sequence, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
         """Sets the lease; it never shrinks. A sequence that rested without KV goes back into its line."""
         sequence.lease_tokens = max(sequence.lease_tokens, lease_tokens)
+        if lease_gpu_us is not None and sequence.lease_gpu_us is not None:
+            sequence.lease_gpu_us = max(sequence.lease_gpu_us, lease_gpu_us)
         if not sequence.may_emit:
             return
         if sequence.state is State.PREEMPTED:
@@ -126,7 +138,7 @@ class Scheduler:
     @property
     def kv_costs(self) -> KvCosts:
         """What it costs to bring a sequence's KV back."""
-        return KvCosts(self.step_time, self.block_tokens, self.swap_block_s)
+        return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
 
     # ------------------------------------------------------------ one step
 
@@ -150,7 +162,7 @@ class Scheduler:
         if after > ever:
             sequence.ever_computed_tokens = after
         if after >= len(sequence.token_ids) - 1:
-            self.prefills.discard(sequence)
+            self.prefills.pop(sequence, None)
         self.pool.publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
         return first_time
 
@@ -159,13 +171,40 @@ class Scheduler:
         sequence.token_ids.append(token_id)
         self.counters.charge(sequence.tenant_id, sequence.submit.weight, OUTPUT_TOKEN_COST)
 
+    def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
+        """A whole step was executed: `computed` for every share, `emitted` for every token of `chosen` (None:
+        its share was not the last of what is known), one tenant charged once. Returns, for every share, how
+        many prompt tokens it computed for the first time."""
+        block_tokens, publish = self.block_tokens, self.pool.publish
+        charges: dict[str, int] = {}
+        emitted = 0
+        first_times: list[int] = []
+        # One plain loop, nearly without calls: it runs over all that run in every step.
+        for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
+            before, token_ids = sequence.computed_tokens, sequence.token_ids
+            if before == len(token_ids) - 1 and before >= sequence.prompt_tokens:
+                # A decode. It computes nothing of a prompt, and nothing again: the last token is new.
+                after = sequence.computed_tokens = sequence.ever_computed_tokens = before + 1
+                first_times.append(0)
+                if after // block_tokens != sequence.cursor.blocks:
+                    publish(sequence.block_table, sequence.cursor, token_ids, after)
+            else:
+                first_times.append(self.computed(sequence, tokens))
+            if token_id is not None:
+                token_ids.append(token_id)
+                emitted += 1
+                tenant_id = sequence.submit.tenant_id
+                charges[tenant_id] = charges.get(tenant_id, 0) + sequence.token_charge
+        self.counters.charge_all(charges, emitted * OUTPUT_TOKEN_COST)
+        return first_times
+
     # ------------------------------------------------------------ moves, for the planner and the core
 
     def pause(self, sequence: Sequence, now_s: float) -> None:
         """Takes a running sequence out of the steps; it keeps its KV."""
         move(sequence, State.PAUSED)
         self.running.remove(sequence)
-        self.prefills.discard(sequence)
+        self.prefills.pop(sequence, None)
         sequence.paused_since_s = now_s
         self.paused[sequence.sequence_id] = sequence
 
@@ -216,7 +255,7 @@ class Scheduler:
             sequence.has_cached(sequence.computed_tokens + gained)
             self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
             if sequence.total_tokens - sequence.computed_tokens <= 1:
-                self.prefills.discard(sequence)
+                self.prefills.pop(sequence, None)
 
     def preempt(self, sequence: Sequence) -> str:
         """Takes the blocks of a running or paused sequence; it returns to the head of its line, with its
@@ -240,18 +279,27 @@ class Scheduler:
             self._enqueue(sequence, front=True)
         return "preempt" if swapped is None else "swap"
 
-    def lose_swapped(self) -> None:
-        """Copies to host memory failed: what any sequence has there can no longer be trusted."""
+    def lose_swapped(self, copies: Copies) -> None:
+        """A step's copies failed: what any sequence has in host memory, or should have got back from there,
+        can no longer be trusted. Whoever had it is recomputed."""
+        arriving = {block for _, block in copies.back}
         for sequence in self.sequences.values():
             if sequence.swapped is not None:
                 self.pool.drop(sequence.swapped)
                 sequence.swapped = None
-                move(sequence, State.PREEMPTED)
-                if sequence.may_emit:
-                    move(sequence, State.WAITING)
+            elif arriving.isdisjoint(sequence.block_table):
+                continue
+            else:
+                self._drop(sequence)
+            move(sequence, State.PREEMPTED)
+            if sequence.may_emit:
+                move(sequence, State.WAITING)
+                if sequence.sequence_id not in self.waiting:
+                    self._enqueue(sequence, front=True)
 
     def check(self) -> None:
-        """Self-audit of blocks, states and containers. Raises AssertionError."""
+        """Self-audit of blocks, states and containers, between steps. Raises AssertionError."""
+        assert not self.pool.is_step_open, "announcements or copies of a step are left"
         live = self.sequences.values()
         self.pool.check(
             [(sequence.block_table, sequence.cursor) for sequence in live],
@@ -260,7 +308,7 @@ class Scheduler:
         assert len(self.running) <= self.max_sequences, "too many sequences run"
         holders = {State.RUNNING: {*self.running}, State.PAUSED: {*self.paused.values()}}
         waiting = {entry.entry_id for entry in self.waiting.entries()}
-        assert self.prefills == {
+        assert self.prefills.keys() == {
             sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
         }
         assert len(waiting) == len(self.waiting)
@@ -285,7 +333,7 @@ class Scheduler:
         move(sequence, State.RUNNING)
         self.running.append(sequence)
         if sequence.total_tokens - sequence.computed_tokens > 1:
-            self.prefills.add(sequence)
+            self.prefills[sequence] = None
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
         self.waiting.add(sequence.entry(), front=front)
@@ -310,7 +358,7 @@ class Scheduler:
         """Out of the steps, and its blocks back to the pool."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-            self.prefills.discard(sequence)
+            self.prefills.pop(sequence, None)
         self.paused.pop(sequence.sequence_id, None)
         sequence.is_suspended = False
         self.pool.free(sequence.block_table, sequence.cursor)

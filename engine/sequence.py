@@ -112,9 +112,18 @@ class Sequence:
     """How far its block table is known to the prefix cache; set by the scheduler that takes it."""
     locality: int = 0
     """Equal, non-zero: the prompts start alike."""
+    yields_cost: int = 0
+    """0: it is small beside its engine's cache; else see `Entry.yields_cost`. Set by the scheduler."""
+    token_charge: int = 0
+    """What an emitted token adds to its tenant's counter; set by the scheduler that takes it."""
     decisions: list[Decision] = field(default_factory=list)
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    lease_gpu_us: int | None = None
+    """Device time covered so far; None: not limited."""
+    gpu_us: int = 0
+    """Its share of the device time of its steps (`engine/gpu_time.py`), recomputation apart."""
+    recomputed_gpu_us: int = 0
 
     @staticmethod
     def of(submit: Submit, gateway_id: str, now_s: float) -> Sequence:
@@ -126,6 +135,7 @@ class Sequence:
             token_ids=list(submit.prompt_token_ids),
             prompt_tokens=len(submit.prompt_token_ids),
             lease_tokens=submit.lease_tokens,
+            lease_gpu_us=submit.lease_gpu_us,
             predicted_output_tokens=min(max(1, submit.predicted_output_tokens), submit.max_tokens),
             seed=stable_seed(submit),
         )
@@ -137,6 +147,8 @@ class Sequence:
         sequence.token_ids.extend(exported.output_token_ids)
         sequence.ever_computed_tokens = exported.kv_tokens
         sequence.cached_tokens = exported.cached_tokens
+        sequence.gpu_us = exported.gpu_us
+        sequence.recomputed_gpu_us = exported.recomputed_gpu_us
         sequence.charged_prompt_tokens = sequence.computed_prompt_tokens
         if exported.kv:
             sequence.host_kv = exported.kv
@@ -179,7 +191,14 @@ class Sequence:
     @property
     def may_emit(self) -> bool:
         """The lease and the maximum cover another token."""
-        return self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens)
+        return (
+            self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and not self.is_out_of_time
+        )
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Its lease of device time is used up."""
+        return self.lease_gpu_us is not None and self.gpu_us >= self.lease_gpu_us
 
     def first_time_prompt_tokens(self, tokens: int) -> int:
         """Of the next `tokens` tokens: those of the prompt that were never computed before."""
@@ -210,6 +229,7 @@ class Sequence:
             attained_tokens=self.computed_prompt_tokens + self.emitted_tokens,
             cached_tokens=max(self.cached_tokens, self.found_tokens),
             locality=self.locality,
+            yields_cost=self.yields_cost,
         )
 
     @property
@@ -252,6 +272,8 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_prompt_tokens,
             emitted_tokens=self.emitted_tokens,
+            gpu_us=self.gpu_us,
+            recomputed_gpu_us=self.recomputed_gpu_us,
             index=self.submit.index,
             tier=self.submit.tier,
             preemptions=self.preemptions,

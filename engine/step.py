@@ -51,7 +51,9 @@ class ModelRunner(Protocol):
     num_host_blocks: int
     """Blocks of host memory for KV that gave way; 0: none."""
     swap_block_s: float
-    """Seconds to copy one block out and in again."""
+    """Seconds to copy one more block out and in again."""
+    swap_base_s: float
+    """Seconds that any copying out and in again takes, however little."""
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; one entry a slice, None where `sample` is false.
@@ -70,6 +72,10 @@ class ModelRunner(Protocol):
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
         """Keys and values of a sequence's first `num_tokens` tokens, one entry a layer."""
+        ...
+
+    def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
+        """As `read_kv`, of tokens whose keys and values lie in host blocks."""
         ...
 
     def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:

@@ -56,6 +56,7 @@ class VirtualRunner:
         step_time: StepTime = PRIOR,
         num_host_blocks: int = 0,
         swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
         audit: bool = False,
         padded: bool = False,
         keeps_rows: bool = False,
@@ -79,6 +80,7 @@ class VirtualRunner:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.swap_block_s = swap_block_s
+        self.swap_base_s = swap_base_s
         self._host: list[list[int]] = [[] for _ in range(num_host_blocks)]
         self._clock = clock
         self._step_time = step_time
@@ -118,7 +120,7 @@ class VirtualRunner:
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Takes the time of half a round trip; with `audit` the numbers move, too."""
-        self._clock.advance(len(pairs) * self.swap_block_s / 2)
+        self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
         if self._slots is not None:
             for block, host_block in pairs:
                 start = block * self.block_tokens
@@ -126,7 +128,7 @@ class VirtualRunner:
 
     def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """The way back."""
-        self._clock.advance(len(pairs) * self.swap_block_s / 2)
+        self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
         if self._slots is not None:
             for host_block, block in pairs:
                 start = block * self.block_tokens
@@ -137,6 +139,13 @@ class VirtualRunner:
         if self._slots is None:
             return []
         kept = [self._slots[self._slot(block_table, position)] for position in range(num_tokens)]
+        return [struct.pack(f"<{num_tokens}Q", *kept)]
+
+    def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
+        """The same of numbers that were copied out."""
+        if self._slots is None:
+            return []
+        kept = [content for block in host_blocks for content in self._host[block]][:num_tokens]
         return [struct.pack(f"<{num_tokens}Q", *kept)]
 
     def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
@@ -254,6 +263,7 @@ class VirtualReplica:
         step_time: StepTime = PRIOR,
         num_host_blocks: int = 0,
         swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
         audit: bool = False,
         padded: bool = False,
         keeps_rows: bool = False,
@@ -267,6 +277,7 @@ class VirtualReplica:
             step_time=step_time,
             num_host_blocks=num_host_blocks,
             swap_block_s=swap_block_s,
+            swap_base_s=swap_base_s,
             audit=audit,
             padded=padded,
             keeps_rows=keeps_rows,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from engine.scheduling.order import COUNTER_SCALE, Entry, ServiceCountersLike
-from engine.scheduling.orders import buckets, drr, edf, hrrn, locality, mlfq, priority, sizes, sjf
+from engine.scheduling.orders import buckets, drr, edf, hrrn, hybrid, locality, mlfq, priority, sizes, sjf
 
 
 @dataclass(frozen=True)
@@ -199,14 +199,60 @@ class PlainVtc(Plain):
 
 
 class PlainHybrid(PlainVtc):
-    def standing(self, tenant_id: str) -> tuple[float, ...]:
-        return (self.counters.value(tenant_id), self.line_begun[tenant_id])
+    """Two lanes; who goes first is found out by looking at all that wait."""
+
+    def __init__(self, counters: ServiceCountersLike) -> None:
+        super().__init__(counters)
+        self.lane_begun: dict[tuple[str, bool], int] = {}
+        """When each waiting tenant's line in each lane began."""
+        self.contested = 0
+        self.large_first = 0
+
+    def line_of(self, tenant_id: str, large: bool) -> list[Waiting]:
+        return [each for each in self.of_tenant(tenant_id) if bool(each.entry.yields_cost) == large]
 
     def hidden_by(self, entry: Entry) -> list[int]:
-        return hidden_in_class(entry, self.of_tenant(entry.tenant_id))
+        return hidden_in_class(entry, self.line_of(entry.tenant_id, bool(entry.yields_cost)))
 
-    def head(self, tenant_id: str) -> Waiting:
-        return best_ratio(self.of_tenant(tenant_id), self.clock)
+    def add(self, entry: Entry, *, front: bool = False) -> None:
+        line = (entry.tenant_id, bool(entry.yields_cost))
+        is_new = not self.line_of(*line)
+        super().add(entry, front=front)
+        if is_new:
+            self.lane_begun[line] = self.added + self.added_front
+
+    def first_of_lane(self, large: bool) -> Waiting | None:
+        tenants = [tenant for tenant in self.line_begun if self.line_of(tenant, large)]
+        if not tenants:
+            return None
+        value = self.counters.value
+        lowest = min(tenants, key=lambda tenant: (value(tenant), self.lane_begun[tenant, large]))
+        return best_ratio(self.line_of(lowest, large), self.clock)
+
+    def pick(self) -> Entry | None:
+        self.scanned += len(self.waiting)
+        small, large = self.first_of_lane(False), self.first_of_lane(True)
+        if small is None or large is None:
+            first = small or large
+            return None if first is None else first.entry
+        yields = large.entry.yields_cost
+        # Scaled as every cost at its weight is.
+        ahead = self.counters.value(small.entry.tenant_id) - self.counters.value(large.entry.tenant_id)
+        waited = max(0, self.clock - large.joined_cost)
+        if waited < hybrid.PATIENCE * yields:
+            goes_first = ahead <= round(yields * COUNTER_SCALE / large.entry.weight)
+        elif small.entry.tenant_id == large.entry.tenant_id:
+            goes_first = self.ratio(small) >= self.ratio(large)
+        else:
+            goes_first = ahead < 0
+        self.contested += 1
+        self.large_first += not goes_first
+        return small.entry if goes_first else large.entry
+
+    def ratio(self, waiting: Waiting) -> float:
+        return (max(0, self.clock - waiting.joined_cost) + waiting.entry.uncached_tokens) / (
+            waiting.entry.uncached_tokens
+        )
 
 
 class PlainDrr(Plain):

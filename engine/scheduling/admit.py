@@ -7,11 +7,13 @@ need? A choice answers both; that nobody is skipped is the scheduler's rule.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.messages import StepTime
+from engine.scheduling.order import Entry
 from engine.sequence import Sequence
 
 
@@ -32,6 +34,8 @@ class Batch:
     step_time: StepTime
     admitted_now: int = 0
     """Admitted in this very step."""
+    waiting: Callable[[], Iterable[Entry]] = tuple
+    """All that wait, the candidate included, in no particular order; to go through them takes its time."""
     memo: dict[str, Any] = field(default_factory=dict)
     """For what a choice wants to compute once a step; emptied whenever the batch changes other than by an
     admission that the choice was told of."""
@@ -61,6 +65,10 @@ class Admit(Protocol):
     @property
     def longest_wait_s(self) -> float:
         """With nothing running, a candidate joins after so long at the latest."""
+        ...
+
+    def arrived(self, now_s: float) -> None:
+        """A new sequence waits."""
         ...
 
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:

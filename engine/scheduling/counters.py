@@ -99,6 +99,16 @@ class ServiceCounters:
         self.set(tenant_id, self.value(tenant_id) + scaled(cost, weight))
         self._served_cost += cost
 
+    def charge_all(self, scaled_costs: dict[str, int], cost: int) -> None:
+        """Adds what many charges come to: by tenant the sum of their `scaled` costs, none negative, and
+        the `cost` tokens of all. The same as charging one by one."""
+        values, floor = self._values, self._floor
+        for tenant_id, amount in scaled_costs.items():
+            values[tenant_id] = values.get(tenant_id, floor) + amount
+        if len(values) > self._max_tenants:
+            self._values, self._floor = forget_smallest(values, floor)
+        self._served_cost += cost
+
     def lift(self, tenant_id: str, to: int) -> None:
         """Raises a returning tenant's counter; never lowers it."""
         if to > self.value(tenant_id):

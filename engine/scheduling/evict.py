@@ -23,8 +23,9 @@ class KvCosts:
     step_time: StepTime
     block_tokens: int
     swap_block_s: float
-    """Seconds to copy one block to host memory and back, measured."""
+    """Seconds to copy one more block to host memory and back, measured."""
     swap_base_s: float = 0.0
+    """What any such copying takes besides, measured."""
 
     def swap_s(self, tokens: int) -> float:
         """Out and in again."""

@@ -22,6 +22,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "batch_size": (0, 4096),
     "window_s": (0, MOST_SECONDS),
     "reserve_permille": (0, 1000),
+    "small_lane_permille": (0, 500),
     "peak_quantile_permille": (500, 1000),
     "peak_jump_permille": (0, 500),
     "peak_headroom_permille": (0, 500),
@@ -32,8 +33,6 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "cap_tokens": (1, MOST_TOKENS),
     "ttft_target_s": (0.001, MOST_SECONDS),
     "tpot_target_s": (0.0001, MOST_SECONDS),
-    "table_longest_wait_s": (0, 60),
-    "table_long_tokens": (1, MOST_TOKENS),
 }
 
 
@@ -67,6 +66,9 @@ class PolicyOptions:
     """How long such a batch waits for more."""
     reserve_permille: int = 500
     """Part of the predicted remaining output for which memory is set aside at admission."""
+    small_lane_permille: int | None = None
+    """Part of the cache that large sequences leave free for small ones, and that small ones may take of what
+    large ones are promised. None: the policy's own, mostly 0."""
     peak_quantile_permille: int = 600
     """Quantile of the remaining output that the peak test goes by."""
     peak_jump_permille: int = 200
@@ -89,10 +91,6 @@ class PolicyOptions:
     """When each further token is due."""
     batch_or_wait_table: WaitTable | None = None
     """What the admit choice `table` looks up."""
-    table_longest_wait_s: float = 1.0
-    """Whatever the table says."""
-    table_long_tokens: int = 1024
-    """A prompt of more tokens is long to the table."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():

@@ -44,6 +44,8 @@ class Entry:
     """Part of the prompt that was found in the prefix cache when it arrived."""
     locality: int = 0
     """Entries of equal, non-zero locality share the start of their prompt."""
+    yields_cost: int = 0
+    """How far its tenant may fall behind those of small entries, in cost tokens; 0: it is small itself."""
 
     @property
     def predicted_cost(self) -> int:

@@ -55,10 +55,17 @@ ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
 }
 """Orders by name."""
 
-HYBRID_OPTIONS = PolicyOptions(max_num_partial_prefills=4, long_chunk_permille=400, target_step_s=0.2)
+HYBRID_OPTIONS = PolicyOptions(
+    max_num_partial_prefills=4, long_chunk_permille=400, target_step_s=0.2, small_lane_permille=75
+)
 """Several prompts at a time, a long one in small chunks beside them, so that short ones hardly feel it; steps
-up to the token pace of MLPerf's conversational scenario."""
-OWN_OPTIONS = ("max_num_partial_prefills", "long_chunk_permille", "target_step_s")
+up to the token pace of MLPerf's conversational scenario; large ones leave small ones some memory."""
+OWN_OPTIONS = (
+    "max_num_partial_prefills",
+    "long_chunk_permille",
+    "target_step_s",
+    "small_lane_permille",
+)
 """Options that a policy has its own values of."""
 
 Choice = TypeVar("Choice")
@@ -68,22 +75,23 @@ class UnknownPolicy(ValueError):
     """No policy, order or other choice has this name; the message lists those that exist."""
 
 
+class NeedsTable(UnknownPolicy):
+    """This policy looks up a batch-or-wait table, and there is none."""
+
+
 def _table(options: PolicyOptions) -> Admit:
     if options.batch_or_wait_table is None:
-        raise ValueError(
-            "the admit choice 'table' looks up batch_or_wait_table, which is not set: hand in a solved one"
+        raise NeedsTable(
+            "the admit choice 'table' looks up a batch-or-wait table, and none is set: make one with"
+            " `fairgate policy solve` and name its file in the setting policy_table"
         )
-    return BatchOrWait(
-        options.batch_or_wait_table,
-        size=options.batch_size,
-        long_tokens=options.table_long_tokens,
-        longest_wait_s=options.table_longest_wait_s,
-        memory=_reserve(options),
-    )
+    return BatchOrWait(options.batch_or_wait_table, size=options.batch_size, memory=_reserve(options))
 
 
 def _reserve(options: PolicyOptions) -> PredictedReserve:
-    return PredictedReserve(permille=options.reserve_permille)
+    return PredictedReserve(
+        permille=options.reserve_permille, small_permille=options.small_lane_permille or 0
+    )
 
 
 def _peak(options: PolicyOptions) -> PeakAdmit:
@@ -228,6 +236,15 @@ _PRESETS = [
 POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}
 """Policies by name; each call (with `PolicyOptions`, or nothing) makes new choices."""
 
+TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": Preset("table", "sjf", admit="table")}
+"""Those that need `batch_or_wait_table`; in the order of the line that tables are solved for."""
+
+
+def policy_names(options: PolicyOptions | None = None) -> list[str]:
+    """Policies that can be made with these options."""
+    has_table = options is not None and options.batch_or_wait_table is not None
+    return sorted(POLICIES.keys() | (TABLE_POLICIES.keys() if has_table else set()))
+
 
 def make_order(name: str, counters: ServiceCountersLike) -> Order:
     """A new, empty order. Raises `UnknownPolicy`."""
@@ -237,8 +254,9 @@ def make_order(name: str, counters: ServiceCountersLike) -> Order:
 
 
 def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
-    """Raises `UnknownPolicy`, and ValueError for options that do not go together."""
-    return _choice("policy", POLICIES, name)(options)
+    """Raises `UnknownPolicy` (`NeedsTable` where a table is missing), and ValueError for options that do not
+    go together."""
+    return _choice("policy", POLICIES | TABLE_POLICIES, name)(options)
 
 
 def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) -> Callable[..., Choice]:

@@ -61,8 +61,7 @@ class Room:
 
     def take_decodes(self, sequences: list[Sequence]) -> None:
         """Notes one token for each of many decoding sequences; the same as `take`, in one go."""
-        for sequence in sequences:
-            self.given[sequence] = 1
+        self.given.update(dict.fromkeys(sequences, 1))
         count = len(sequences)
         self.tokens -= count
         self.used_tokens += count

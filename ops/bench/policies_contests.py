@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ops.bench.policies_batches import KEEPS_ROWS, UNPADDED, arena_lengths
+from ops.bench.policies_batches import PADDED, UNPADDED, unlike_documents
 from ops.bench.policies_figures import Spread, number, quantile, service_bound, spread, widest_gap
 from ops.bench.policies_report import SEEDS, Check, Report
 from ops.bench.policies_workloads import (
     FEW_PLACES,
+    FOUR_PLACES,
     LITTLE_MEMORY,
     LONG_CONTEXT,
-    MUCH_MEMORY,
     Traffic,
     alike,
     brief,
@@ -125,7 +125,9 @@ KV_SHARE = Figure("KV of the long tenant / of the short one", _kv_of_long_over_s
 
 TAIL_AT_ONCE = Traffic("heavy-tailed answers, all at once", heavy_tail, at_once=True)
 TAIL = Traffic("heavy-tailed answers, load 0.95", heavy_tail, load=0.95)
-TAIL_MUCH_MEMORY = Traffic("heavy-tailed answers, load 0.95, memory for all", heavy_tail, MUCH_MEMORY, 0.95)
+TAIL_FOUR_PLACES = Traffic(
+    "heavy-tailed answers, load 0.8, four places, memory for all", heavy_tail, FOUR_PLACES, 0.8
+)
 TAIL_LITTLE_MEMORY = Traffic(
     "heavy-tailed answers, load 0.95, little memory", heavy_tail, LITTLE_MEMORY, 0.95
 )
@@ -144,9 +146,11 @@ FLOOD = Traffic("a calm tenant beside a flood", flood)
 CONTEXTS = Traffic("tenants of long and of short contexts, both backlogged", short_and_long_contexts)
 LONG_PROMPTS = Traffic("8k prompts among short ones, load 0.7", long_prompts, LONG_CONTEXT, 0.7)
 BUCKETS_PADDED = Traffic(
-    "arena lengths, all at once, padded batches", arena_lengths, KEEPS_ROWS, at_once=True
+    "unlike prompts and brief answers, load 0.95, padded", unlike_documents, PADDED, 0.95
 )
-BUCKETS_UNPADDED = Traffic("arena lengths, load 0.5, nothing padded", arena_lengths, UNPADDED, 0.5)
+BUCKETS_UNPADDED = Traffic(
+    "unlike prompts and brief answers, load 0.95, nothing padded", unlike_documents, UNPADDED, 0.95
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ CONTESTS: tuple[Contest, ...] = (
     Contest("static", False, "fcfs", TAIL_AT_ONCE, THROUGHPUT),
     Contest("dynamic", True, "static", CLUMPS, MEAN_E2E),
     Contest("dynamic", False, "fcfs", SPARSE, TTFT_P50),
-    Contest("buckets", True, "static", BUCKETS_PADDED, THROUGHPUT),
+    Contest("buckets", True, "fcfs", BUCKETS_PADDED, TTFT_P99),
     Contest("buckets", False, "fcfs", BUCKETS_UNPADDED, MEAN_TTFT),
     Contest("fcfs", True, "sjf", TAIL, LONGEST_TTFT),
     Contest("fcfs", False, "hrrn", UNLIKE_PROMPTS, MEAN_TTFT),
@@ -180,7 +184,7 @@ CONTESTS: tuple[Contest, ...] = (
     Contest("hrrn", False, "sjf", TAIL_AT_ONCE, MEAN_E2E),
     Contest("sjf", True, "fcfs", TAIL_AT_ONCE, MEAN_E2E),
     Contest("sjf", False, "fcfs", TAIL, TTFT_P99, "shuffled"),
-    Contest("srpt", True, "sjf", TAIL_MUCH_MEMORY, MEAN_E2E),
+    Contest("srpt", True, "sjf", TAIL_FOUR_PLACES, MEAN_E2E),
     Contest("srpt", False, "sjf", TAIL, LONGEST_GAP),
     Contest("las", True, "fcfs", TAIL, MEAN_E2E, "none"),
     Contest("las", False, "fcfs", ALIKE, MEAN_E2E),

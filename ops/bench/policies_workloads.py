@@ -32,8 +32,11 @@ FEW_PLACES = replace(A10G_LLAMA_2_7B, name="Llama-2-7B on an A10G with 16 places
 LITTLE_MEMORY = replace(
     FEW_PLACES, name="Llama-2-7B on an A10G with 16 places and 4,000 tokens of KV cache", kv_tokens=4000
 )
-MUCH_MEMORY = replace(
-    FEW_PLACES, name="Llama-2-7B on an A10G with 16 places and 64,000 tokens of KV cache", kv_tokens=64_000
+FOUR_PLACES = replace(
+    FEW_PLACES,
+    name="Llama-2-7B on an A10G with 4 places and 64,000 tokens of KV cache",
+    max_sequences=4,
+    kv_tokens=64_000,
 )
 LONG_CONTEXT = A100_LLAMA_3_8B
 

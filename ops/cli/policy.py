@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Failure, answer, group, table, wants_json
+from ops.cli.base import Failure, answer, group, settings_now, table, wants_json
 from ops.cli.policy_live import set_policy, show
 
 if TYPE_CHECKING:
     from engine.messages import StepTime
     from engine.scheduling.batch_model import Lengths
+    from engine.scheduling.options import PolicyOptions
 
 MOST_BATCH = 64
 
@@ -45,14 +46,18 @@ def list_policies() -> None:
     \b
     --json answers:
       {"policies": [{"policy": "vtc", "order": "vtc", "admit": "predicted-reserve", "compose": "decode-first",
-       "evict": "fair-victim", "options": {}, "claims": ["exactness", …]}, …]}
+       "evict": "fair-victim", "options": {}, "claims": ["exactness", …]}, …], "need_table": ["table"]}
     """
-    from engine.scheduling.policy import POLICIES, make_policy
+    from engine.scheduling.policy import POLICIES, TABLE_POLICIES, make_policy
 
-    described = [make_policy(name).describe() for name in POLICIES]
-    answer(
-        {"policies": described},
-        lambda: table(
+    options = _options()
+    has_table = options.batch_or_wait_table is not None
+    names = [*POLICIES, *(TABLE_POLICIES if has_table else ())]
+    needing = [] if has_table else list(TABLE_POLICIES)
+    described = [make_policy(name, options).describe() for name in names]
+
+    def text() -> None:
+        table(
             "policies",
             ("policy", "order", "admit", "compose", "evict", "promises"),
             [
@@ -66,8 +71,22 @@ def list_policies() -> None:
                 )
                 for item in described
             ],
-        ),
-    )
+        )
+        for name in needing:
+            click.echo(f"{name}: needs a table (`fairgate policy solve`) in the setting policy_table")
+
+    answer({"policies": described, "need_table": needing}, text)
+
+
+def _options() -> PolicyOptions:
+    """With the table that the settings name."""
+    from engine.scheduling.batch_or_wait import options_with
+    from engine.scheduling.smdp.stored import BadTable
+
+    try:
+        return options_with(settings_now().resolved_policy_table)
+    except BadTable as error:
+        raise Failure(f"setting policy_table: {error}") from None
 
 
 @policy.command()
@@ -84,7 +103,7 @@ def explain(name: str) -> None:
     from engine.scheduling.policy import UnknownPolicy, make_order, make_policy
 
     try:
-        made = make_policy(name)
+        made = make_policy(name, _options())
     except UnknownPolicy as error:
         raise click.UsageError(f"{error} (`fairgate policy list` shows them)") from None
     described = made.describe()
@@ -173,6 +192,13 @@ def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     return sorted(set(rates))
 
 
+def _pressures(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} must be parts of the pool, such as 0,0.5,0.75") from None
+
+
 @policy.command()
 @click.option(
     "--rates",
@@ -181,10 +207,18 @@ def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     metavar="RATE,...",
     help="Arrivals a second to solve for.  [default: 8, from a tenth to all of what full batches serve]",
 )
-@click.option("--alpha", type=float, default=1.0, show_default=True, help="Cost of a second of mean latency.")
-@click.option("--beta", type=float, default=0.005, show_default=True, help="Cost of a watt of mean power.")
-@click.option("--gamma", type=float, default=2.0, show_default=True, help="Cost of all starting too late.")
-@click.option("--slo-s", type=float, default=1.5, show_default=True, help="Later than this is too late.")
+@click.option(
+    "--alpha", type=float, default=1.0, show_default=True, help="Cost of a second of mean latency; 0 or more."
+)
+@click.option(
+    "--beta", type=float, default=0.005, show_default=True, help="Cost of a watt of mean power; 0 or more."
+)
+@click.option(
+    "--gamma", type=float, default=2.0, show_default=True, help="Cost of all starting too late; 0 or more."
+)
+@click.option(
+    "--slo-s", type=float, default=1.5, show_default=True, help="Starting later than this is too late."
+)
 @click.option(
     "--max-batch", type=click.IntRange(1, MOST_BATCH), default=8, show_default=True, help="Largest batch."
 )
@@ -201,7 +235,9 @@ def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @click.option(
     "--long", type=_Lengths(), default="512,128", show_default=True, help="A long request's tokens."
 )
-@click.option("--long-share", type=float, default=0.2, show_default=True, help="Part of them that is long.")
+@click.option(
+    "--long-share", type=float, default=0.2, show_default=True, help="Part of them that is long, 0 to 1."
+)
 @click.option("--padded", is_flag=True, help="Every row is computed at the longest row's length.")
 @click.option(
     "--busy-watts", type=float, default=200.0, show_default=True, help="Power of running, above idle."
@@ -210,7 +246,13 @@ def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
 @click.option(
     "--longest-wait-s", type=float, help="Nobody waits longer for others.  [default: twice --slo-s]"
 )
-@click.option("--wait-buckets", type=int, default=12, show_default=True, help="Steps of time waited.")
+@click.option(
+    "--wait-buckets",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Steps of time waited that are told apart, up to --longest-wait-s.",
+)
 @click.option(
     "--line",
     type=click.Choice(["length", "arrival"]),
@@ -219,7 +261,26 @@ def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> lis
     help="What the queue is ordered by: short ones first (sjf, srpt), or first come, first served.",
 )
 @click.option(
-    "--pool-tokens", type=int, default=0, show_default=True, help="KV pool; 0: it never limits a batch."
+    "--pool-tokens",
+    type=int,
+    default=0,
+    show_default=True,
+    help="KV pool; 0: it never limits a batch, and the next two do not matter.",
+)
+@click.option(
+    "--kv-pressures",
+    callback=_pressures,
+    default="0,0.5,0.75",
+    metavar="PART,...",
+    show_default=True,
+    help="Parts of the pool that others may hold (paused sequences), told apart.",
+)
+@click.option(
+    "--pressure-hold-s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Mean seconds until the KV pressure changes to one next to it.",
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the table."
@@ -242,6 +303,8 @@ def solve(
     wait_buckets: int,
     line: str,
     pool_tokens: int,
+    kv_pressures: tuple[float, ...],
+    pressure_hold_s: float,
     out: Path,
 ) -> None:
     """Works out when a batch should run and when it should wait, and stores the answers as a table.
@@ -249,17 +312,21 @@ def solve(
     \b
     For batches that run to completion. What is minimised, at each arrival rate:
       alpha x mean latency [s] + beta x mean power [W] + gamma x share that starts later than --slo-s
-    over the number waiting, how long the first has waited and how many are long. How it is done, and where it
-    is worth it: docs/batch-or-wait.md. `run from` in the answer: from how many waiting, 0, 1, 2, ... of them
-    long, a batch runs at once.
+    over the number waiting, how long the first has waited, how many are long and how much KV others hold. How
+    it is done, and where it is worth it: docs/batch-or-wait.md. `run from` in the answer: from how many
+    waiting, 0, 1, 2, ... of them long, a batch runs at once. Some seconds an arrival rate without a pool,
+    up to a minute with one.
     --json answers:
       {"out": "table.json", "bytes": 18300, "capacity_per_s": 3.93, "longest_wait_s": 3.0, "long_tokens": 268,
-       "policies": [{"rate_per_s": 0.39, "max_batch": 8, "cost": 1.02, "least_cost": 1.02,
+       "policies": [{"rate_per_s": 0.39, "kv_pressure": 0.0, "cost": 1.02, "least_cost": 1.02,
        "most_cost": 1.02, "saturated": false, "run_from": [1, 1, 2, 3, 4, 5]}, …]}
     """
     from engine.scheduling.batch_model import BatchModel
-    from engine.scheduling.batch_or_wait import Pool, solve_table
-    from engine.scheduling.smdp import Grid, NotSolved, Objective
+    from engine.scheduling.batch_or_wait import solve_table
+    from engine.scheduling.smdp.iteration import NotSolved
+    from engine.scheduling.smdp.objective import Objective
+    from engine.scheduling.smdp.pool import Pool
+    from engine.scheduling.smdp.states import Grid
 
     try:
         model = BatchModel(step_time, short, long, long_share, padded, busy_watts, launch_joules)
@@ -269,7 +336,8 @@ def solve(
         capacity = model.capacity_per_s(max_batch)
         rates = rates or [capacity * 0.1 ** (1 - step / 7) for step in range(8)]
         with progress_bar(f"solving {len(rates)} arrival rates") as progress:
-            solved = solve_table(model, rates, objective, grid, Pool(pool_tokens), progress=progress)
+            pool = Pool(pool_tokens, kv_pressures, pressure_hold_s)
+            solved = solve_table(model, rates, objective, grid, pool, progress=progress)
     except NotSolved as error:
         raise Failure(str(error)) from None
     except ValueError as error:
@@ -290,11 +358,11 @@ def solve(
     def text() -> None:
         table(
             f"cost and control limits; full batches serve {capacity:.3g}/s",
-            ("arrivals/s", "largest batch", "cost", "run from", ""),
+            ("arrivals/s", "KV held by others", "cost", "run from", ""),
             [
                 (
                     f"{item['rate_per_s']:.3g}",
-                    item["max_batch"],
+                    f"{100 * item['kv_pressure']:.0f} %",
                     f"{item['cost']:.4f}",
                     " ".join(str(count) for count in item["run_from"]),
                     "more arrives than can be served" if item["saturated"] else "",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.scheduling.admit import Admit, Batch, blocks_for
+from engine.scheduling.admits.table import Decision
 from engine.scheduling.claims import SAFE
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS
@@ -23,22 +24,27 @@ Make = Callable[[], Admit]
 class WaitsForEight:
     """A table that would wait a second at a time for eight."""
 
-    def wait_s(
+    long_tokens = 300
+    longest_wait_s = 2.5
+
+    def decide(
         self,
         *,
+        rate_per_s: float,
         num_waiting: int,
         oldest_wait_s: float,
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> float:
+    ) -> Decision:
+        assert rate_per_s >= 0
         assert oldest_wait_s >= 0
-        assert remaining_tokens >= 1
+        assert remaining_tokens >= 0
         assert 0 <= kv_pressure <= 1
-        return 0.0 if num_waiting >= 8 else 1.0
+        return Decision(0.0, num_waiting) if num_waiting >= 8 else Decision(1.0, 0)
 
 
-OPTIONS = PolicyOptions(batch_or_wait_table=WaitsForEight(), table_longest_wait_s=2.5)
+OPTIONS = PolicyOptions(batch_or_wait_table=WaitsForEight())
 
 
 @pytest.fixture(params=sorted(ADMITS))

@@ -15,7 +15,7 @@ import pytest
 from engine.scheduling.claims import FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry, Order
-from engine.scheduling.orders import buckets, drr, edf, locality, mlfq, priority, sizes, sjf
+from engine.scheduling.orders import buckets, drr, edf, hybrid, locality, mlfq, priority, sizes, sjf
 from engine.scheduling.orders.sjf import Sjf
 from engine.scheduling.policy import ORDERS, make_order
 from engine.scheduling.tiers import TieredQueue
@@ -39,7 +39,9 @@ CROWD = 12
 """Entries that stand against the victim at every moment: who is served is replaced at once."""
 COST_PER_S = 1000
 
-VICTIM = Entry("victim", "t0", 0.0, 3000, 800, predicted_high_tokens=1600)
+YIELDS_COST = 4000
+VICTIM = Entry("victim", "t0", 0.0, 3000, 800, predicted_high_tokens=1600, yields_cost=YIELDS_COST)
+"""Large to those who know lanes."""
 
 CROWDS: dict[str, Callable[[int, float], Entry]] = {
     "short": lambda number, now_s: Entry(f"c{number}", "t0", now_s, 8, 4),
@@ -50,6 +52,7 @@ CROWDS: dict[str, Callable[[int, float], Entry]] = {
     "urgent": lambda number, now_s: Entry(f"c{number}", "t1", now_s, 40, 10, deadline_s=now_s),
     "overdue": lambda number, now_s: Entry(f"c{number}", "t1", now_s, 40, 10, deadline_s=-1e6),
     "as long": lambda number, now_s: Entry(f"c{number}", "t0", now_s, 3000, 800),
+    "small, each of a new tenant": lambda number, now_s: Entry(f"c{number}", f"new{number}", now_s, 40, 10),
 }
 
 
@@ -93,7 +96,7 @@ BOUNDS: dict[str, Callable[[Case], float]] = {
     "drr": lambda case: case.tenants * (drr.QUANTUM_COST + 2 * case.line_cost),
     "dlpm": lambda case: case.tenants * (drr.QUANTUM_COST + 2 * case.line_cost * (locality.MAX_PASSES + 1)),
     "vtc": lambda case: case.tenants * case.line_cost,
-    "hybrid": lambda case: case.tenants * (hrrn_bound(case) + case.line_cost),
+    "hybrid": lambda case: hybrid.PATIENCE * YIELDS_COST + case.tenants * (hrrn_bound(case) + case.line_cost),
     "buckets": lambda case: case.line_cost * buckets.RUN_ENTRIES,
 }
 """Cost tokens that others may get before the victim, as each order's docstring promises."""

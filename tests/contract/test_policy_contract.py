@@ -15,6 +15,7 @@ import pytest
 
 from engine.core import EngineConfig
 from engine.messages import Submit
+from engine.scheduling.admits.table import Decision
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, POLICIES, Policy, make_policy
 from engine.virtual import VirtualReplica
@@ -26,16 +27,20 @@ MOST_STEPS = 20_000
 class WaitsForFour:
     """A table that waits a little for four."""
 
-    def wait_s(
+    long_tokens = 30
+    longest_wait_s = 0.1
+
+    def decide(
         self,
         *,
+        rate_per_s: float,
         num_waiting: int,
         oldest_wait_s: float,
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> float:
-        return 0.0 if num_waiting >= 4 else 0.01
+    ) -> Decision:
+        return Decision(0.0, num_waiting) if num_waiting >= 4 else Decision(0.01, 0)
 
 
 def cases() -> Iterator[tuple[str, PolicyOptions]]:

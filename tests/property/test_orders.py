@@ -29,6 +29,7 @@ from tests.plain_orders import (
     PlainBuckets,
     PlainDlpm,
     PlainDrr,
+    PlainHybrid,
     PlainMlfq,
     PlainVtc,
 )
@@ -79,6 +80,7 @@ class History:
             deadline_s=rng.choice((None, self.now_s + rng.randint(-16, 8000) / 8)),
             cached_tokens=rng.choice((0, 0, rng.randint(0, prompt))),
             locality=rng.choice((0, 1, 2, 3)),
+            yields_cost=(0, 0, 40, 1500)[self.number % 4],
         )
 
     def add_new(self) -> None:
@@ -178,6 +180,9 @@ class History:
                 self.met["special"] = self.plain.round
             case PlainMlfq():
                 self.met["special"] = len(self.plain.promoted_at)
+            case PlainHybrid():
+                first = self.plain.large_first
+                self.met["special"] = min(first, self.plain.contested - first)
             case PlainVtc():
                 self.met["special"] = self.met["lift"] if self.tenants > 1 else 10
             case _:

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from engine.scheduling.policy import POLICIES, make_policy
-from ops.bench.policies_batches import KEEPS_ROWS, UNPADDED, arena_lengths
+from ops.bench.policies_batches import KEEPS_ROWS, PADDED, UNPADDED, arena_lengths, unlike_documents
 from ops.bench.policies_capacity import at_load
 from ops.bench.policies_compose import composition
 from ops.bench.policies_figures import quantile, service_bound, widest_gap
@@ -27,7 +27,7 @@ from ops.bench.policies_workloads import (
     long_prompts,
     unlike_prompts,
 )
-from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED
+from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED, short_and_long
 from ops.bench.virtual_arrivals import Arrival, all_at_once, exact, shuffled
 from ops.bench.virtual_load import Run, run_load, tenants_of
 
@@ -110,6 +110,38 @@ def test_short_requests_do_not_feel_long_prompts_when_their_tier_goes_first() ->
     assert p99_ttft_s(hybrid, "short") < p99_ttft_s(fcfs, "short") / 3
     assert p99_ttft_s(hybrid, "short") < 2 * p99_ttft_s(alone, "short")
     assert hybrid.tokens_per_s > 0.95 * fcfs.tokens_per_s
+
+
+def test_short_requests_do_not_wait_for_memory_behind_long_ones_in_their_own_tier() -> None:
+    """The published `poisson_short_long`, where the short ones ask for nearly half of the machine."""
+    draw = short_and_long((64, 64), (256, 256), 60.0)
+    arrivals = at_load(draw(random.Random(SEED)), 0.8, A10G_LLAMA_2_7B)
+    alone = run_load("fcfs", [each for each in arrivals if each.kind == "short"], A10G_LLAMA_2_7B)
+    fcfs, hybrid = (run_load(policy, arrivals, A10G_LLAMA_2_7B) for policy in ("fcfs", "hybrid"))
+    assert p99_ttft_s(fcfs, "short") > 5 * p99_ttft_s(alone, "short"), "there was a queue"
+    assert p99_ttft_s(hybrid, "short") < p99_ttft_s(fcfs, "short") / 3
+    assert p99_ttft_s(hybrid, "short") < 1.7 * p99_ttft_s(alone, "short")
+    assert hybrid.tokens_per_s > 0.95 * fcfs.tokens_per_s
+    assert all(each.done for each in hybrid.served)
+
+
+def test_buckets_spare_padding_and_nothing_else() -> None:
+    arrivals = {
+        machine: at_load(unlike_documents(SEED)[:150], 0.95, machine) for machine in (PADDED, UNPADDED)
+    }
+    runs = {
+        (policy, machine): run_load(policy, arrivals[machine], machine)
+        for policy in ("fcfs", "buckets")
+        for machine in (PADDED, UNPADDED)
+    }
+    wasted = {
+        policy: runs[policy, PADDED].padded_tokens / runs[policy, PADDED].computed_tokens
+        for policy in ("fcfs", "buckets")
+    }
+    assert wasted["fcfs"] > 0.2, "the case is met"
+    assert wasted["buckets"] < wasted["fcfs"] / 2
+    assert mean_ttft_s(runs["buckets", PADDED]) < 0.8 * mean_ttft_s(runs["fcfs", PADDED])
+    assert mean_ttft_s(runs["buckets", UNPADDED]) > mean_ttft_s(runs["fcfs", UNPADDED])
 
 
 def test_tokens_match_weights_when_more_sequences_run_than_slots() -> None:

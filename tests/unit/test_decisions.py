@@ -11,13 +11,13 @@ import pytest
 
 from engine.forecast.step_time import PRIOR
 from engine.messages import StepTime
-from engine.scheduling.admit import Hold
+from engine.scheduling.admit import Batch, Hold
 from engine.scheduling.admits.buckets import LengthBuckets
 from engine.scheduling.admits.gate import RUNS
 from engine.scheduling.admits.peak import DECAY_STEPS, PeakAdmit, Peaks, plain_peak
 from engine.scheduling.admits.reserve import PredictedReserve, prompt_only
 from engine.scheduling.admits.static import StaticBatch
-from engine.scheduling.admits.table import BatchOrWait
+from engine.scheduling.admits.table import BatchOrWait, Decision
 from engine.scheduling.admits.window import DynamicWindow
 from engine.scheduling.claims import ALL, FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
 from engine.scheduling.composes.decode_first import DecodeFirst
@@ -29,6 +29,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict import KvCosts
 from engine.scheduling.evicts.victims import AttainedVictim, FairVictim, LatestVictim
 from engine.scheduling.options import PolicyOptions
+from engine.scheduling.orders.buckets import bucket_size
 from engine.scheduling.padding import batch_waste
 from engine.scheduling.policy import POLICIES, UnknownPolicy, make_policy
 from engine.scheduling.room import Room
@@ -198,8 +199,21 @@ def test_a_long_prompt_without_a_place_waits_even_if_the_step_could_complete_it(
 
 def test_a_step_takes_a_part_of_the_threshold_of_a_long_prompt() -> None:
     compose = DecodeFirst(PromptLimits(long_prefill_token_threshold=50, long_chunk_permille=400))
-    assert compose.first_chunk(make_sequence("long", prompt=51), make_room(100)) == 20
-    assert compose.first_chunk(make_sequence("short", prompt=50), make_room(100)) == 50
+    slow = StepTime(0.03, 40e-6, 20e-9, 100e-6, samples=0, relative_error=0.0)
+    assert compose.first_chunk(make_sequence("long", prompt=51), make_room(100, step_time=slow)) == 20
+    assert compose.first_chunk(make_sequence("short", prompt=50), make_room(100, step_time=slow)) == 50
+
+
+def test_on_a_fast_engine_a_long_prompts_part_is_what_nobody_feels() -> None:
+    limits = PromptLimits(long_prefill_token_threshold=50, long_chunk_permille=400)
+    # A step of 2 ms, 0.1 ms for the sequence and 0.2 ms a token: 25 ms have room for 114 tokens.
+    fast = StepTime(2e-3, 2e-4, 0.0, 100e-6, samples=0, relative_error=0.0)
+    room = make_room(1000, step_time=fast)
+    assert DecodeFirst(limits).first_chunk(make_sequence("long", prompt=900), room) == 114
+    running = [make_sequence("long", prompt=900)]
+    assert names(DecodeFirst(limits).shares(running, make_room(1000, step_time=fast))) == [("long", 114)]
+    whole = PromptLimits(long_prefill_token_threshold=50)
+    assert DecodeFirst(whole).first_chunk(make_sequence("long", prompt=900), room) == 50, "not cut in parts"
 
 
 def test_a_room_knows_who_stays_unfinished() -> None:
@@ -730,49 +744,113 @@ def test_each_batch_has_a_window_of_its_own() -> None:
 class Recorded:
     """A table that says what it was told to, and keeps what it was asked."""
 
-    def __init__(self, wait_s: float) -> None:
-        self.answer_s = wait_s
-        self.asked: list[tuple[int, float, bool, int, float]] = []
+    long_tokens = 30
+    longest_wait_s = 0.5
 
-    def wait_s(
-        self,
-        *,
-        num_waiting: int,
-        oldest_wait_s: float,
-        has_long: bool,
-        remaining_tokens: int,
-        kv_pressure: float,
-    ) -> float:
-        self.asked.append((num_waiting, oldest_wait_s, has_long, remaining_tokens, kv_pressure))
-        return self.answer_s
+    def __init__(self, *decisions: Decision) -> None:
+        self.decisions = list(decisions)
+        self.asked: list[dict[str, float]] = []
+
+    def decide(self, **situation: float) -> Decision:
+        self.asked.append(situation)
+        return self.decisions.pop(0)
 
 
-def test_the_table_says_how_long_to_wait() -> None:
-    table = Recorded(0.2)
-    admit = BatchOrWait(table, size=4, long_tokens=3, longest_wait_s=0.5)
-    candidate = make_sequence("s", submitted_s=1.0, predicted=20)
-    held = admit.joins(candidate, make_batch([], now_s=1.25, num_waiting=2, num_blocks=8))
-    assert held == Hold("the table says wait", 1.45)
-    assert table.asked == [(2, 0.25, True, 24, 0.0)]
-    assert admit.joins(candidate, make_batch([], now_s=1.4, num_waiting=2)) == Hold(
-        "the table says wait", 1.5
-    )
-    assert admit.joins(candidate, make_batch([], now_s=1.5, num_waiting=2)) is None
-    assert admit.joins(candidate, make_batch([], now_s=1.3, num_waiting=4)) is None, "a full batch"
-    table.answer_s = 0.0
-    assert admit.joins(candidate, make_batch([], now_s=1.3, num_waiting=2)) is None
+def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
+    table = Recorded(Decision(0.2, 0), Decision(0.2, 0), Decision(0.2, 0), Decision(0.2, 0), Decision(0, 2))
+    admit = BatchOrWait(table, size=4)
+    short = make_sequence("s", submitted_s=1.0, prompt=4, predicted=20)
+    long = make_sequence("l", submitted_s=0.75, prompt=16, predicted=20)
+    for number in range(5):
+        admit.arrived(0.5 * number)
+
+    def batch(now_s: float, waiting: int) -> Batch:
+        made = make_batch([], now_s=now_s, num_waiting=waiting, num_blocks=8)
+        made.waiting, made.free_blocks = (lambda: [short.entry(), long.entry()]), 6
+        return made
+
+    # The head is not the one that has waited longest, and not the long one.
+    assert admit.joins(short, batch(1.0, 2)) == Hold("the table says wait", 1.2)
+    assert table.asked == [
+        {
+            "rate_per_s": 2.0,
+            "num_waiting": 2,
+            "oldest_wait_s": 0.25,
+            "has_long": True,
+            "remaining_tokens": 60,
+            "kv_pressure": 0.25,
+        }
+    ]
+    assert admit.joins(short, batch(1.2, 2)) == Hold("the table says wait", 1.25), "it has a longest wait"
+    assert admit.joins(short, batch(1.25, 2)) is None
+    assert admit.joins(short, batch(1.0, 4)) is None, "a full batch"
+    assert admit.joins(short, batch(1.0, 3)) is None, "the table says run"
+
+
+def test_a_batch_takes_no_more_than_the_table_says() -> None:
+    admit = BatchOrWait(Recorded(Decision(0.0, 2)), size=4)
+    running: list[Sequence] = []
+    assert admit.joins(make_sequence("s0"), make_batch(running, num_waiting=4)) is None
+    let_in(admit, running, "s0")
+    assert admit.joins(make_sequence("s1"), make_batch(running, num_waiting=3)) is None
+    let_in(admit, running, "s1")
+    assert admit.joins(make_sequence("s2"), make_batch(running, num_waiting=2)) == RUNS
 
 
 def test_a_wait_too_short_to_move_the_clock_is_none() -> None:
-    admit = BatchOrWait(Recorded(1e-30), longest_wait_s=5.0)
+    admit = BatchOrWait(Recorded(Decision(1e-30, 0)))
     assert admit.joins(make_sequence("s", submitted_s=1.0), make_batch([], now_s=1.0)) is None
+
+
+# ---------------------------------------------------------------- admit: the lane of small ones
+
+
+def test_large_ones_leave_a_lane_and_small_ones_may_take_of_what_those_are_promised() -> None:
+    """Ten blocks of a hundred; a running large one still wants 15, of small ones 4 hold a block each."""
+    admit, plain = PredictedReserve(500, small_permille=100), PredictedReserve(500)
+    large = start(make_sequence("large", prompt=40, predicted=120, max_tokens=200), 4)
+    large.yields_cost = 1
+    small = [start(make_sequence(f"small{number}", prompt=3, predicted=1), 4) for number in range(4)]
+    newcomer, next_large = (
+        make_sequence("s", prompt=3, predicted=1),
+        make_sequence("l", prompt=40, predicted=8),
+    )
+    next_large.yields_cost = 1
+
+    def wanted(which: PredictedReserve, candidate: Sequence, running: list[Sequence]) -> int:
+        return which.blocks_wanted(candidate, make_batch(running, block_tokens=4, num_blocks=100))
+
+    assert wanted(plain, newcomer, [large]) == 15 + 1
+    assert wanted(admit, newcomer, [large]) == 15 + 1 - 10
+    assert wanted(admit, next_large, [large]) == wanted(plain, next_large, [large]), "no small one runs"
+    assert wanted(admit, next_large, [large, *small]) == wanted(plain, next_large, [large]) + 4
+    many = [start(make_sequence(f"m{number}", prompt=3, predicted=1), 4) for number in range(30)]
+    assert wanted(admit, next_large, [large, *many]) == wanted(plain, next_large, [large]) + 10
+    # What small ones are promised themselves is not to be had.
+    growing = start(make_sequence("g", prompt=4, predicted=80, max_tokens=90), 4)
+    assert wanted(admit, newcomer, [growing]) == wanted(plain, newcomer, [growing]) == 10 + 1
+
+
+def test_while_a_prompt_decodes_any_length_may_start() -> None:
+    admit = LengthBuckets()
+    running = [start(of_length("r", 200))]
+    running[0].computed_tokens = running[0].total_tokens - 1
+    assert admit.joins(of_length("shorter", 20), make_batch(running)) is None
+
+
+def test_order_and_admission_sort_by_the_same_length() -> None:
+    sequence = of_length("s", 200)
+    sequence.found_tokens = 150
+    admit, same = LengthBuckets(), of_length("same", 50)
+    assert bucket_size(sequence.entry()) == 50
+    assert admit.bucket(sequence) == admit.bucket(same)
 
 
 # ---------------------------------------------------------------- admit: buckets
 
 
 def of_length(name: str, total: int, **changes: object) -> Sequence:
-    return make_sequence(name, prompt=total - 20, predicted=20, **changes)  # type: ignore[arg-type]
+    return make_sequence(name, prompt=total, predicted=20, **changes)  # type: ignore[arg-type]
 
 
 def test_a_batch_takes_in_its_like() -> None:
@@ -821,7 +899,7 @@ def test_long_ones_are_left_alone(why: str) -> None:
     elif why == "starts":
         running[1].token_ids = running[1].token_ids[:900]
     elif why == "ends soon":
-        running[1].token_ids += [2] * 380
+        running[1].computed_tokens = running[1].total_tokens - 10
     elif why == "memory":
         changes["num_blocks"] = sum(len(each.block_table) for each in running)
     elif why == "mixed":
@@ -952,7 +1030,12 @@ def test_a_policy_describes_itself() -> None:
     assert described["evict"] == "latest-victim"
     assert described["options"] == {"compose": "token-fair", "slots": 32}
     assert described["claims"] == sorted(make_policy("fcfs", options).claims)
-    own = {"max_num_partial_prefills": 4, "long_chunk_permille": 400, "target_step_s": 0.2}
+    own = {
+        "max_num_partial_prefills": 4,
+        "long_chunk_permille": 400,
+        "target_step_s": 0.2,
+        "small_lane_permille": 75,
+    }
     assert make_policy("hybrid").describe()["options"] == own
     changed = make_policy("hybrid", PolicyOptions(max_num_partial_prefills=1)).describe()["options"]
     assert changed == {**own, "max_num_partial_prefills": 1}

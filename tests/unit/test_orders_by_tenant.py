@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.scheduling.counters import MAX_LOWERED, LoweredLog, ServiceCounters
 from engine.scheduling.order import COUNTER_SCALE, Entry, Order
 from engine.scheduling.orders.dlpm import Dlpm
 from engine.scheduling.orders.drr import Drr
-from engine.scheduling.orders.hybrid import Hybrid
+from engine.scheduling.orders.hybrid import PATIENCE, Hybrid
 from engine.scheduling.orders.lazy_heap import LazyHeap, TenantHeap
 from engine.scheduling.orders.locality import MAX_PASSES, Locality
 from engine.scheduling.orders.vtc import Vtc
@@ -306,3 +308,53 @@ def test_the_same_order_again_changes_nothing() -> None:
     queue.add(entry("new", prompt=10))
     counters.charge("other", 1.0, 20)
     assert names(queue) == ["old", "new"]
+
+
+# ---------------------------------------------------------------- hybrid: small ones past large ones
+
+
+def large(name: str, tenant: str, *, yields: int = 1000, weight: float = 1.0) -> Entry:
+    return replace(entry(name, tenant, prompt=100), yields_cost=yields, weight=weight)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_a_small_one_goes_first_until_its_tenant_is_so_far_ahead(weight: float) -> None:
+    counters = ServiceCounters()
+    order = Hybrid(counters)
+    order.add(large("large", "a", weight=weight))
+    order.add(entry("small", "b", prompt=100))
+    counters.set("b", round(1000 * COUNTER_SCALE / weight))
+    assert names(order.clone(counters.clone())) == ["small", "large"]
+    counters.set("b", round(1001 * COUNTER_SCALE / weight))
+    assert names(order) == ["large", "small"]
+
+
+def test_a_large_one_that_has_waited_goes_by_the_rules_of_one_lane() -> None:
+    for tenant, first in (("a", "small"), ("b", "large")):
+        counters = ServiceCounters()
+        order = Hybrid(counters)
+        order.add(large("large", "a"))
+        # Of its own tenant the smaller one, as it has waited as long; of an equal tenant, the large one.
+        order.add(entry("small", tenant, prompt=10))
+        counters.charge("others", 1.0, int(PATIENCE * 1000) - 1)
+        assert order.peek(0.0) == entry("small", tenant, prompt=10)
+        counters.charge("others", 1.0, 1)
+        named = order.peek(0.0)
+        assert named is not None
+        assert named.entry_id == first
+
+
+def test_who_waits_in_one_lane_is_not_lifted_in_the_other() -> None:
+    counters = ServiceCounters()
+    order = Hybrid(counters)
+    counters.set("b", 900 * COUNTER_SCALE)
+    order.add(large("a large", "a"))
+    order.add(entry("b small", "b"))
+    order.add(entry("a small", "a"))
+    assert counters.value("a") == 0, "it was not idle"
+    order.add(entry("c small", "c"))
+    assert counters.value("c") == 0, "to the lowest of both lanes"
+    order.remove("a small")
+    order.remove("a large")
+    order.add(large("a again", "a"))
+    assert counters.value("a") == 0, "c waits at 0"

@@ -9,8 +9,12 @@ import pytest
 from engine.messages import StepTime
 from engine.scheduling.batch_model import BatchModel, Lengths
 from engine.scheduling.batch_or_wait import solve_table
-from engine.scheduling.smdp import SHORT_ONES, SIZES, WAIT, Grid, Objective, Solution, late_starts, solve
-from ops.bench.batch_or_wait import Arrivals, by_table
+from engine.scheduling.smdp.iteration import Solution, solve
+from engine.scheduling.smdp.objective import Objective, late_starts
+from engine.scheduling.smdp.pool import Pool
+from engine.scheduling.smdp.states import SHORT_ONES, SIZES, WAIT, Grid
+from ops.bench.batch_queue import Arrivals
+from tests.batch_line import RandomPressure, by_table, tokens
 
 STEP_TIME = StepTime(
     base_s=12e-3,
@@ -27,7 +31,7 @@ ALIKE = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.0, launch_joules=40.0)
 
 def run_from(solution: Solution, longs: int = 0) -> int:
     """The least number waiting of which a batch runs at once."""
-    return next(count for count, row in enumerate(solution.actions[longs], 1) if row[0] != WAIT)
+    return next(count for count, row in enumerate(solution.actions[0][longs], 1) if row[0] != WAIT)
 
 
 def cost_of_control_limit(
@@ -109,6 +113,94 @@ def test_the_cost_it_foresees_is_the_cost_that_a_long_run_has(
     assert outcome.cost(objective) == pytest.approx(foreseen, rel=within)
 
 
+@pytest.mark.parametrize("short_first", [True, False])
+def test_the_cost_it_foresees_where_memory_comes_and_goes(short_first: bool) -> None:
+    """Room for one long one at the high pressure, for any batch at the low one."""
+    pool = Pool(tokens=2600, pressures=(0.0, 0.75), pressure_hold_s=20.0)
+    objective = Objective(alpha=1.0, beta=0.005, gamma=0.0, slo_s=1.5)
+    grid = Grid(3, 3.0, 4, queue_cap=20, short_first=short_first)
+    rate = 0.65 * MIXED.capacity_per_s(3)
+
+    table = solve_table(MIXED, [rate], objective, grid, pool, tolerance=1e-2)
+    foreseen = float(str(table.summary()[0]["cost"]))
+    pressure = RandomPressure(pool.pressures, pool.pressure_hold_s, seed=6)
+
+    arrivals = Arrivals.poisson(rate, MIXED.long_share, 20_000, seed=5)
+    outcome = by_table(MIXED, arrivals, table, pressure=pressure, pool_tokens=pool.tokens)
+
+    assert pressure.changes > 300
+    found = outcome.cost(objective)
+    assert found == pytest.approx(foreseen, rel=0.05)
+    # Solved as if there were always memory enough, it foresees too little.
+    assert solve(MIXED, rate, objective, grid, tolerance=1e-2).cost < 0.95 * found
+
+
+def test_a_batch_that_would_be_small_for_want_of_memory_may_wait_for_it() -> None:
+    """Starting is dear, and the pressure passes quickly."""
+    costly = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.0, launch_joules=400.0)
+    objective = Objective(alpha=1.0, beta=0.02, gamma=0.0, slo_s=20.0)
+    pool = Pool(tokens=1000, pressures=(0.0, 0.8), pressure_hold_s=2.0)
+
+    actions = solve(costly, 2.0, objective, Grid(8, 10.0, 5), pool).actions
+
+    def waits(pressure: int) -> list[int]:
+        return [count for count, row in enumerate(actions[pressure][0], 1) if row[0] == WAIT]
+
+    assert waits(0) == [*range(1, max(waits(0)) + 1)]
+    assert max(waits(0)) < max(waits(1))
+
+
+def test_a_pressure_that_hardly_ever_changes_costs_the_mean_of_its_levels() -> None:
+    """Also while nobody waits: else the time would be spent at the level that is idle less often."""
+    rate = 0.8 / ALIKE.service_s(1, 0)
+    objective = Objective(alpha=1.0, beta=0.0, gamma=0.0, slo_s=1.0)
+
+    def cost(*pressures: float) -> float:
+        pool = Pool(500, pressures, pressure_hold_s=100.0)
+        return solve(ALIKE, rate, objective, Grid(4, 2.0, 2, queue_cap=30), pool, tolerance=1e-2).cost
+
+    free, full = cost(0.0), cost(0.75)
+
+    assert full > 1.5 * free
+    assert cost(0.0, 0.75) == pytest.approx((free + full) / 2, rel=0.025)
+
+
+def test_odds_of_the_pressure_are_those_of_its_chain() -> None:
+    two, three = Pool(1, (0.0, 0.5), 10.0), Pool(1, (0.0, 0.5, 0.75), 10.0)
+
+    # Two levels that swap: the well-known exponential approach to one half.
+    assert two.odds(0, 5.0) == pytest.approx([0.5 + 0.5 * exp(-1.0), 0.5 - 0.5 * exp(-1.0)])
+    assert three.odds(1, 0.0) == [0, 1, 0]
+    assert three.odds(2, 1e9) == pytest.approx([0.25, 0.5, 0.25])
+    # Chapman and Kolmogorov.
+    twice = [
+        sum(first * three.odds(by, 7.0)[goal] for by, first in enumerate(three.odds(0, 7.0)))
+        for goal in range(3)
+    ]
+    assert three.odds(0, 14.0) == pytest.approx(twice)
+    assert Pool(0).odds(0, 5.0) == [1.0]
+
+
+@pytest.mark.parametrize("short_first", [True, False])
+def test_a_batch_holds_what_fits(short_first: bool) -> None:
+    pool = Pool(tokens=2000, pressures=(0.0, 0.5))
+    for level, free in enumerate((2000, 1000)):
+        for count in range(1, 20):
+            for longs in range(count + 1):
+                fits = pool.fits(MIXED, count, longs, level, short_first=short_first)
+                assert 1 <= fits <= count
+                if short_first:
+                    inside = [
+                        (min(size, count - longs), max(0, size - count + longs)) for size in (fits, fits + 1)
+                    ]
+                    assert fits == 1 or tokens(MIXED, inside[0]) <= free
+                    assert fits == count or tokens(MIXED, inside[1]) > free
+                else:
+                    mean = tokens(MIXED, (count - longs, longs)) / count
+                    assert fits == 1 or fits * mean <= free
+                    assert fits == count or (fits + 1) * mean > free
+
+
 def test_bounds_enclose_the_cost_and_meet() -> None:
     solution = solve(MIXED, 1.0, Objective(), Grid(3, 2.0, 2), tolerance=1e-4)
 
@@ -125,7 +217,7 @@ def test_short_ones_run_without_the_long_ones_only_where_they_stand_first() -> N
     )
 
     def letters(solution: Solution) -> set[str]:
-        return {letter for level in solution.actions for row in level for letter in row}
+        return {letter for level in solution.actions[0] for row in level for letter in row}
 
     assert SHORT_ONES in letters(by_length)
     assert SHORT_ONES not in letters(by_arrival)
@@ -146,7 +238,7 @@ def test_a_prompt_that_costs_by_the_token_is_not_held_up_for_a_batch() -> None:
     solution = solve(model, 10.0, Objective(1.0, 0.0, 0.0, 1.0), Grid(4, 1.0, 2))
 
     # A batch gives back nothing, so each runs alone.
-    assert {solution.actions[0][count - 1][0] for count in (2, 3)} == {"1"}
+    assert {solution.actions[0][0][count - 1][0] for count in (2, 3)} == {"1"}
     assert SIZES["1"] == 1
 
 
@@ -154,7 +246,7 @@ def test_nobody_waits_with_a_full_batch_or_after_the_longest_wait() -> None:
     expensive = Objective(alpha=1.0, beta=1.0, gamma=0.0, slo_s=1.0)
     solution = solve(MIXED, 1.0, expensive, Grid(4, 2.0, 4))
 
-    rows = [(count, row) for level in solution.actions for count, row in enumerate(level, 1)]
+    rows = [(count, row) for level in solution.actions[0] for count, row in enumerate(level, 1)]
     assert any(WAIT in row for _, row in rows), "a case in which waiting pays"
     assert all(row[-1] != WAIT for _, row in rows)
     assert all(WAIT not in row for count, row in rows if count >= 4)
@@ -163,7 +255,7 @@ def test_nobody_waits_with_a_full_batch_or_after_the_longest_wait() -> None:
 def test_the_target_makes_it_run_before_the_target_passes() -> None:
     def first_run(gamma: float) -> int:
         objective = Objective(alpha=0.2, beta=0.05, gamma=gamma, slo_s=2.0)
-        row = solve(ALIKE, 0.8, objective, Grid(8, 4.0, 8)).actions[0][1]
+        row = solve(ALIKE, 0.8, objective, Grid(8, 4.0, 8)).actions[0][0][1]
         return next(point for point, letter in enumerate(row) if letter != WAIT)
 
     # Two wait. Grid points are half a second apart; the target is the fourth.
@@ -211,6 +303,16 @@ def test_a_batch_takes_as_long_as_its_steps() -> None:
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 1.5), "long_share"),
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 0.5, busy_watts=float("nan")), "busy_watts"),
         (lambda: Lengths(0, 1), "at least 1"),
+        (lambda: solve(MIXED, 1.0, Objective(), Grid(), Pool(tokens=639)), "no long request of 640"),
+        (
+            lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), Pool(9999)),
+            "fewer KV pressures",
+        ),
+        (lambda: Pool(tokens=-1), "pool tokens -1"),
+        (lambda: Pool(pressures=()), "1 to 6"),
+        (lambda: Pool(pressures=(0.0, 1.0)), "parts of the pool"),
+        (lambda: Pool(pressures=(0.5, 0.0)), "must rise"),
+        (lambda: Pool(pressure_hold_s=0.0), "pressure_hold_s"),
     ],
 )
 def test_bad_input_is_named(make: object, message: str) -> None:

@@ -1,15 +1,17 @@
-"""Is the next one of the length that runs?
+"""Is the next prompt of the length of those that are being computed?
 
-Homogeneous batches (BucketServe, arXiv 2507.17120): sequences run together whose predicted total lengths lie
-within one ratio, so that a padded shape wastes at most that. A batch takes in its like; when the head of the
-line is of another length the batch runs dry, and then the other length has its turn.
+Homogeneous steps (BucketServe, arXiv 2507.17120). What a padded step pads is its prompts, each to the
+longest of them; a decoding sequence is a row of one token whatever its length. So prompts are computed
+together whose tokens to compute lie within one ratio: the same length by which the order sorts
+(`orders/buckets.py`), so that like follows like and a step is seldom cut short. When the head of the line is
+of another length it waits until the prompts in progress are through, mostly one step.
 
-Long ones need not hold up short ones for so long: a short one that has waited `suspend_after_s` suspends a
-running batch that is at least two buckets longer. What was suspended keeps its KV and returns when the short
-ones are through, or when `longest_pause_s` has passed and those still running are through. A sequence is
-suspended at most `most_suspensions` times, and there is at most one suspension in `rest_steps` steps.
+A long prompt in progress takes many steps. A short one that has waited `suspend_after_s` suspends prompts in
+progress that are at least two buckets longer. What was suspended keeps its KV and returns between the short
+ones, or goes before them when `longest_pause_s` has passed. A sequence is suspended at most
+`most_suspensions` times, and there is at most one suspension in `rest_steps` steps.
 
-Where nothing is padded there is nothing to save, and waiting for a batch to run dry is a loss.
+Where nothing is padded there is nothing to save, and cutting steps short is a loss.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from dataclasses import dataclass, field
 from math import log
 
 from engine.scheduling.admit import Batch, Hold, blocks_for
+from engine.scheduling.admits.gate import has_prompt_left
 from engine.scheduling.admits.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence, State
+
+NONE = -1
+"""No prompt is in progress."""
 
 
 @dataclass(slots=True)
@@ -44,25 +50,27 @@ class LengthBuckets:
     """How often; of those that live."""
 
     def bucket(self, sequence: Sequence) -> int:
-        """By the total length that was predicted when it came: a bucket is for life."""
-        output = min(max(1, sequence.submit.predicted_output_tokens), sequence.submit.max_tokens)
-        return int(log(sequence.prompt_tokens + output) / log(self.ratio) + 1e-9)
+        """By the prompt tokens that there were to compute when it came: a bucket is for life."""
+        return int(log(_size(sequence)) / log(self.ratio) + 1e-9)
+
+    def arrived(self, now_s: float) -> None:
+        """Lengths count, not arrivals."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
-        """Its like."""
+        """Prompts of its like, and any number of those that decode."""
         if not batch.running:
             return None
         if not candidate.is_suspended and self._is_due_back(batch.now_s):
             return Hold("suspended ones go first")
         longest = self._longest(batch)
-        return None if self.bucket(candidate) == longest else Hold(f"bucket {longest} runs")
+        return None if longest in (NONE, self.bucket(candidate)) else Hold(f"bucket {longest} runs")
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """As `memory` says."""
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """The long ones that run, for a short one that has waited long enough."""
+        """The long prompts in progress, for a short one that has waited long enough."""
         if (
             self._rest > 0
             or candidate.is_suspended
@@ -74,6 +82,8 @@ class LengthBuckets:
         own = self.bucket(candidate)
         longer: list[Sequence] = []
         for sequence in batch.running:
+            if not has_prompt_left(sequence):
+                continue
             bucket = self.bucket(sequence)
             if bucket == own:
                 continue
@@ -94,8 +104,9 @@ class LengthBuckets:
         return longer
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """It is of the bucket that runs."""
-        batch.memo.setdefault(self.name, self.bucket(candidate))
+        """Its prompt is in progress."""
+        if self.name in batch.memo and has_prompt_left(candidate):
+            batch.memo[self.name] = max(batch.memo[self.name], self.bucket(candidate))
         self.memory.admitted(candidate, batch)
 
     def preempted(self) -> None:
@@ -108,17 +119,17 @@ class LengthBuckets:
     def _longest(self, batch: Batch) -> int:
         longest = batch.memo.get(self.name)
         if longest is None:
-            longest = batch.memo[self.name] = max(self.bucket(sequence) for sequence in batch.running)
+            found = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
+            longest = batch.memo[self.name] = max(found, default=NONE)
         return int(longest)
 
     def _may_pause(self, sequence: Sequence, candidate: Sequence) -> bool:
-        """One of its tier that has begun to answer, and has more before it than the whole short one."""
-        left = max(1, sequence.predicted_output_tokens - sequence.emitted_tokens)
+        """One of its tier that has begun, and has more to compute than the whole short one."""
         return (
             sequence.tier == candidate.tier
-            and sequence.emitted_tokens > 0
+            and (sequence.computed_tokens > 0 or sequence.emitted_tokens > 0)
             and self._suspended.get(sequence, 0) < self.most_suspensions
-            and left > candidate.predicted_output_tokens
+            and sequence.total_tokens - sequence.computed_tokens > _size(candidate)
         )
 
     def _is_due_back(self, now_s: float) -> bool:
@@ -126,3 +137,7 @@ class LengthBuckets:
             sequence.is_suspended and now_s - sequence.paused_since_s >= self.longest_pause_s
             for sequence in self._suspended
         )
+
+
+def _size(sequence: Sequence) -> int:
+    return max(1, sequence.prompt_tokens - sequence.found_tokens)

@@ -29,7 +29,7 @@ class BatchGate:
         """Whether it may join the batch that runs."""
         if not batch.running:
             return False
-        if self._stands_still and not any(_has_prompt_left(sequence) for sequence in batch.running):
+        if self._stands_still and not any(has_prompt_left(sequence) for sequence in batch.running):
             # All prompts that there was room for are through: whoever is not in by now is not of this batch.
             self._may_come = 0
         return self._may_come > 0 or (candidate.preemptions > 0 and candidate in self.members)
@@ -63,5 +63,6 @@ class BatchGate:
         self._came = False
 
 
-def _has_prompt_left(sequence: Sequence) -> bool:
+def has_prompt_left(sequence: Sequence) -> bool:
+    """Whether more than its next token is still to be computed."""
     return sequence.total_tokens - sequence.computed_tokens > 1

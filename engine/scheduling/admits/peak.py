@@ -57,6 +57,9 @@ class PeakAdmit:
         """The quantile in force."""
         return min(1000, self.quantile_permille + self._raised // DECAY_STEPS)
 
+    def arrived(self, now_s: float) -> None:
+        """Who runs is what counts."""
+
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
         """Always."""
         return None

@@ -7,12 +7,15 @@ remainder does neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.scheduling.admit import Batch, Hold
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
+
+HELD, PROMISED = "held by small ones", "promised to large ones"
+"""What a step's memo holds beside the whole promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +23,33 @@ class PredictedReserve:
     """Anyone may join; sets aside a part of the predicted remaining output, of all who run."""
 
     permille: int = 500
+    small_permille: int = 0
+    """The lane of small ones (`lanes.py`), as part of the cache: large ones leave so much free, though no
+    more than the small ones that run hold, and of what large ones are promised small ones may take so much:
+    they are through before it is needed."""
     name: str = "predicted-reserve"
     claims: frozenset[str] = ALL
     longest_wait_s: float = 0.0
+
+    def arrived(self, now_s: float) -> None:
+        """Who runs is what counts."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
         """Always."""
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """Its known tokens and its reserve, and what the running ones are still promised."""
+        """Its known tokens and its reserve, and what the running ones are still promised; see `lanes.py`."""
         promised = batch.memo.get(self.name)
         if promised is None:
             promised = batch.memo[self.name] = self._still_wanted(batch.running, batch.block_tokens)
-        return int(promised) + self._still_wanted([candidate], batch.block_tokens)
+        wanted = int(promised) + self._still_wanted([candidate], batch.block_tokens)
+        if not self.small_permille:
+            return wanted
+        lane = batch.num_blocks * self.small_permille // 1000
+        if candidate.yields_cost:
+            return wanted + min(lane, self._once_a_step(HELD, batch, _held_by_small))
+        return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
         """Nobody."""
@@ -41,8 +57,15 @@ class PredictedReserve:
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """Its reserve is promised from now on."""
-        if self.name in batch.memo:
-            batch.memo[self.name] += self._still_wanted([candidate], batch.block_tokens)
+        wanted = self._still_wanted([candidate], batch.block_tokens)
+        added = {self.name: wanted}
+        if candidate.yields_cost:
+            added[PROMISED] = wanted
+        else:
+            added[HELD] = len(candidate.block_table)
+        for key, blocks in added.items():
+            if key in batch.memo:
+                batch.memo[key] += blocks
 
     def preempted(self) -> None:
         """The reserve is fixed."""
@@ -50,22 +73,35 @@ class PredictedReserve:
     def stepped(self) -> None:
         """The reserve is fixed."""
 
+    def _promised_to_large(self, batch: Batch) -> int:
+        large = [sequence for sequence in batch.running if sequence.yields_cost]
+        return self._still_wanted(large, batch.block_tokens)
+
+    def _once_a_step(self, key: str, batch: Batch, count: Callable[[Batch], int]) -> int:
+        if key not in batch.memo:
+            batch.memo[key] = count(batch)
+        return int(batch.memo[key])
+
     def _still_wanted(self, sequences: Iterable[Sequence], block_tokens: int) -> int:
         """Blocks for known tokens and reserve, less those held."""
         wanted = 0
+        permille = self.permille
         # One plain loop without calls: it runs over all that run in each step in which somebody waits.
         for sequence in sequences:
-            known = len(sequence.token_ids)
-            tokens = known
-            ahead = sequence.prompt_tokens + sequence.predicted_output_tokens - known
+            tokens = len(sequence.token_ids)
+            ahead = sequence.prompt_tokens + sequence.predicted_output_tokens - tokens
             if ahead > 0:
-                most = sequence.prompt_tokens + sequence.submit.max_tokens - 1
-                tokens += ahead * self.permille // 1000
-                tokens = max(known, tokens if tokens < most else most)
+                reserve = ahead * permille // 1000
+                # A prediction is at most `max_tokens`, and the last token's KV is never computed.
+                tokens += reserve if reserve < ahead else ahead - 1
             missing = -(-tokens // block_tokens) - len(sequence.block_table)
             if missing > 0:
                 wanted += missing
         return wanted
+
+
+def _held_by_small(batch: Batch) -> int:
+    return sum([len(sequence.block_table) for sequence in batch.running if not sequence.yields_cost])
 
 
 def prompt_only() -> PredictedReserve:

@@ -35,6 +35,9 @@ class StaticBatch:
         """What padding costs, of all batches so far; the one that runs with what it has emitted by now."""
         return self._closed + self._waste_now()
 
+    def arrived(self, now_s: float) -> None:
+        """Who waits when the batch ends is what counts."""
+
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
         """Into an empty batch, or one that is just being filled."""
         if not batch.running:

@@ -31,6 +31,9 @@ class DynamicWindow:
         """With nothing running."""
         return self.window_s
 
+    def arrived(self, now_s: float) -> None:
+        """Who waits is counted when it is asked."""
+
     def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
         """Into an empty batch when it is time, or into one that is just being filled."""
         if self._gate.lets_in(candidate, batch):

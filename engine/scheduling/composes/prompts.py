@@ -29,6 +29,9 @@ from engine.sequence import Sequence
 
 LONG_PERMILLE = 40
 """Share of the model's length above which a prompt is long, where several may advance and nothing is said."""
+UNFELT_STEP_S = 0.025
+"""Where long prompts get small chunks so that short ones hardly feel them, a chunk need not be smaller than
+what leaves the step's predicted time below this: on a fast engine small chunks only cost throughput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class PromptLimits:
             if self._is_long(left, room):
                 return min(1, room.tokens)
             return self._completing(sequence, room, target_s)
-        return self._within(sequence, min(self._most(left, room), room.tokens), room, target_s)
+        return self._within(sequence, min(self._most(sequence, room), room.tokens), room, target_s)
 
     def threshold(self, room: Room) -> int:
         """Tokens above which a prompt is long; 0: none is."""
@@ -92,10 +95,14 @@ class PromptLimits:
         threshold = self.threshold(room)
         return 0 < threshold < left
 
-    def _most(self, left: int, room: Room) -> int:
+    def _most(self, sequence: Sequence, room: Room) -> int:
+        left = _left(sequence)
         if not self._is_long(left, room):
             return left
-        return max(1, self.threshold(room) * self.long_chunk_permille // 1000)
+        chunk = max(1, self.threshold(room) * self.long_chunk_permille // 1000)
+        if self.long_chunk_permille == 1000:
+            return chunk
+        return max(chunk, room.tokens_within(sequence, min(left, room.tokens), UNFELT_STEP_S))
 
     def _has_place(self, left: int, room: Room) -> bool:
         if len(room.unfinished) >= self.max_num_partial_prefills:
@@ -129,7 +136,7 @@ class PromptLimits:
         may_come = self.max_num_partial_prefills - len(step.unfinished) - len(chosen)
         sharers = len(chosen) + max(0, min(may_come, step.num_waiting))
         for sequence in sorted(chosen, key=_left):
-            most = min(self._most(_left(sequence), step), max(1, step.tokens // sharers), step.tokens)
+            most = min(self._most(sequence, step), max(1, step.tokens // sharers), step.tokens)
             tokens = self._within(sequence, most, step, target_s, sharers)
             sharers -= 1
             if tokens:

@@ -129,8 +129,11 @@ class Hrrn:
     def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
         """Minus its response ratio."""
         size = max(1, self._size(entry))
-        waited = max(0, self._counters.served_cost - self._joined_cost(entry.entry_id))
-        return (-(waited + size) / size,)
+        return (-(self.waited_cost(entry.entry_id) + size) / size,)
+
+    def waited_cost(self, entry_id: str) -> int:
+        """Cost tokens that were served since the entry, which waits or left not long ago, joined."""
+        return max(0, self._counters.served_cost - self._joined_cost(entry_id))
 
     def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
         """Nobody is interrupted."""

@@ -23,8 +23,9 @@ from engine.scheduling.order import Entry, ServiceCountersLike
 from engine.scheduling.orders.keyed import Keyed, Terms
 from engine.scheduling.orders.sizes import CAUTION, remaining_tokens
 
-AGEING = 1 / 5
-"""A request of 500 predicted tokens gives way until others got 8,000 cost tokens."""
+AGEING = 3 / 32
+"""A request of 500 predicted tokens gives way until others got 5,300 cost tokens. A binary fraction, so that
+keys are exact."""
 
 
 class Sjf(Keyed):

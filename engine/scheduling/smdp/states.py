@@ -1,0 +1,86 @@
+"""Which situations does the batch-or-wait table tell apart, and what may be done in each?
+
+A situation: the KV pressure, how many of those that wait are long, how many wait, and how long the first of
+them has waited, on a grid. Beyond `most_waiting` all are one overflow state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LONG_LEVELS = 5
+"""The states tell 0, 1, 2, 3, 4 and "5 or more" long requests apart."""
+MOST_STATES = 50_000
+RUN, SHORT_ONES, WAIT = "rsw"
+"""Run the first that wait, up to a full batch; run the short ones of them; wait."""
+SIZES = {"1": 1, "2": 2, "3": 3, "4": 4, "6": 6, "8": 8, "C": 12, "G": 16, "O": 24, "W": 32}
+"""Run so many only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How finely the state is told apart."""
+
+    max_batch: int = 16
+    longest_wait_s: float = 2.0
+    """The server never waits when the first one has waited so long."""
+    wait_buckets: int = 16
+    queue_cap: int = 0
+    """More waiting than this are one state; 0: three times `max_batch`."""
+    short_first: bool = True
+    """Whether short ones stand before long ones in the line; else it is in order of arrival."""
+    overflow_cost: float = -1.0
+    """Abstract cost a second of service begun in that state; negative: as if ten queues as long waited. Too
+    little, and it pays to be overrun: what the cut-off queue drops costs nothing."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, naming the field, its limit and the way out."""
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch {self.max_batch} must be at least 1")
+        if not 0 < self.longest_wait_s < float("inf"):
+            raise ValueError(f"longest_wait_s {self.longest_wait_s} must be positive")
+        if self.wait_buckets < 1:
+            raise ValueError(f"wait_buckets {self.wait_buckets} must be at least 1")
+        if self.queue_cap and self.queue_cap <= self.max_batch:
+            raise ValueError(f"queue_cap {self.queue_cap} must be more than max_batch {self.max_batch}, or 0")
+        self.check_states(1)
+
+    def check_states(self, pressures: int) -> None:
+        """Raises ValueError when there are too many states at so many KV pressures."""
+        states = pressures * (1 + self.most_waiting * (LONG_LEVELS + 1) * self.points)
+        if states > MOST_STATES:
+            raise ValueError(
+                f"{states:,} states are more than {MOST_STATES:,}: take a smaller max_batch, fewer"
+                " wait_buckets, a smaller queue_cap or fewer KV pressures"
+            )
+
+    @property
+    def most_waiting(self) -> int:
+        """The overflow state's number of requests."""
+        return (self.queue_cap or max(8, 3 * self.max_batch)) + 1
+
+    @property
+    def bucket_s(self) -> float:
+        """Distance between two points of time waited."""
+        return self.longest_wait_s / self.wait_buckets
+
+    @property
+    def points(self) -> int:
+        """Points of time waited: 0, `bucket_s`, ... `longest_wait_s`."""
+        return self.wait_buckets + 1
+
+
+class Places:
+    """Where each situation stands in a flat list, one list a KV pressure: 0 the empty queue, then by level of
+    long ones, number waiting, time waited."""
+
+    def __init__(self, grid: Grid, levels: int) -> None:
+        """`levels` of long ones are told apart; with no long ones it is one."""
+        self.levels, self.most, self.points = levels, grid.most_waiting, grid.points
+        self.size = 1 + levels * self.most * self.points
+
+    def at(self, count: int, level: int, point: int) -> int:
+        """The place of a situation; of more waiting than are told apart, the overflow state's."""
+        if count == 0:
+            return 0
+        return 1 + (level * self.most + min(count, self.most) - 1) * self.points + point
