@@ -51,16 +51,28 @@ def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> 
     return None
 
 
-def refuse_state(state: SequenceState) -> Refused | None:
-    """None: the exported sequence can go on here. Its `submit` is judged by `refuse_submit`."""
+def refuse_state(state: SequenceState, model: ModelInfo) -> Refused | None:
+    """None: the exported sequence can go on here. Its `submit` is judged by `refuse_submit`, before."""
     emitted = len(state.output_token_ids)
     known = len(state.submit.prompt_token_ids) + emitted
-    if emitted >= state.submit.max_tokens:
+    most_cached = min(state.kv_tokens, len(state.submit.prompt_token_ids))
+    if emitted and not 0 <= min(state.output_token_ids) <= max(state.output_token_ids) < model.vocabulary:
+        message = (
+            f"output_token_ids must lie between 0 and {model.vocabulary - 1}, the model's vocabulary: "
+            "import the state into an engine that serves the model it was exported from"
+        )
+    elif emitted >= state.submit.max_tokens:
         message = f"the state has {emitted} output tokens, max_tokens is {state.submit.max_tokens}"
     elif emitted > state.submit.lease_tokens:
         message = f"the state has {emitted} output tokens, the lease covers {state.submit.lease_tokens}"
     elif not 0 <= state.kv_tokens < known:
         message = f"kv_tokens is {state.kv_tokens}, the sequence has {known} tokens"
+    elif state.kv and not state.kv_tokens:
+        message = "the state has kv, but kv_tokens is 0: say how many tokens it holds, or leave kv out"
+    elif not 0 <= state.cached_tokens <= most_cached:
+        message = (
+            f"cached_tokens is {state.cached_tokens}; of the prompt, {most_cached} tokens had been computed"
+        )
     elif state.text_sent < 0:
         message = f"text_sent must not be negative, not {state.text_sent}"
     else:

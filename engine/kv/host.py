@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.kv.blocks import blocks_for
+
 
 @dataclass(slots=True, eq=False)
 class SwapOut:
@@ -59,6 +61,11 @@ class HostBlocks:
         """Whether device blocks wait for their content."""
         return bool(self._back)
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether copies, or blocks let go beside them, wait for `close`."""
+        return bool(self._out or self._back or self._let_go)
+
     def put(self, device_blocks: list[int], tokens: int) -> SwapOut | None:
         """Plans copies out of the device; None without room, or when a block has yet to arrive itself."""
         count = len(device_blocks)
@@ -95,10 +102,18 @@ class HostBlocks:
         self._back = {}
         return copies
 
-    def check(self, swapped: Iterable[SwapOut]) -> None:
-        """Self-audit; each block is free, let go, or of one sequence. Raises AssertionError."""
-        held = [block for each in swapped for block in each.blocks]
+    def check(self, swapped: Iterable[SwapOut], block_tokens: int) -> None:
+        """Self-audit; each block is free, let go, or of one sequence, which has as many as its tokens fill,
+        and what is copied goes to blocks of somebody. Raises AssertionError."""
+        held: list[int] = []
+        for each in swapped:
+            assert len(each.blocks) == blocks_for(each.tokens, block_tokens), (
+                f"{each.tokens} tokens do not fill {len(each.blocks)} host blocks"
+            )
+            held += each.blocks
         everywhere = self._free + self._let_go + held
+        assert not {host for _, host in self._out} & {*self._free}, "a free host block is written"
+        assert not {*self._back.values()} & {*self._free}, "a free host block is read"
         assert len(set(everywhere)) == len(everywhere), "a host block has two owners"
         missing = self.num_blocks - len(everywhere)
         assert missing == 0, f"{missing} host blocks leaked"

@@ -8,6 +8,8 @@ that was cancelled or lost its place leads nobody in the next one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.kv.prefix import Node, PrefixCursor
 
 
@@ -36,3 +38,13 @@ class Leaders:
     def clear(self) -> None:
         """The step is put together."""
         self._leaders.clear()
+
+    def __len__(self) -> int:
+        return len(self._leaders)
+
+    def check(self, cursors: Iterable[PrefixCursor]) -> None:
+        """Self-audit: whoever leads says so itself, and is one of `cursors`. Raises AssertionError."""
+        live = {id(cursor) for cursor in cursors}
+        for announced, leader in self._leaders.items():
+            assert id(leader) in live, "one that is gone leads others"
+            assert leader.announced == announced, "one leads with a block that it did not announce"

@@ -12,20 +12,27 @@ differently). Then the reference is forced onto the engine's token and goes on f
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from engine.core import EngineConfig, EngineCore
 from engine.messages import ModelInfo, Outcome, SamplingParams, Submit
 from engine.model.runner import TorchRunner
+from engine.sequence import Sequence as EngineSequence
+from engine.sequence import State
 from engine.step import Sampled, SequenceSlice
 
 TIE_TOLERANCE = 1e-4
 """Of the two best logits, relative to the largest absolute logit of the row."""
 GREEDY = SamplingParams(temperature=0.0)
+MAX_DIVERGENT_SHARE = 0.001
+"""Of all tokens; such a divergence is a tie that was rounded the other way."""
 MAX_STEPS = 5_000
 GATEWAY = "gateway-under-test"
 
@@ -40,56 +47,77 @@ class Job:
     max_tokens: int
 
 
-@dataclass
-class Evidence:
-    """What really happened during a run: a batching test that never batched must fail."""
+@dataclass(frozen=True)
+class Run:
+    """How the engine is set up and disturbed while it runs the jobs; everything random follows `seed`."""
 
-    most_sequences: int = 0
-    mixed_steps: int = 0
-    chunked_prompts: set[str] = field(default_factory=set)
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    pauses: int = 0
-    moves_with_kv: int = 0
+    max_batched_tokens: int
+    max_sequences: int
+    seed: int = 1
+    policy: str = "vtc"
+    num_blocks: int | None = None
+    """None: all that the runner has."""
+    num_host_blocks: int = 0
+    """Of those that the runner has."""
+    prefix_caching: bool = True
+    burst: int = 5
+    """At most so many jobs arrive between two steps."""
+    lease_share: float = 0.5
+    """Of the jobs get their lease in small pieces, and pause whenever one is used up."""
+    move_share: float = 0.01
+    """Of the live sequences are exported and imported again between two steps."""
+    tiers: tuple[int, ...] = (0, 1, 1, 2)
+    predicted: tuple[int, ...] = (1, 1, 4)
+    """Too short ones make the admission too hopeful, so that memory runs out and somebody gives way."""
 
-    @staticmethod
-    def sum(parts: Sequence[Evidence]) -> Evidence:
-        """All runs together."""
-        return Evidence(
-            most_sequences=max(part.most_sequences for part in parts),
-            mixed_steps=sum(part.mixed_steps for part in parts),
-            chunked_prompts=set().union(*(part.chunked_prompts for part in parts)),
-            preemptions=sum(part.preemptions for part in parts),
-            recomputed_tokens=sum(part.recomputed_tokens for part in parts),
-            pauses=sum(part.pauses for part in parts),
-            moves_with_kv=sum(part.moves_with_kv for part in parts),
-        )
+
+PATHS = (
+    "batched",
+    "mixed steps",
+    "chunked",
+    "paused",
+    "displaced",
+    "swapped out",
+    "swapped in",
+    "recomputed",
+    "prefix hit",
+    "adopted",
+    "deferred",
+    "evicted from the cache",
+    "moved with kv",
+    "moved from host memory",
+    "moved without kv",
+    "overtook",
+)
+"""What can happen to a sequence. A run counts how often: a swapping test that never swapped has to fail."""
 
 
 class WatchedRunner:
-    """Hands every step to the real runner and notes what it consisted of."""
+    """Hands every step to the real runner, and notes what it consisted of."""
 
-    def __init__(self, runner: TorchRunner, evidence: Evidence) -> None:
+    def __init__(self, runner: TorchRunner, run: Run, met: Counter[str]) -> None:
         self.info: ModelInfo = runner.info
         self.block_tokens = runner.block_tokens
-        self.num_blocks = runner.num_blocks
+        self.num_blocks = run.num_blocks or runner.num_blocks
+        self.num_host_blocks = run.num_host_blocks
+        assert self.num_blocks <= runner.num_blocks
+        assert self.num_host_blocks <= runner.num_host_blocks
         self.read_kv = runner.read_kv
+        self.read_host_kv = runner.read_host_kv
         self.write_kv = runner.write_kv
-        self.num_host_blocks = runner.num_host_blocks
-        self.swap_block_s = runner.swap_block_s
+        # What was measured here would make the choice between swapping and computing again the machine's.
+        self.swap_base_s = self.swap_block_s = 0.0
         self.copy_out = runner.copy_out
         self.copy_in = runner.copy_in
         self._runner = runner
-        self._evidence = evidence
+        self._met = met
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        evidence = self._evidence
-        evidence.most_sequences = max(evidence.most_sequences, len(slices))
+        met = self._met
+        met["batched"] += len(slices) >= 4
         decoding = [piece for piece in slices if piece.position >= piece.num_prompt_tokens]
-        evidence.mixed_steps += 0 < len(decoding) < len(slices)
-        for piece in slices:
-            if piece.position + piece.num_tokens < piece.num_prompt_tokens:
-                evidence.chunked_prompts.add(piece.sequence_id)
+        met["mixed steps"] += 0 < len(decoding) < len(slices)
+        met["chunked"] += sum(piece.position + piece.num_tokens < piece.num_prompt_tokens for piece in slices)
         return self._runner.execute(slices)
 
 
@@ -111,41 +139,86 @@ class NoText:
         return ""
 
 
-def run_engine(
-    runner: TorchRunner, jobs: Sequence[Job], *, max_batched_tokens: int, max_sequences: int, seed: int
-) -> tuple[dict[str, list[int]], Evidence]:
-    """Tokens by job id, and what happened on the way. Arrivals, leases and moves follow `seed`."""
+def random_jobs(
+    count: int, *, seed: int, most_tokens: int, prompt_tokens: Sequence[int] = (1, 2, 9, 23, 40, 61)
+) -> list[Job]:
+    """Of three tenants. Most prompts begin as others of their tenant do."""
     generator = random.Random(seed)
-    evidence = Evidence()
+
+    def some(tokens: int) -> list[int]:
+        return [generator.randrange(3, 500) for _ in range(tokens)]
+
+    stems = [some(28) for _ in range(3)]
+    jobs = []
+    for number in range(count):
+        prompt = some(generator.choice(prompt_tokens))
+        if generator.random() < 0.7:
+            prompt = stems[number % 3][: generator.choice((9, 20, 28))] + prompt[:20]
+        jobs.append(Job(f"job-{number}", f"tenant-{number % 3}", prompt, generator.randint(4, most_tokens)))
+    return jobs
+
+
+def plain_model(model_dir: Path) -> Any:
+    """transformers' own, with its own attention."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def compare(
+    reference: Reference, runner: TorchRunner, jobs: Sequence[Job], runs: Sequence[Run]
+) -> Counter[str]:
+    """Asserts that every run's output is the reference's; returns what happened in all of them together."""
+    tokens = divergences = 0
+    total: Counter[str] = Counter()
+    for run in runs:
+        emitted, met = run_engine(runner, jobs, run)
+        total = Counter({path: total[path] + met[path] for path in PATHS})
+        for job in jobs:
+            divergences += reference.divergences(job, emitted[job.job_id])
+            tokens += len(emitted[job.job_id])
+    assert divergences <= tokens * MAX_DIVERGENT_SHARE, f"{divergences} divergences in {tokens} tokens"
+    return total
+
+
+def run_engine(
+    runner: TorchRunner, jobs: Sequence[Job], run: Run
+) -> tuple[dict[str, list[int]], Counter[str]]:
+    """Tokens by job id, and how often each of `PATHS` was taken."""
+    generator = random.Random(run.seed)
+    met: Counter[str] = Counter()
     clock = [0.0]
     config = EngineConfig(
-        max_batched_tokens=max_batched_tokens, max_sequences=max_sequences, watermark_permille=0
+        policy=run.policy,
+        max_batched_tokens=run.max_batched_tokens,
+        max_sequences=run.max_sequences,
+        watermark_permille=0,
+        prefix_caching=run.prefix_caching,
+        paused_keep_s=0.3,
     )
-    core = EngineCore(WatchedRunner(runner, evidence), NoText(), config, lambda: clock[0])
+    core = EngineCore(WatchedRunner(runner, run, met), NoText(), config, lambda: clock[0])
     arriving = generator.sample(list(jobs), len(jobs))
     leases: dict[str, int] = {}
     emitted: dict[str, list[int]] = {job.job_id: [] for job in jobs}
     outcomes: dict[str, Outcome] = {}
     for _ in range(MAX_STEPS):
         clock[0] += 0.05
-        for _ in range(generator.choice((0, 1, 2, 5))):
-            if arriving:
-                job = arriving.pop()
-                # Half of the jobs get their lease in small pieces and pause whenever one is used up.
-                leases[job.job_id] = generator.choice((job.max_tokens, generator.randint(1, 6)))
-                assert core.submit(_submit(job, leases[job.job_id], generator), GATEWAY) is None
-        for sequence in core.running():
-            if generator.random() < 0.5 and sequence.state in ("paused", "preempted"):
-                evidence.pauses += sequence.state == "paused"
+        for _ in range(min(len(arriving), generator.randint(0, run.burst))):
+            job = arriving.pop()
+            in_pieces = generator.random() < run.lease_share
+            leases[job.job_id] = generator.randint(1, 6) if in_pieces else job.max_tokens
+            assert core.submit(_submit(job, leases[job.job_id], run, generator), GATEWAY) is None
+        for sequence in list(core.scheduler.sequences.values()):
+            if not sequence.may_emit and generator.random() < 0.5:
+                met["paused"] += sequence.state is State.PAUSED
                 leases[sequence.sequence_id] += generator.randint(1, 9)
                 core.top_up(sequence.sequence_id, leases[sequence.sequence_id])
-            elif generator.random() < 0.01:
-                state = core.export(sequence.sequence_id)
-                assert state is not None
-                evidence.moves_with_kv += bool(state.kv)
-                assert core.import_(state) is None
+            elif generator.random() < run.move_share:
+                _move(core, sequence, met)
+        waiting = {entry.entry_id for entry in core.scheduler.waiting.entries()}
         result = core.step()
         core.check()
+        _note_decisions(core, waiting, met)
         for delta in result.deltas.get(GATEWAY, []):
             tokens = emitted[delta.sequence_id]
             assert not delta.token_ids or delta.first_index == len(tokens), "a token was sent twice or lost"
@@ -158,12 +231,15 @@ def run_engine(
     for job_id, outcome in outcomes.items():
         assert outcome.finish in ("stop", "length"), outcome
         assert outcome.emitted_tokens == len(emitted[job_id])
-        evidence.preemptions += outcome.preemptions
-        evidence.recomputed_tokens += outcome.recomputed_tokens
-    return emitted, evidence
+        met["recomputed"] += outcome.recomputed_tokens
+    counts = core.scheduler.pool.counts
+    met["swapped out"], met["swapped in"] = counts.swapped_out_blocks, counts.swapped_in_blocks
+    met["prefix hit"], met["adopted"] = counts.hit_tokens, counts.adopted_tokens
+    met["deferred"], met["evicted from the cache"] = counts.deferrals, counts.evicted_blocks
+    return emitted, met
 
 
-def _submit(job: Job, lease_tokens: int, generator: random.Random) -> Submit:
+def _submit(job: Job, lease_tokens: int, run: Run, generator: random.Random) -> Submit:
     return Submit(
         sequence_id=job.job_id,
         request_id=job.job_id,
@@ -172,10 +248,35 @@ def _submit(job: Job, lease_tokens: int, generator: random.Random) -> Submit:
         max_tokens=job.max_tokens,
         lease_tokens=lease_tokens,
         sampling=GREEDY,
-        tier=generator.choice((0, 1, 1, 2)),
-        # Short predictions make the admission too hopeful, so that memory runs out and somebody gives way.
-        predicted_output_tokens=generator.choice((1, 1, 4)),
+        tier=generator.choice(run.tiers),
+        predicted_output_tokens=generator.choice(run.predicted),
+        deadline_in_s=generator.choice((None, 0.5, 5.0)),
     )
+
+
+def _move(core: EngineCore, sequence: EngineSequence, met: Counter[str]) -> None:
+    """Out and in again."""
+    is_swapped = sequence.state is State.SWAPPED
+    state = core.export(sequence.sequence_id)
+    assert state is not None
+    path = "without kv" if not state.kv else "from host memory" if is_swapped else "with kv"
+    met[f"moved {path}"] += state.kv_tokens > 0
+    assert core.import_(state) is None
+
+
+def _note_decisions(core: EngineCore, waiting: set[str], met: Counter[str]) -> None:
+    """Who gave way in the last step, and who started though one of its tier that came earlier waited on."""
+    scheduler = core.scheduler
+    left = [scheduler.sequences[name] for name in waiting if name in scheduler.waiting]
+    for note in scheduler.decisions.last():
+        if note.step != scheduler.decisions.step:
+            continue
+        met["displaced"] += note.kind in ("pause", "suspend")
+        started = scheduler.sequences.get(note.sequence_id)
+        if note.kind == "admit" and started is not None:
+            met["overtook"] += any(
+                each.tier == started.tier and each.submitted_s < started.submitted_s for each in left
+            )
 
 
 def generate(model: Any, prompt: list[int], max_tokens: int, eos_token_ids: list[int]) -> list[int]:

@@ -153,6 +153,18 @@ async def test_a_broken_core_ends_its_sequences_with_what_they_had_and_raises(ad
         await client.close()
 
 
+async def test_an_idle_engine_looks_whether_its_books_agree_and_a_damaged_one_ends(address: str) -> None:
+    with running_loop(address) as engine:
+        client = EngineClient(address, "gateway-a")
+        await client.connect(START_S)
+        engine.loop._core.scheduler.pool._pool._free.pop()
+        assert len(await tokens_of(client.submit(sequence(3)))) == 3, "nobody waits for the audit"
+        await asyncio.to_thread(engine.thread.join, START_S)
+        assert isinstance(engine.error, AssertionError)
+        assert "1 blocks leaked" in str(engine.error)
+        await client.close()
+
+
 async def test_a_stopping_engine_takes_nothing_new_and_ends_once_its_outcomes_are_settled(
     address: str,
 ) -> None:

@@ -13,6 +13,7 @@ from engine.scheduling.policy import UnknownPolicy
 from engine.step import Sampled, SequenceSlice
 from engine.virtual import (
     EOS_TOKEN_ID,
+    VOCABULARY,
     VirtualClock,
     VirtualReplica,
     VirtualRunner,
@@ -581,6 +582,11 @@ def test_kv_that_does_not_fit_fails_that_sequence_alone() -> None:
         ({"kv_tokens": 3}, "kv_tokens is 3"),
         ({"kv_tokens": -1}, "kv_tokens is -1"),
         ({"text_sent": -1}, "text_sent"),
+        ({"output_token_ids": [5, VOCABULARY]}, f"output_token_ids must lie between 0 and {VOCABULARY - 1}"),
+        ({"output_token_ids": [-1]}, "output_token_ids must lie between 0"),
+        ({"kv": [b"12345678"]}, "kv_tokens is 0"),
+        ({"kv_tokens": 2, "cached_tokens": 3}, "cached_tokens is 3; of the prompt, 2 tokens"),
+        ({"cached_tokens": -1}, "cached_tokens is -1"),
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, object], names: str) -> None:

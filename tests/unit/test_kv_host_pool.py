@@ -127,6 +127,33 @@ def test_the_memory_it_takes_is_that_of_its_blocks() -> None:
     assert HostPool(caches(), 7).num_bytes == 7 * BLOCK_TOKENS * elements_per_token * 4
 
 
+def test_what_is_read_is_what_was_copied_out_token_by_token() -> None:
+    layers = caches()
+    pool = HostPool(layers, 4)
+    pool.copy_out([(3, 0), (1, 2)])
+    tokens = BLOCK_TOKENS + 1
+    entries = pool.read([2, 0], tokens)
+    device = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+    assert len(entries) == len(device)
+    for entry, tensor in zip(entries, device, strict=True):
+        expected = torch.cat([tensor[1], tensor[3]])[:tokens].reshape(-1)
+        assert entry == expected.view(torch.uint8).cpu().numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tokens", "message"),
+    [
+        ([0], BLOCK_TOKENS + 1, "do not lie in 1 blocks"),
+        ([0], 0, "0 tokens do not lie"),
+        ([4], 1, "host blocks 4 to 4 do not lie in the pool's 0 to 3"),
+        ([-1], 1, "host blocks -1 to -1"),
+    ],
+)
+def test_what_is_not_there_is_not_read(blocks: list[int], tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HostPool(caches(), 4).read(blocks, tokens)
+
+
 def test_a_round_trips_cost_is_a_base_and_so_much_a_block() -> None:
     layers = caches()
     before = bits(layers)

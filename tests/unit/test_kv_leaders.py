@@ -230,6 +230,23 @@ def test_what_is_restored_and_not_yet_published_neither_adopts_nor_waits() -> No
     check(cache, leader, restored)
 
 
+def test_the_audit_notices_a_leader_that_is_gone_or_announced_something_else() -> None:
+    cache = KvCache(32, BLOCK)
+    leader = Runner(cache, list(range(9)))
+    leader.grant(9)
+    assert cache.is_step_open
+    check(cache, leader)
+    leader.cursor.announced = None
+    with pytest.raises(AssertionError, match="did not announce"):
+        check(cache, leader)
+    leader.free()
+    with pytest.raises(AssertionError, match="one that is gone leads others"):
+        check(cache)
+    cache.close_step()
+    assert not cache.is_step_open
+    check(cache)
+
+
 def test_without_prefix_caching_nobody_waits() -> None:
     cache = KvCache(32, BLOCK, prefix_caching=False)
     leader = Runner(cache, list(range(9)))

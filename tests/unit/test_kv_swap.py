@@ -253,3 +253,26 @@ def test_the_audit_notices_host_blocks_that_nobody_holds() -> None:
         cache.check([], [])
     with pytest.raises(AssertionError, match="two owners"):
         cache.check([], [swapped, swapped])
+    swapped.tokens = 13
+    with pytest.raises(AssertionError, match="13 tokens do not fill 3 host blocks"):
+        cache.check([], [swapped])
+
+
+def test_the_audit_notices_a_copy_to_or_from_a_host_block_that_is_nobodys() -> None:
+    for place in ("put", "take"):
+        cache = KvCache(4, BLOCK, num_host_blocks=4)
+        table, cursor = start(cache, Memory(4, 4), 1, "a")
+        swapped = cache.swap_out(table, cursor, 4)
+        assert swapped is not None
+        assert cache.is_step_open
+        if place == "take":
+            cache.close_step()
+            assert not cache.is_step_open
+            cache.swap_in(swapped, table)
+            cache._host._free += cache._host._let_go
+            cache._host._let_go = []
+        else:
+            cache._host._free += swapped.blocks
+            swapped.blocks, swapped.tokens = [], 0
+        with pytest.raises(AssertionError, match="a free host block is"):
+            cache.check([(table, cursor)], [swapped])
