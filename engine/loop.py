@@ -31,6 +31,8 @@ MAX_COMMANDS_PER_TURN = 256
 SNAPSHOT_EVERY_S = 0.05
 IDLE_SNAPSHOT_EVERY_S = 0.25
 """Also the engine's sign of life."""
+IDLE_AUDIT_S = 0.5
+"""An engine that had no work for so long looks once whether its books agree."""
 RETRY_S = 0.01
 MAX_BACKLOG_BYTES = 64 * 2**20
 MAX_BACKLOG_S = GATEWAY_LOST_S
@@ -79,6 +81,8 @@ class EngineLoop:
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
+        self._unaudited_s: float | None = None
+        """When the last step since the last audit was."""
         self._dropped = 0
         self._complained_s = float("-inf")
         self._drain_until_s: float | None = None
@@ -109,6 +113,7 @@ class EngineLoop:
             self._answer_collects()
             self._flush(now_s)
             self._report(self._clock())
+            self._audit(self._clock())
             why = self._end(self._clock())
             if why:
                 return why
@@ -189,7 +194,7 @@ class EngineLoop:
         elif isinstance(command, messages.Cancel):
             self._core.cancel(command.sequence_id, command.cause)
         elif isinstance(command, messages.TopUp):
-            self._core.top_up(command.sequence_id, command.lease_tokens)
+            self._core.top_up(command.sequence_id, command.lease_tokens, command.lease_gpu_us)
         elif isinstance(command, messages.Acknowledge):
             restored = self._store.num_restored
             self._store.acknowledge(command.sequence_ids)
@@ -268,13 +273,16 @@ class EngineLoop:
                 session.gateway_id, adopt_from_all_but=self._gateways.live_gateway_ids if adopt else None
             )
             running = [live for live in self._core.running() if live.sequence_id in session.tenants]
-            self._send(session, messages.encode(messages.Inventory(self._ready.engine_id, running, outcomes)))
+            heard = sorted(self._gateways.live_gateway_ids)
+            inventory = messages.Inventory(self._ready.engine_id, running, outcomes, heard)
+            self._send(session, messages.encode(inventory))
 
     # ----------------------------------------------------------------- steps
 
     def _step(self) -> None:
         result = self._core.step()
         self._changed = True
+        self._unaudited_s = self._clock()
         self._idle = not (result.num_tokens or result.deltas)
         self._deliver(
             (delta for deltas in result.deltas.values() for delta in deltas),
@@ -315,6 +323,14 @@ class EngineLoop:
             for session in sessions:
                 if session.identity not in self._backlogs:
                     self._send(session, payload, keep=False)
+
+    def _audit(self, now_s: float) -> None:
+        """Once after each time of work, when nobody waits for it. Raises AssertionError: a damaged core must
+        not go on."""
+        since_s = self._unaudited_s
+        if since_s is not None and now_s - since_s >= IDLE_AUDIT_S and not self._core.has_work():
+            self._unaudited_s = None
+            self._core.check()
 
     # --------------------------------------------------------------- sending
 

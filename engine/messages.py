@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -71,6 +71,9 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     max_tokens: int
     lease_tokens: int
     """Emitted tokens covered so far. The engine never emits token `lease_tokens + 1` without a `TopUp`."""
+    lease_gpu_us: int | None = None
+    """Device microseconds covered so far: the step that reaches it is the last one without a `TopUp`.
+    None: device time is not limited."""
     sampling: SamplingParams = SamplingParams()
     index: int = 0
     tier: int = 1
@@ -99,6 +102,8 @@ class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
 
     sequence_id: str
     lease_tokens: int
+    lease_gpu_us: int | None = None
+    """None: as it was."""
 
 
 class Cancel(Tagged, frozen=True, omit_defaults=True, tag="cancel"):
@@ -228,6 +233,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     computed_tokens: int
     """Prompt tokens computed once (recomputation after a preemption is not counted here)."""
     emitted_tokens: int
+    gpu_us: int = 0
+    """Its share of the device time of the steps that computed it, recomputation apart."""
+    recomputed_gpu_us: int = 0
     index: int = 0
     tier: int = 1
     preemptions: int = 0
@@ -251,6 +259,11 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     """Text that is safe to show: never half a character, never the start of a possible stop string."""
     logprobs: list[TokenLogprob] = []
+    cached_tokens: int = 0
+    """As in the outcome."""
+    gpu_us: int = 0
+    """Its device time so far, as in the outcome. A delta with nothing else says that it rests because its
+    lease of device time is used up."""
     outcome: Outcome | None = None
     """Set on the sequence's last delta."""
 
@@ -339,6 +352,8 @@ class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
     engine_id: str
     running: list[RunningSequence]
     outcomes: list[Outcome]
+    gateways: list[str] = []
+    """Which gateways the engine hears."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -354,6 +369,8 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens that were found in a prefix cache rather than computed."""
     gateway_id: str = ""
+    gpu_us: int = 0
+    recomputed_gpu_us: int = 0
 
 
 class Exported(Tagged, frozen=True, omit_defaults=True, tag="exported"):

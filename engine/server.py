@@ -28,6 +28,7 @@ from engine.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namesp
 from engine.loop import EngineLoop
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.scheduling.batch_or_wait import options_with
 from engine.text import NoTokenizer, load_texts
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -65,6 +66,8 @@ class EngineOptions:
     max_sequences: int = 32
     max_batched_tokens: int = 512
     policy: str = "vtc"
+    policy_table: str = ""
+    """File with the batch-or-wait table that policies may look up; empty: none."""
     threads: int = 0
     orphan_s: float = 60.0
 
@@ -150,6 +153,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
     try:
         config = EngineConfig(
             policy=options.policy,
+            policy_options=options_with(options.policy_table),
             max_batched_tokens=options.max_batched_tokens,
             max_sequences=options.max_sequences,
         )

@@ -20,8 +20,8 @@ from gateway.account.estimate import Account
 from gateway.account.outcomes import RequestOutcome
 from gateway.errors import ApiError
 from gateway.headers import contract_headers, estimate_headers, rate_limit_headers
-from gateway.lifecycle import Begun, Closed, Ended, Event, Piece, Run
 from gateway.responses import Choice
+from gateway.run import Begun, Closed, Ended, Event, Piece, Run
 from gateway.understand import Call
 from gateway.wire import send_json, send_start
 
@@ -43,6 +43,8 @@ class Answer:
         self._call = call
         self._write_timeout_s = gateway.deps.config.write_timeout_s
         self._keep_alive_s = gateway.deps.config.keep_alive_s
+        self.closed: Closed | None = None
+        """How the request ended, once it has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
@@ -78,11 +80,13 @@ class Answer:
                     choices[index].add(text, logprobs)
                 case Ended(index=index, finish=finish):
                     choices[index].finish = finish
-                case Closed(account=account, error=error):
+                case Closed() as closed:
                     break
-        if error is not None:
-            await self._refuse(run, send, error)
+        self.closed = closed
+        if closed.error is not None:
+            await self._refuse(run, send, closed.error)
             return
+        account = closed.account
         body = responses.encode(responses.whole_body(call, choices, self._usage(account), account))
         await send_json(send, 200, body, self._headers(run))
 
@@ -92,6 +96,7 @@ class Answer:
         first = await events.next()
         if isinstance(first, Closed):
             # It never came to a token: still a clean status.
+            self.closed = first
             assert first.error is not None, "a request without tokens has a reason"
             await self._refuse(run, send, first.error)
             return
@@ -102,8 +107,10 @@ class Answer:
             batch += events.at_once()
             body = b"".join([writer.write(event) for event in batch]) if batch else responses.KEEP_ALIVE
             last = batch[-1] if batch else None
-            if isinstance(last, Closed) and last.error is not None:
-                self._count(last.error)
+            if isinstance(last, Closed):
+                self.closed = last
+                if last.error is not None:
+                    self._count(last.error)
             if body:
                 more = not isinstance(last, Closed)
                 await send({"type": "http.response.body", "body": body, "more_body": more})

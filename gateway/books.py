@@ -1,36 +1,35 @@
-"""How is budget held before a request runs, and given back, exactly once, when it has ended?
+"""How is budget held before a request runs and while it goes on, and given back once it has ended?
 
 The edge to the quota store and the ledger. Order matters: the hold, then the reserve row durable, and only
-then the queue; at the end the settle row durable, then the counters, then the engine may forget the
-outcome. A settlement that cannot be written is kept and tried again until it can be; its hold is renewed
-as long, and if this process dies first, the open reserve row is found at the next start.
+then the queue; a top-up in the store, then its row durable, and only then may the engine hear of it; at the
+end the settle row durable, then the counters (`settling.py`), then the engine may forget the outcome. So at
+every moment the ledger says at least as much as the engine may emit, and whoever has to account for this
+request after a crash finds its last report there.
 
 A quota store that was away may come back without its memory. So after every failure of it nothing is
-admitted until its counters have been filled from the ledger again and every live request holds what it
-held (`_rebuild`); settlements pause meanwhile, so that none is counted twice or missed.
+admitted until `mending.py` knows that its counters are right.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from gateway.account.outcomes import RequestOutcome
+from gateway.keeping import Keeper
+from gateway.mending import Mender
+from gateway.settling import NOTHING, Settlement, Settlements
 from gateway.understand import Call
-from tenants.errors import DatabaseUnavailable
-from tenants.ledger import Kind, Ledger, LedgerRow
-from tenants.quota.store import Denied, Granted, QuotaStore, QuotaStoreUnavailable
+from tenants.errors import EpochEnded
+from tenants.ledger import Kind, Ledger, LedgerRow, as_list, sum_of
+from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
 from tenants.types import Amounts, Limit
 
-RETRY_FIRST_S = 0.1
-RETRY_MOST_S = 5.0
-MEND_EVERY_S = 0.5
-MAX_DOUBTFUL = 100_000
-NOTHING = Amounts(requests=0)
+__all__ = ["NOTHING", "Books", "BudgetDenied", "Settlement"]
 
 log = logging.getLogger("fairgate.gateway.books")
 
@@ -44,27 +43,18 @@ class BudgetDenied(Exception):
 
 
 @dataclass(slots=True)
-class Settlement:
-    """One request's end on its way into the books."""
+class _Live:
+    """What a live request holds."""
 
-    row: LedgerRow
-    acknowledge: Callable[[], None]
-    durable: asyncio.Event = field(default_factory=asyncio.Event)
-    """The settle row is in the ledger and the counters know: the client may be told."""
-    is_in_ledger: bool = False
-    is_counted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """What a live request holds, and on which limits."""
-
-    limits: tuple[Limit, ...]
-    amounts: Amounts
+    call: Call
+    held: Amounts
+    """What the ledger says, reserve row and top-ups together."""
+    price_version: int
+    top_ups: int = 0
 
 
 class Books:
-    """Holds, settles, renews. Use from one event loop."""
+    """Holds, tops up, settles, renews. Use from one event loop."""
 
     def __init__(
         self,
@@ -75,30 +65,35 @@ class Books:
         lease_ttl_s: float,
         wall_clock: Callable[[], float],
         all_limits: Callable[[], list[Limit]],
+        require_presence: Callable[[], None] = lambda: None,
+        on_granted: Callable[[Granted], None] = lambda _: None,
     ) -> None:
-        """`all_limits`: every limit in force, for filling counters again."""
+        """`all_limits`: every limit in force, for filling counters again. `require_presence` raises when
+        this gateway may have been taken for dead. `on_granted` sees every answer that a request goes on
+        with."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._gateway_id = gateway_id
         self._lease_ttl_s = lease_ttl_s
         self._wall_clock = wall_clock
-        self._all_limits = all_limits
-        self._live: dict[str, _Hold] = {}
-        self._settling: dict[str, asyncio.Task[None]] = {}
-        self._settlements: dict[str, Settlement] = {}
-        self._doubtful: set[str] = set()
+        self._on_granted = on_granted
+        self.require_presence = require_presence
+        """To be called right before a request is sent to an engine: what waits here may have been settled by
+        another gateway, where this one stood still. Raises `DatabaseUnavailable`."""
+        self._live: dict[str, _Live] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._store_failed = asyncio.Event()
-        self._may_settle = asyncio.Event()
-        self._may_settle.set()
-        self._attempts = 0
-        self._no_attempt = asyncio.Event()
-        self._no_attempt.set()
+        self._mender = Mender(
+            ledger, quota_store, gateway_id, lease_ttl_s=lease_ttl_s, now=self._now, all_limits=all_limits
+        )
+        self._keeper = Keeper(
+            ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
+        )
+        self._settlements = Settlements(ledger, quota_store, self._mender)
 
     @property
     def pending(self) -> int:
         """Settlements that are not durable yet."""
-        return len(self._settling)
+        return len(self._settlements)
 
     @property
     def live(self) -> Set[str]:
@@ -108,34 +103,174 @@ class Books:
     @property
     def is_recovering(self) -> bool:
         """The quota store failed, and its counters are not known to be right yet: nothing is admitted."""
-        return self._store_failed.is_set()
+        return self._mender.is_needed and not self.is_local
+
+    @property
+    def is_local(self) -> bool:
+        """The quota store is away, and slices of the limits are given out without it."""
+        return self._quota_store.is_local
+
+    async def ping(self) -> None:
+        """Asks the quota store, and has it looked after where it fails. Raises `QuotaStoreUnavailable`."""
+        with self._mender.noticing():
+            await self._quota_store.ping()
+
+    async def fill(self, *, is_new: bool) -> None:
+        """Before the first request: counters that are right. `is_new`: they begin empty with this process.
+        Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+        if is_new:
+            await self._mender.rebuild()
+        else:
+            with self._mender.noticing():
+                await self._mender.mend()
 
     def start(self) -> None:
         """Begins to renew holds and to look after the store."""
         self._tasks = [
-            asyncio.create_task(self._keep(), name="gateway books"),
-            asyncio.create_task(self._mend(), name="gateway books, rebuild"),
+            asyncio.create_task(self._keeper.run(), name="gateway books, holds"),
+            asyncio.create_task(self._mender.run(), name="gateway books, rebuild"),
         ]
 
     async def close(self, timeout_s: float) -> None:
         """Waits for the settlements under way; what is not durable then is settled at the next start."""
-        if self._settling:
-            await asyncio.wait(list(self._settling.values()), timeout=timeout_s)
-        tasks = [*self._settling.values(), *self._tasks]
-        for task in tasks:
+        await self._settlements.close(timeout_s)
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def row(
+    def held(self, request_id: str) -> Amounts:
+        """Everything that a live request holds so far, as limits count it; nothing when it is not live."""
+        live = self._live.get(request_id)
+        return NOTHING if live is None else live.held
+
+    async def reserve(self, call: Call, hold: Hold, *, price_version: int = 0) -> Granted:
+        """Holds on every limit of the request's path, then makes the reserve row durable. The request may go
+        as far as `Granted.covered`.
+
+        Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
+        """
+        if self.is_recovering or self._keeper.doubts(call.request_id):
+            raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
+        limits = call.principal.limits_for(call.tier, self._wall_clock())
+        asked_s = asyncio.get_running_loop().time()
+        try:
+            epoch, answer = await self._in_one_epoch(
+                lambda: self._quota_store.reserve(call.request_id, limits, hold, self._lease_ttl_s)
+            )
+        except QuotaStoreUnavailable:
+            # It may have heard us all the same.
+            self._keeper.doubt(call.request_id)
+            raise
+        if isinstance(answer, Denied):
+            raise BudgetDenied(answer)
+        self._live[call.request_id] = _Live(call, answer.covered, price_version)
+        detail = {
+            "prompt_tokens": [len(prompt) for prompt in call.prompts],
+            "choices": call.choices,
+            "max_tokens": call.max_tokens,
+            "most": as_list(hold.most),
+            "may_be_cut": hold.may_be_cut,
+            "metering": "local" if self.is_local else "shared",
+        }
+        row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
+        try:
+            await self._ledger.append(row, epoch=epoch)
+            if asyncio.get_running_loop().time() - asked_s > self._lease_ttl_s / 2:
+                # We stood still. The hold may have been given up for dead meanwhile.
+                raise QuotaStoreUnavailable("the hold is too old to rely on")
+        except BaseException as error:
+            # Whether the row is there is unknown. The keeper finds out when the database is back.
+            self._keeper.doubt(call.request_id)
+            self._live.pop(call.request_id, None)
+            await self._release(call.request_id)
+            if isinstance(error, EpochEnded):
+                raise QuotaStoreUnavailable("its counters were rebuilt") from error
+            raise
+        self._on_granted(answer)
+        return answer
+
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        """Raises what a live request holds (`QuotaStore.top_up`; totals since it began), and makes that
+        durable: after this, and not before, the engine may be told. `used` is what was emitted and computed
+        so far: should everybody die, that is what will be charged.
+
+        Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
+        engine must then not be told more than before, and the call may be repeated.
+        """
+        live = self._live[request_id]
+        try:
+            epoch, answer = await self._in_one_epoch(
+                lambda: self._quota_store.top_up(request_id, used, first, ahead)
+            )
+        except KeyError:
+            raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
+        if isinstance(answer, Denied):
+            return answer
+        try:
+            while _any(newly := _beyond(answer.covered, live.held)):
+                row = replace(
+                    self._row(live.call, "top_up", newly, {"used": as_list(used)}, (), live.price_version),
+                    number=live.top_ups + 1,
+                )
+                if await self._ledger.append(row, epoch=epoch):
+                    live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
+                else:
+                    # An attempt that seemed to fail had been written after all.
+                    await self._read_again(request_id, live)
+        except EpochEnded as error:
+            raise QuotaStoreUnavailable("its counters were rebuilt") from error
+        self._on_granted(answer)
+        return answer
+
+    def settle(
+        self,
+        call: Call,
+        charged: Amounts,
+        outcome: RequestOutcome,
+        detail: dict[str, Any],
+        acknowledge: Callable[[], None],
+        *,
+        counted: Amounts | None = None,
+    ) -> Settlement:
+        """Starts the settlement; it goes on until it is durable, whoever stops waiting for it. `counted` is
+        what limits count where tokens are weighted; None: what is charged."""
+        live = self._live.get(call.request_id)
+        row = self._row(call, "settle", charged, detail, (), live.price_version if live else 0)
+        row = replace(row, outcome=outcome.value)
+        if counted is not None and counted != charged:
+            row = replace(row, counted_input=counted.input_tokens, counted_output=counted.output_tokens)
+
+        def done() -> None:
+            self._live.pop(call.request_id, None)
+
+        return self._settlements.start(row, acknowledge, done)
+
+    async def keep_once(self) -> None:
+        """Looks after the holds now, instead of when the next round is due."""
+        await self._keeper.keep_once()
+
+    async def _in_one_epoch(
+        self, ask: Callable[[], Awaitable[Granted | Denied]]
+    ) -> tuple[str, Granted | Denied]:
+        """The store's answer, and the epoch of which it is. A repeated call changes nothing."""
+        while True:
+            epoch = self._quota_store.epoch
+            with self._mender.noticing():
+                answer = await ask()
+            if epoch == self._quota_store.epoch:
+                return epoch, answer
+
+    def _row(
         self,
         call: Call,
         kind: Kind,
         amounts: Amounts,
-        outcome: str,
         detail: dict[str, Any],
-        charged_to: tuple[str, ...] = (),
+        charged_to: tuple[str, ...],
+        price_version: int,
     ) -> LedgerRow:
-        """A ledger row of this request."""
         principal = call.principal
         return LedgerRow(
             request_id=call.request_id,
@@ -147,205 +282,34 @@ class Books:
             tier=call.tier,
             model=call.model,
             amounts=amounts,
-            outcome=outcome,
-            at=datetime.fromtimestamp(self._wall_clock(), UTC),
+            outcome="",
+            at=self._now(),
             detail=detail,
             charged_to=charged_to,
+            price_version=price_version,
         )
 
-    async def reserve(self, call: Call, held: Amounts) -> Granted:
-        """Holds `held` on every limit of the request's path, then makes the reserve row durable.
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall_clock(), UTC)
 
-        Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
-        """
-        if self.is_recovering:
-            raise QuotaStoreUnavailable("its counters are being rebuilt")
-        limits = call.principal.limits_for(call.tier)
-        try:
-            answer = await self._quota_store.reserve(call.request_id, limits, held, self._lease_ttl_s)
-        except QuotaStoreUnavailable:
-            self._store_failed.set()
-            raise
-        if isinstance(answer, Denied):
-            raise BudgetDenied(answer)
-        self._live[call.request_id] = _Hold(limits, held)
-        detail = {
-            "prompt_tokens": [len(prompt) for prompt in call.prompts],
-            "choices": call.choices,
-            "max_tokens": call.max_tokens,
-        }
-        try:
-            await self._ledger.append(self.row(call, "reserve", held, "", detail, answer.charged_to))
-        except BaseException:
-            # Whether the row is there is unknown. The sweep finds out when the database is back.
-            if len(self._doubtful) < MAX_DOUBTFUL:
-                self._doubtful.add(call.request_id)
-            self._live.pop(call.request_id, None)
-            await self._release(call.request_id)
-            raise
-        return answer
-
-    def settle(
-        self,
-        call: Call,
-        charged: Amounts,
-        outcome: RequestOutcome,
-        detail: dict[str, Any],
-        acknowledge: Callable[[], None],
-    ) -> Settlement:
-        """Starts the settlement; it goes on until it is durable, whoever stops waiting for it."""
-        settlement = Settlement(self.row(call, "settle", charged, outcome, detail), acknowledge)
-        task = asyncio.create_task(self._settle(settlement), name=f"settle {call.request_id}")
-        self._settling[call.request_id] = task
-        self._settlements[call.request_id] = settlement
-        return settlement
-
-    async def _settle(self, settlement: Settlement) -> None:
-        request_id = settlement.row.request_id
-        delay_s = RETRY_FIRST_S
-        try:
-            while not await self._try_to_settle(settlement):
-                await asyncio.sleep(delay_s)
-                delay_s = min(RETRY_MOST_S, delay_s * 2)
-            settlement.durable.set()
-            settlement.acknowledge()
-        finally:
-            self._live.pop(request_id, None)
-            self._settling.pop(request_id, None)
-            self._settlements.pop(request_id, None)
-
-    async def _try_to_settle(self, settlement: Settlement) -> bool:
-        """One attempt; each half that succeeds is not repeated."""
-        await self._may_settle.wait()
-        self._attempts += 1
-        self._no_attempt.clear()
-        row = settlement.row
-        try:
-            if not settlement.is_in_ledger:
-                await self._ledger.append(row)
-                settlement.is_in_ledger = True
-            if not settlement.is_counted:
-                await self._quota_store.settle(row.request_id, row.amounts)
-                settlement.is_counted = True
-            return True
-        except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
-            if isinstance(error, QuotaStoreUnavailable):
-                self._store_failed.set()
-            log.warning("settlement of %s waits: %s", row.request_id, type(error).__name__)
-        except Exception:
-            log.exception("settlement of %s failed; it is tried again", row.request_id)
-        finally:
-            self._attempts -= 1
-            if self._attempts == 0:
-                self._no_attempt.set()
-        return False
+    async def _read_again(self, request_id: str, live: _Live) -> None:
+        for found in await self._ledger.open_requests(request_ids=[request_id]):
+            live.held, live.top_ups = found.held, len(found.top_ups)
+            return
+        raise QuotaStoreUnavailable("somebody else has settled the request")
 
     async def _release(self, request_id: str) -> None:
         try:
-            await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
+            with self._mender.noticing():
+                await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
         except QuotaStoreUnavailable:
-            self._store_failed.set()
-            log.warning("the hold of %s could not be released; its lease will run out", request_id)
-
-    async def _keep(self) -> None:
-        """Renews the holds of what lives here and drops those that nobody renews."""
-        while True:
-            await asyncio.sleep(self._lease_ttl_s / 4)
-            try:
-                await self.keep_once()
-            except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
-                if isinstance(error, QuotaStoreUnavailable):
-                    self._store_failed.set()
-                log.warning("holds could not be renewed: %s", type(error).__name__)
-            except Exception:
-                log.exception("the keeper of the books failed; it goes on")
-
-    async def keep_once(self) -> None:
-        """One round of `_keep`."""
-        if self._live:
-            await self._quota_store.renew(sorted(self._live), self._lease_ttl_s)
-        await self._quota_store.expire()
-        if self._doubtful:
-            await self._settle_doubtful()
-
-    async def _mend(self) -> None:
-        while True:
-            await self._store_failed.wait()
-            try:
-                await self._quota_store.ping()
-                await self._rebuild()
-                self._store_failed.clear()
-                log.info("the quota store is back, its counters are rebuilt")
-            except (DatabaseUnavailable, QuotaStoreUnavailable):
-                await asyncio.sleep(MEND_EVERY_S)
-            except Exception:
-                log.exception("the counters could not be rebuilt; it is tried again")
-                await asyncio.sleep(MEND_EVERY_S)
-
-    async def _rebuild(self) -> None:
-        """Fills the counters from the ledger, and holds again what live requests hold. Nothing is admitted
-        and nothing settles meanwhile."""
-        self._may_settle.clear()
-        try:
-            await self._no_attempt.wait()
-            for request_id, settlement in list(self._settlements.items()):
-                # A write that failed may have been committed all the same.
-                rows = await self._ledger.find(request_id)
-                settlement.is_in_ledger = any(row.kind == "settle" for row in rows)
-                if settlement.is_in_ledger:
-                    # Its row is part of what is filled in; only its hold, if it is still there, must go.
-                    await self._quota_store.settle(request_id, NOTHING)
-                    settlement.is_counted = True
-            now = datetime.fromtimestamp(self._wall_clock(), UTC)
-            await self._quota_store.rebuild(await self._ledger.usage_by_limit(self._all_limits(), now))
-            for request_id, hold in list(self._live.items()):
-                settlement_here = self._settlements.get(request_id)
-                if settlement_here is not None and settlement_here.is_in_ledger:
-                    continue
-                answer = await self._quota_store.reserve(
-                    request_id, hold.limits, hold.amounts, self._lease_ttl_s
-                )
-                if isinstance(answer, Denied):
-                    log.error("request %s no longer fits into limit %s", request_id, answer.limit.limit_id)
-        finally:
-            self._may_settle.set()
-
-    async def _settle_doubtful(self) -> None:
-        """Reserve rows that may or may not be there, as the database failed: the requests never ran."""
-        doubtful = set(self._doubtful)
-        for reserve in await self._ledger.open_reserves(self._gateway_id):
-            if reserve.request_id in doubtful:
-                now = datetime.fromtimestamp(self._wall_clock(), UTC)
-                await settle_open(
-                    self._ledger, self._quota_store, reserve, NOTHING, RequestOutcome.REFUSED, now, {}
-                )
-        self._doubtful -= doubtful
+            log.warning("the hold of %s could not be released; the keeper will", request_id)
 
 
-async def settle_open(
-    ledger: Ledger,
-    quota_store: QuotaStore,
-    reserve: LedgerRow,
-    charged: Amounts,
-    outcome: RequestOutcome,
-    now: datetime,
-    detail: dict[str, Any],
-    gateway_id: str = "",
-) -> bool:
-    """Settles a reserve row that nobody serves any more. False when the store had no hold for it."""
-    row = LedgerRow(
-        request_id=reserve.request_id,
-        kind="settle",
-        tenant_id=reserve.tenant_id,
-        project_id=reserve.project_id,
-        key_id=reserve.key_id,
-        gateway_id=gateway_id or reserve.gateway_id,
-        tier=reserve.tier,
-        model=reserve.model,
-        amounts=charged,
-        outcome=outcome.value,
-        at=now,
-        detail=detail,
-    )
-    await ledger.append(row)
-    return await quota_store.settle(row.request_id, charged)
+def _beyond(amounts: Amounts, held: Amounts) -> Amounts:
+    pairs = zip(as_list(amounts), as_list(held), strict=True)
+    return Amounts(*(max(0, one - other) for one, other in pairs))
+
+
+def _any(amounts: Amounts) -> bool:
+    return any(as_list(amounts))

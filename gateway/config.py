@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from engine.scheduling.options import PolicyOptions
 from tenants.types import Tier
 
 
@@ -18,7 +19,9 @@ class GatewayConfig:
     """Settings of one gateway process. Raises `ValueError` naming the field when one makes no sense."""
 
     policy: str = "vtc"
-    """Scheduling policy of the queue, by its name in `engine.scheduling.policy.POLICIES`."""
+    """Scheduling policy of the queue, by its name in `engine.scheduling.policy`."""
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """With the batch-or-wait table, where there is one: the queue needs no more of it than the engines."""
     data_dir: Path | None = None
     """Where the length forecast is kept between runs; None: it is not kept."""
 
@@ -46,16 +49,35 @@ class GatewayConfig:
     """How long queued requests wait for an engine that is gone before they are refused."""
     dispatch_log_records: int = 20_000
 
+    reserve_quantile: float = 0.9
+    """Of the predicted output, held before a request runs; more is held while it decodes."""
+    hold_wait_s: float = 5.0
+    """A top-up waits so long for what other requests hold on a window before it counts as refused."""
+    accounts_wait_s: float = 30.0
+    """A running request waits so long for a quota store or ledger that is away before it is stopped."""
     lease_ttl_s: float = 60.0
     """A hold in the quota store outlives its gateway by at most this."""
+    gateway_stale_s: float = 15.0
+    """A gateway whose heartbeat is older than this is taken for dead, and others settle what it left."""
     outcome_wait_s: float = 10.0
     """After a cancel: how long the engine's final count is awaited before the received count is charged."""
     settle_wait_s: float = 10.0
     """How long an answer waits for its settlement to be durable; the settlement itself goes on."""
     write_timeout_s: float = 120.0
     """A client that reads nothing for so long counts as disconnected."""
+    max_buffered_events: int = 512
+    """Pieces of an answer that wait for their reader before the engine is slowed down."""
+    slow_reader_s: float = 30.0
+    """A client that leaves that buffer full for so long is cut; what was generated is charged."""
     keep_alive_s: float = 5.0
     """Silence in a stream after which an SSE comment is sent."""
+    idempotency_ttl_s: float = 86_400.0
+    """How long the answer to a request with an `Idempotency-Key` is kept; 0: such requests are refused."""
+    idempotency_wait_s: float = 300.0
+    """A repeat waits so long for a run that has not ended."""
+    max_idempotent_answer_bytes: int = 1024 * 1024
+    max_idempotency_keys: int = 10_000
+    """Of one API key, at any time."""
     shutdown_grace_s: float = 20.0
     """How long running requests may go on when the gateway stops."""
     estimate_cache_s: float = 0.05
@@ -70,8 +92,10 @@ class GatewayConfig:
             lowest = 0 if item.name in _MAY_BE_ZERO else None
             if value != value or value < 0 or (lowest is None and value == 0):
                 raise ValueError(f"{item.name} must be a positive number, not {value!r}")
+        if self.reserve_quantile > 1:
+            raise ValueError(f"reserve_quantile must be at most 1, not {self.reserve_quantile!r}")
         if set(self.queue_ttl_s) != set(Tier) or any(not ttl > 0 for ttl in self.queue_ttl_s.values()):
             raise ValueError("queue_ttl_s needs a positive number of seconds for each of " + ", ".join(Tier))
 
 
-_MAY_BE_ZERO = frozenset({"lookahead_sequences", "shutdown_grace_s", "estimate_cache_s"})
+_MAY_BE_ZERO = frozenset({"idempotency_ttl_s", "lookahead_sequences", "shutdown_grace_s", "estimate_cache_s"})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
+from tenants.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length import LengthForecast
@@ -40,7 +41,8 @@ class GatewayDeps:
     admin: Admin
     ledger: Ledger
     quota_store: QuotaStore
-    prices: PriceBook
+    prices: Callable[[], PriceBook]
+    """The price book in force; it changes while the gateway runs."""
     upstreams: tuple[Upstream, ...]
     """One for each engine, all of the same model."""
     renderer: PromptRenderer
@@ -49,10 +51,23 @@ class GatewayDeps:
     control_token: str = ""
     """Bearer of the local CLI with all admin scopes; empty: none."""
     rebuild_counters: bool = True
-    """The quota store starts empty (in-process): fill it from the ledger before serving."""
+    """The quota store lives and dies with this process: fill it from the ledger before serving."""
+    address: str = ""
+    """Where this gateway serves; for people."""
+    engine_addresses: tuple[str, ...] = ()
+    """One for each upstream, unique among all gateways of the database; empty: the replica ids are."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
     """None: loaded from `config.data_dir`, or fresh."""
+    registry: GatewayRegistry = field(init=False)
+    """Which gateways live."""
     recovery: RecoveryReport | None = field(default=None, init=False)
     """Set by `gateway.recovery.recover`; `create_app` runs it at start if nobody has."""
+
+    def __post_init__(self) -> None:
+        self.registry = GatewayRegistry(self.database, self.wall_clock)
+
+    def engine_names(self) -> frozenset[str]:
+        """The engines that this gateway can send requests to."""
+        return frozenset(self.engine_addresses or (upstream.replica_id for upstream in self.upstreams))

@@ -288,6 +288,64 @@ def client_left() -> ApiError:
     return ApiError(499, "client_left", "The client closed the connection.", should_retry=False)
 
 
+def slow_reader(charged_tokens: int) -> ApiError:
+    """The client did not take what was sent to it."""
+    return ApiError(
+        408,
+        "slow_reader",
+        "The answer was not read for too long, so it was stopped."
+        f" The {charged_tokens} tokens that were generated were charged, nothing else.",
+        should_retry=False,
+    )
+
+
+def idempotency_key_reused() -> ApiError:
+    """The same key for another request."""
+    return ApiError(
+        409,
+        "idempotency_key_reused",
+        "This 'Idempotency-Key' was used for a request with another body or route. Use a new key for it.",
+        param="Idempotency-Key",
+        should_retry=False,
+    )
+
+
+def idempotent_run_in_progress(retry_after_s: float) -> ApiError:
+    """The first request with this key has not ended."""
+    return ApiError(
+        409,
+        "idempotent_run_in_progress",
+        "A request with this 'Idempotency-Key' is still running. Try again shortly for its answer.",
+        param="Idempotency-Key",
+        retry_after_s=retry_after_s,
+        should_retry=True,
+    )
+
+
+def idempotent_run_lost(request_id: str, charged_tokens: int) -> ApiError:
+    """The gateway died with the answer; the account was settled."""
+    return ApiError(
+        409,
+        "idempotent_run_lost",
+        f"The request with this 'Idempotency-Key' ({request_id}) was cut off by a failure: {charged_tokens}"
+        " tokens were charged and its answer is lost. Use a new key to run it again.",
+        param="Idempotency-Key",
+        should_retry=False,
+    )
+
+
+def idempotent_answer_too_large(request_id: str) -> ApiError:
+    """It ran and was charged, but the answer is larger than what is kept."""
+    return ApiError(
+        409,
+        "idempotent_answer_too_large",
+        f"The request with this 'Idempotency-Key' ({request_id}) has run and was charged; its answer was too"
+        " large to be kept. Use a new key to run it again.",
+        param="Idempotency-Key",
+        should_retry=False,
+    )
+
+
 def settlement_pending() -> ApiError:
     """Generated, but the account of it is not durable yet: a retry would be a second charge."""
     return ApiError(

@@ -25,6 +25,7 @@ from engine.messages import TIER_RANKS, RunningSequence, Snapshot, StepTime
 from engine.scheduling.order import Entry
 from gateway.account.estimate import Estimate
 from gateway.flow.controller import FlowController, InFlight
+from gateway.lease import predicted_gpu_ms
 from gateway.pace import Pace
 from gateway.understand import Call
 from gateway.upstream.base import Upstream
@@ -77,7 +78,7 @@ class Estimates:
         flow: FlowController,
         upstreams: Sequence[Upstream],
         lengths: LengthForecast,
-        prices: PriceBook,
+        prices: Callable[[], PriceBook],
         model: str,
         cache_s: float,
         stopwatch: Callable[[], float] = time.perf_counter,
@@ -101,12 +102,35 @@ class Estimates:
 
     # ------------------------------------------------------------ lengths
 
-    def predicted_output_tokens(self, call: Call, quantile: float = 0.5) -> int:
-        """The length of one of the call's sequences, by default the median."""
+    def predicted_output_tokens(self, call: Call, quantile: float = 0.5, emitted_tokens: int = 0) -> int:
+        """The length of one of the call's sequences, by default the median, given that it has emitted so
+        much and goes on."""
         if call.sampling.ignore_eos:
             return call.max_tokens
         tenant_id = call.principal.tenant_id
-        return self.lengths.quantile(tenant_id, call.model, quantile, max_tokens=call.max_tokens)
+        return self.lengths.quantile(tenant_id, call.model, quantile, emitted_tokens, call.max_tokens)
+
+    def predicted_gpu_ms(self, call: Call, output_tokens: int) -> int:
+        """Device time of the call with so many output tokens, all sequences, beside what runs now."""
+        step_time, width = self._pace_now()
+        each = -(-output_tokens // call.sequences)
+        return sum(
+            predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), each)
+            for index in range(call.sequences)
+        )
+
+    def stream_tokens_per_s(self) -> float:
+        """How fast one sequence decodes beside what runs now."""
+        step_time, width = self._pace_now()
+        return 1 / predict_step_s(step_time, width, 0, width)
+
+    def _pace_now(self) -> tuple[StepTime, int]:
+        """The step-time model of an upstream that serves, and how many sequences it runs."""
+        for upstream in self._upstreams:
+            snapshot = upstream.snapshot
+            if snapshot is not None:
+                return self._step_time(upstream), max(1, len(snapshot.running))
+        return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int) -> None:
         """One sequence ended by itself, or at its `max_tokens`."""
@@ -164,7 +188,7 @@ class Estimates:
             seen = self._adapted(kept, rank, size, output_tokens)
 
         def cost(output: int) -> int:
-            return self._prices.cost_nanousd(model, tier, size.input_tokens, 0, output)
+            return self._prices().cost_nanousd(model, tier, size.input_tokens, 0, output)
 
         total = (output_tokens[0] * size.sequences, output_tokens[1] * size.sequences)
         return Estimate(

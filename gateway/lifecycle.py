@@ -5,10 +5,11 @@ This module owns the sequence:
      1 authenticate   `authentication.py`, before the body is read
      2 understand     `understand.py`: a `Call`
      3 quote          what it will probably wait, take and cost
-     4 reserve        hold its largest cost on every limit, and make that durable
+     4 reserve        wait until its tenant's rate can feed it; hold what it probably needs on every limit,
+                      and make that durable
      5 queue          behind the tenants that had less
      6 dispatch       when an engine has room
-     7 decode         the engine's deltas
+     7 decode         the engine's deltas; more is held before what is held runs out
      8 stream         handed to whoever writes the answer
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
@@ -23,125 +24,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-from engine.messages import TIER_RANKS, Delta, Submit, TokenLogprob
+from engine.messages import TIER_RANKS
 from engine.scheduling.order import Entry
-from gateway import errors
+from gateway import errors, lease
 from gateway.account.charge import SequenceUse, Use, charge, use_of
-from gateway.account.estimate import Account, Estimate, Times
+from gateway.account.estimate import Account, Times
 from gateway.account.outcomes import RequestOutcome
-from gateway.books import NOTHING, Books
-from gateway.dispatcher import Closing, Dispatcher, Turn
+from gateway.books import NOTHING, Books, BudgetDenied
+from gateway.decoding import Decoding, StoppedByEngine
+from gateway.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
 from gateway.errors import ApiError
 from gateway.estimates import Estimates
-from gateway.flow.controller import Ticket
+from gateway.feed import FeedFull, FeedGate, fed_streams
+from gateway.flow.controller import QueueFull, Ticket
 from gateway.ids import sequence_id
 from gateway.metrics import Metrics
 from gateway.refusals import as_api_error, outcome_of
+from gateway.run import Closed, Events, Interrupted, Run
+from gateway.topping import AccountsLost, Leases, Topping
 from gateway.understand import Call
 from gateway.upstream.base import Upstream, UpstreamLost
+from tenants.metering import counted
 from tenants.pricing import PriceBook
-from tenants.quota.store import LimitState
-from tenants.types import Amounts
+from tenants.types import Amounts, OnLowBudget, Tier
+
+RETRY_FEED_S = 1.0
+"""When to come back if too many requests wait for their tenant's rate."""
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The first token is here: headers may go out."""
+class Rule:
+    """How long a request waits for what, and how much of it is held ahead."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added to one sequence."""
-
-    index: int
-    text: str
-    logprobs: Sequence[TokenLogprob]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One sequence has ended."""
-
-    index: int
-    finish: str
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The request is over and settled: the last event. `error` where the answer is not complete."""
-
-    account: Account
-    error: ApiError | None
-
-
-Event = Begun | Piece | Ended | Closed
-
-
-class Interrupted(Exception):
-    """Somebody wants no more tokens: the client left, or the gateway stops."""
-
-    def __init__(self, outcome: RequestOutcome) -> None:
-        super().__init__(outcome.value)
-        self.outcome = outcome
-
-
-class StoppedByEngine(Exception):
-    """The engine ended a sequence in another way than by its last token."""
-
-    def __init__(self, finish: str) -> None:
-        super().__init__(finish)
-        self.finish = finish
-
-
-@dataclass(eq=False)
-class Run:
-    """One request under way: what its task knows, and what its listener may read."""
-
-    call: Call
-    times: Times
-    uses: list[SequenceUse]
-    held: Amounts = NOTHING
-    estimate: Estimate | None = None
-    limit_states: tuple[LimitState, ...] = ()
-    turn: Turn | None = None
-    has_begun: bool = False
-    predicted_output_tokens: int = 1
-    """Of each sequence, the median."""
-    predicted_high_tokens: int = 1
-    """Of each sequence, the 90th percentile."""
-    stop_cause: str | None = None
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    """Bounded by nature: a sequence emits at most `max_tokens` deltas."""
-    interrupted: asyncio.Future[RequestOutcome] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def interrupt(self, outcome: RequestOutcome) -> None:
-        """No more tokens are wanted. The first reason counts."""
-        if not self.interrupted.done():
-            self.interrupted.set_result(outcome)
-
-    def begin(self) -> None:
-        """The first delta of any sequence is here."""
-        if not self.has_begun:
-            self.has_begun = True
-            self.events.put_nowait(Begun())
-
-    @property
-    def output_tokens(self) -> int:
-        """Emitted so far, all sequences together."""
-        return sum(use.output_tokens for use in self.uses)
-
-    @property
-    def live_sequences(self) -> int:
-        """Sequences without an outcome."""
-        return sum(use.outcome is None for use in self.uses)
+    reserve_quantile: float
+    """Of the predicted output, held before it runs."""
+    outcome_wait_s: float
+    settle_wait_s: float
+    hold_wait_s: float
+    accounts_wait_s: float
+    slow_reader_s: float
+    max_buffered_events: int
+    max_fed_waiting: int
+    feed_wait_s: Mapping[Tier, float]
+    """For its tenant's rate, before it gets in line."""
 
 
 class Lifecycle:
@@ -153,22 +86,33 @@ class Lifecycle:
         books: Books,
         dispatcher: Dispatcher,
         estimates: Estimates,
-        prices: PriceBook,
+        prices: Callable[[], PriceBook],
         metrics: Metrics,
         clock: Callable[[], float],
-        outcome_wait_s: float,
-        settle_wait_s: float,
+        wall_clock: Callable[[], float],
+        rule: Rule,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
         self._books = books
         self._dispatcher = dispatcher
         self._estimates = estimates
         self._prices = prices
         self._metrics = metrics
         self._clock = clock
-        self._outcome_wait_s = outcome_wait_s
-        self._settle_wait_s = settle_wait_s
+        self._wall_clock = wall_clock
+        self._rule = rule
+        self._sleep = sleep
+        self._feed = FeedGate(max_waiting=rule.max_fed_waiting)
+        self._decoding = Decoding(
+            dispatcher,
+            self._topping,
+            clock,
+            require_presence=books.require_presence,
+            outcome_wait_s=rule.outcome_wait_s,
+            slow_reader_s=rule.slow_reader_s,
+        )
         self._runs: dict[Run, asyncio.Task[None]] = {}
-        self._stragglers: set[asyncio.Task[None]] = set()
 
     @property
     def running(self) -> int:
@@ -178,7 +122,8 @@ class Lifecycle:
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         uses = [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
-        run = Run(call, Times(self._clock()), uses)
+        events = Events(self._rule.max_buffered_events)
+        run = Run(call, Times(self._clock()), uses, self._prices(), events)
         task = asyncio.create_task(self._run(run), name=f"request {call.request_id}")
         self._runs[run] = task
         task.add_done_callback(lambda _: self._runs.pop(run, None))
@@ -192,10 +137,12 @@ class Lifecycle:
         for run in list(self._runs):
             run.interrupt(RequestOutcome.SHUTDOWN)
         if self._runs:
-            await asyncio.wait(list(self._runs.values()), timeout=self._outcome_wait_s + self._settle_wait_s)
-        for task in [*self._runs.values(), *self._stragglers]:
+            wait_s = self._rule.outcome_wait_s + self._rule.settle_wait_s
+            await asyncio.wait(list(self._runs.values()), timeout=wait_s)
+        for task in self._runs.values():
             task.cancel()
-        await asyncio.gather(*self._runs.values(), *self._stragglers, return_exceptions=True)
+        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        await self._decoding.close()
 
     # ------------------------------------------------------------ the sequence
 
@@ -205,6 +152,9 @@ class Lifecycle:
         try:
             run.predicted_output_tokens = self._estimates.predicted_output_tokens(run.call)
             run.predicted_high_tokens = self._estimates.predicted_output_tokens(run.call, 0.9)
+            run.predicted_tokens_to_hold = self._estimates.predicted_output_tokens(
+                run.call, self._rule.reserve_quantile
+            )
             run.estimate = self._estimates.of_call(run.call, run.times.arrived_s)
             await self._reserve(run)
             await self._wait_for_turn(run)
@@ -218,27 +168,52 @@ class Lifecycle:
             await asyncio.shield(asyncio.create_task(self._settle(run, outcome, error)))
 
     async def _reserve(self, run: Run) -> None:
-        """4: everything that it may cost at most, or nothing."""
+        """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
         call = run.call
-        most = self._prices.cost_nanousd(call.model, call.tier, call.input_tokens, 0, call.max_output_tokens)
-        held = call.largest(most)
-        granted = await self._books.reserve(call, held)
-        run.held = held
+        limits = call.principal.limits_for(call.tier, self._wall_clock())
+        sizes = partial(_size, run)
+        hold = lease.first_hold(
+            limits,
+            sizes,
+            lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
+            call.sequences,
+            run.predicted_tokens_to_hold * call.sequences,
+            call.max_output_tokens,
+            may_be_cut=not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE,
+        )
+        is_patient = await self._wait_for_feed(
+            run, fed_streams(limits, sizes, self._estimates.stream_tokens_per_s())
+        )
+        until_s = run.times.arrived_s + self._rule.feed_wait_s[call.tier]
+        while True:
+            try:
+                granted = await self._books.reserve(call, hold, price_version=run.prices.version)
+                break
+            except BudgetDenied as refused:
+                denied = refused.denied
+                # Who shares a rate with others of its tenant is not sent away because they just emptied it.
+                if not is_patient or not denied.limit.is_bucket or denied.retry_after_s is None:
+                    raise
+                if self._clock() + denied.retry_after_s > until_s:
+                    raise
+                await _unless_interrupted(run, self._sleep(denied.retry_after_s))
+        run.leases = Leases(limits, sizes, call.max_tokens, run.uses, partial(_used, run))
+        run.leases.granted(granted.covered)
         run.limit_states = granted.states
+
+    async def _wait_for_feed(self, run: Run, needs: dict[str, int]) -> bool:
+        call = run.call
+        try:
+            entering = self._feed.enter(call.request_id, needs, call.sequences)
+            return await _unless_interrupted(run, entering, self._rule.feed_wait_s[call.tier])
+        except FeedFull as full:
+            raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
     async def _wait_for_turn(self, run: Run) -> None:
         """5 and 6: in line, until the controller lets it go or the client leaves."""
         ticket = self._ticket(run)
         self._estimates.arrived(ticket.entry)
-        waiting = asyncio.create_task(self._dispatcher.turn(ticket))
-        racing: set[asyncio.Future[Any]] = {waiting, run.interrupted}
-        await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            waiting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await waiting
-            raise Interrupted(run.interrupted.result())
-        run.turn = waiting.result()
+        run.turn = await _unless_interrupted(run, self._dispatcher.turn(ticket))
         run.times.dispatched_s = run.turn.dispatched_s
 
     def _ticket(self, run: Run) -> Ticket:
@@ -264,94 +239,26 @@ class Lifecycle:
         )
 
     async def _decode(self, run: Run) -> tuple[RequestOutcome, ApiError | None]:
-        """7 and 8: all sequences at once; the first failure, or an interruption, ends them all."""
-        assert run.turn is not None
-        upstream = run.turn.upstream
-        readers: list[asyncio.Task[None]] = []
-        try:
-            for index in range(run.call.sequences):
-                deltas = upstream.run(self._submit(run, index))
-                readers.append(asyncio.create_task(self._read(run, index, deltas)))
-            pending: set[asyncio.Future[Any]] = {*readers, run.interrupted}
-            while any(reader in pending for reader in readers):
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for reader in readers:
-                    if reader in done:
-                        reader.result()
-                if run.interrupted in done and any(reader in pending for reader in readers):
-                    raise Interrupted(run.interrupted.result())
-        finally:
-            await self._stop(run, upstream, readers)
-        finishes = {use.outcome.finish for use in run.uses if use.outcome is not None}
-        if "budget" in finishes:
-            run.stop_cause = "budget"
-            return RequestOutcome.BUDGET, None
-        return RequestOutcome.COMPLETED, None
+        """7 and 8: see `decoding.py`; the lease is topped up meanwhile (`topping.py`)."""
+        return await self._decoding.decode(run), None
 
-    def _submit(self, run: Run, index: int) -> Submit:
+    def _topping(self, run: Run, upstream: Upstream) -> Topping:
         call = run.call
-        assert run.turn is not None
-        return Submit(
-            sequence_id=sequence_id(call.request_id, index),
-            request_id=call.request_id,
-            tenant_id=call.principal.tenant_id,
-            prompt_token_ids=call.prompt_of(index),
-            max_tokens=call.max_tokens,
-            lease_tokens=call.max_tokens,
-            sampling=call.sampling_of(index),
-            index=index,
-            tier=TIER_RANKS[call.tier],
-            weight=call.principal.weight,
-            counter=run.turn.counter,
-            predicted_output_tokens=run.predicted_output_tokens,
-            predicted_high_tokens=run.predicted_high_tokens,
-            trace_context=call.trace_context,
+        assert run.leases is not None
+        return Topping(
+            call.request_id,
+            run.leases,
+            upstream,
+            self._books,
+            predict=lambda emitted: self._estimates.predicted_output_tokens(
+                call, self._rule.reserve_quantile, emitted
+            ),
+            sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
+            clock=self._clock,
+            sleep=self._sleep,
+            hold_wait_s=self._rule.hold_wait_s,
+            accounts_wait_s=self._rule.accounts_wait_s,
         )
-
-    async def _read(self, run: Run, index: int, deltas: AsyncIterator[Delta]) -> None:
-        use = run.uses[index]
-        async for delta in deltas:
-            now_s = self._clock()
-            run.begin()
-            if delta.token_ids:
-                if run.times.first_token_s is None:
-                    run.times.first_token_s = now_s
-                run.times.last_token_s = now_s
-                use.received(len(delta.token_ids))
-            if delta.text or delta.logprobs:
-                run.events.put_nowait(Piece(index, delta.text, delta.logprobs))
-            if delta.outcome is not None:
-                use.ended(delta.outcome)
-            self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
-            if delta.outcome is not None:
-                if delta.outcome.finish not in ("stop", "length", "budget"):
-                    raise StoppedByEngine(delta.outcome.finish)
-                run.events.put_nowait(Ended(index, delta.outcome.finish))
-                return
-        if use.outcome is None:
-            raise UpstreamLost("the stream ended without an outcome")
-
-    async def _stop(self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]]) -> None:
-        """Nothing of this request goes on: cancels what runs and waits for the engine's final counts."""
-        unfinished = [reader for reader in readers if not reader.done()]
-        if unfinished:
-            for index, use in enumerate(run.uses):
-                if use.outcome is None:
-                    upstream.cancel(sequence_id(run.call.request_id, index), "cancelled")
-            await asyncio.wait(unfinished, timeout=self._outcome_wait_s)
-        for reader in readers:
-            if reader.done():
-                _ = reader.cancelled() or reader.exception()  # seen: the first one was raised, or why we stop
-                continue
-            # What reached us is charged. The engine's word, should it still come, is only acknowledged.
-            log.warning("request %s: the engine gave no final count in time", run.call.request_id)
-            straggler = asyncio.create_task(self._acknowledge_late(run, upstream, reader))
-            self._stragglers.add(straggler)
-            straggler.add_done_callback(self._stragglers.discard)
-
-    async def _acknowledge_late(self, run: Run, upstream: Upstream, reader: asyncio.Task[None]) -> None:
-        await asyncio.gather(reader, return_exceptions=True)
-        upstream.acknowledge([use.outcome.sequence_id for use in run.uses if use.outcome is not None])
 
     async def _settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
         """9 and 10. Frees the place in the window, writes the books, and tells the listener."""
@@ -361,6 +268,7 @@ class Lifecycle:
         use = use_of(run.uses, call.choices, dispatched=taken_up)
         charged = NOTHING
         try:
+            self._feed.leave(call.request_id)
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
             if call.request_id in self._books.live:
                 charged = self._charge(run, use)
@@ -378,6 +286,7 @@ class Lifecycle:
             estimate=run.estimate,
             times=run.times,
             held=run.held,
+            top_ups=run.leases.top_ups if run.leases is not None else 0,
             charged=charged,
             cached_tokens=use.cached_tokens,
             preemptions=sum(each.outcome.preemptions for each in run.uses if each.outcome is not None),
@@ -392,13 +301,30 @@ class Lifecycle:
 
     def _charge(self, run: Run, use: Use) -> Amounts:
         call = run.call
-        cost = self._prices.cost_nanousd(
+        cost = run.prices.cost_nanousd(
             call.model, call.tier, use.input_tokens, use.cached_tokens, use.output_tokens
         )
         charged = charge(use, cost, run.held)
         if charged.output_tokens < use.output_tokens or charged.input_tokens < use.input_tokens:
             log.error("request %s used more than it held: %s of %s", call.request_id, use, run.held)
         return charged
+
+    @staticmethod
+    def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
+        """What limits count of what is charged."""
+        if charged == NOTHING:
+            return NOTHING
+        call = run.call
+        return counted(
+            run.prices,
+            call.model,
+            call.tier,
+            input_tokens=charged.input_tokens,
+            cached_tokens=min(use.cached_tokens, charged.input_tokens),
+            output_tokens=charged.output_tokens,
+            requests=charged.requests,
+            gpu_ms=charged.gpu_ms,
+        )
 
     async def _write_books(
         self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use
@@ -412,18 +338,26 @@ class Lifecycle:
             if upstream is not None and sequence_ids:
                 upstream.acknowledge(sequence_ids)
 
+        is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
         detail = {
             "held": [run.held.input_tokens, run.held.output_tokens, run.held.cost_nanousd],
+            "top_ups": run.leases.top_ups if run.leases is not None else 0,
+            "stop_cause": run.stop_cause,
             "cached_tokens": use.cached_tokens,
             "wait_s": run.times.wait_s,
             "ttft_s": run.times.ttft_s,
             "e2e_s": run.times.e2e_s,
             "finish": sorted({each.finish for each in outcomes}),
             "engine_counted": len(outcomes),
+            # Without the engine's final word what reached us counts; it may have emitted up to its lease.
+            "basis": "engine" if is_known else "gateway",
+            "uncertain_tokens": 0 if is_known else max(0, run.held.output_tokens - use.output_tokens),
         }
-        settlement = self._books.settle(run.call, charged, outcome, detail, acknowledge)
+        settlement = self._books.settle(
+            run.call, charged, outcome, detail, acknowledge, counted=self._counted(run, charged, use)
+        )
         try:
-            async with asyncio.timeout(self._settle_wait_s):
+            async with asyncio.timeout(self._rule.settle_wait_s):
                 await settlement.durable.wait()
         except TimeoutError:
             return errors.settlement_pending()
@@ -433,7 +367,8 @@ class Lifecycle:
         call = run.call
         if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
             for each in run.uses:
-                self._estimates.learn(call, each.output_tokens)
+                if each.outcome is not None and each.outcome.finish != "budget":
+                    self._estimates.learn(call, each.output_tokens)
         self._metrics.ended(
             outcome.value,
             call.tier.value,
@@ -444,14 +379,59 @@ class Lifecycle:
         )
 
 
+async def _unless_interrupted(
+    run: Run, waiting: Coroutine[Any, Any, Result] | Awaitable[Result], timeout_s: float | None = None
+) -> Result:
+    """The result of `waiting`. Raises `Interrupted` when nobody wants it any more, `QueueExpired` when it
+    takes longer than `timeout_s`."""
+    task = asyncio.ensure_future(waiting)
+    racing: set[asyncio.Future[Any]] = {task, run.interrupted}
+    try:
+        await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    raise Interrupted(run.interrupted.result()) if run.interrupted.done() else QueueExpired
+
+
+def _size(run: Run, output_tokens: int) -> Amounts:
+    """What limits count of a request's prompt and so many output tokens, if nothing of it was cached."""
+    call = run.call
+    return counted(
+        run.prices, call.model, call.tier, input_tokens=call.input_tokens, output_tokens=output_tokens
+    )
+
+
+def _used(run: Run) -> Amounts:
+    """What limits count of what came so far."""
+    call = run.call
+    use = use_of(run.uses, call.choices, dispatched=True)
+    return counted(
+        run.prices,
+        call.model,
+        call.tier,
+        input_tokens=use.input_tokens,
+        cached_tokens=use.cached_tokens,
+        output_tokens=use.output_tokens,
+        gpu_ms=use.gpu_us // 1000,
+    )
+
+
 def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[RequestOutcome, ApiError]:
     """The named outcome behind an exception, and what the client is told."""
     call = run.call
     match exception:
         case Interrupted(outcome=RequestOutcome.SHUTDOWN) | asyncio.CancelledError():
             return RequestOutcome.SHUTDOWN, errors.shutting_down()
+        case Interrupted(outcome=RequestOutcome.SLOW_READER):
+            return RequestOutcome.SLOW_READER, errors.slow_reader(run.output_tokens)
         case Interrupted(outcome=outcome):
             return outcome, errors.client_left()
+        case AccountsLost(cause=cause):
+            return RequestOutcome.ACCOUNTS_LOST, as_api_error(cause, call.request_id)
         case StoppedByEngine(finish="expired"):
             return RequestOutcome.EXPIRED, errors.engine_failed()
         case StoppedByEngine(finish="cancelled") | UpstreamLost():

@@ -58,6 +58,18 @@ class Metrics:
         self._pending = Gauge(
             "fairgate_settlements_pending", "Settlements that are not durable yet.", registry=self.registry
         )
+        self._local = Gauge(
+            "fairgate_quota_store_local",
+            "1: the quota store is away, a slice of each limit is given out without it.",
+            registry=self.registry,
+        )
+        self._limit_events = Counter(
+            "fairgate_limit_events",
+            "Soft limits that reached a threshold (once per window and level), requests that a shadow limit "
+            "would have refused, and counts of them that were dropped.",
+            ["kind"],
+            registry=self.registry,
+        )
         self._engine_up = Gauge("fairgate_engine_up", "1: serves.", ["replica"], registry=self.registry)
         self._engine_sequences = Gauge(
             "fairgate_engine_sequences",
@@ -83,6 +95,10 @@ class Metrics:
         self._refusals.labels(code).inc()
         self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
 
+    def limit_event(self, kind: str) -> None:
+        """`threshold`, `would_deny` or `dropped`."""
+        self._limit_events.labels(kind).inc()
+
     def ended(
         self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
     ) -> None:
@@ -104,6 +120,7 @@ class Metrics:
         queued_by_tier: Sequence[int],
         running: int,
         settlements_pending: int,
+        is_local: bool,
         engines: Iterable[tuple[str, bool, Snapshot | None]],
     ) -> bytes:
         """The exposition text, with the gauges as they are now."""
@@ -111,6 +128,7 @@ class Metrics:
             self._queued.labels(tier).set(queued_by_tier[rank])
         self._running.set(running)
         self._pending.set(settlements_pending)
+        self._local.set(is_local)
         for replica_id, is_up, snapshot in engines:
             self._engine_up.labels(replica_id).set(1 if is_up else 0)
             if snapshot is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from engine.scheduling.policy import POLICIES, make_policy
+from engine.scheduling.policy import UnknownPolicy, make_policy, policy_names
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.audit import Actor
 
@@ -23,7 +23,7 @@ async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
     return {
         "policy": gateway.policy,
         "order": gateway.flow.order_name,
-        "policies": sorted(POLICIES),
+        "policies": policy_names(gateway.deps.config.policy_options),
         "engines": [await _engine(each, decisions) for each in gateway.deps.upstreams],
     }
 
@@ -31,18 +31,26 @@ async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
 async def change_policy(gateway: Gateway, actor: Actor, name: str) -> None:
     """Another policy for the queue and for every engine that is up; one that restarts gets it, too.
 
-    Raises `UnknownPolicy` before anything changed. An engine that does not answer gets it when it is back.
+    Raises `UnknownPolicy` before anything changed (`NeedsTable` where the policy needs a table),
+    and afterwards where a shared engine was started without what it needs.
+    An engine that does not answer gets it when it is back.
     """
-    policy = make_policy(name)
+    policy = make_policy(name, gateway.deps.config.policy_options)
     await gateway.deps.admin.note(
         actor, "policy.set", "policy", before={"policy": gateway.policy}, after={"policy": name}
     )
     gateway.policy = name
     gateway.flow.set_order(policy.order)
+    refused: list[str] = []
     for upstream in gateway.deps.upstreams:
         if upstream.is_up:
             with contextlib.suppress(UpstreamLost):
-                await upstream.set_policy(name)
+                try:
+                    await upstream.set_policy(name)
+                except ValueError as error:
+                    refused.append(f"{upstream.replica_id} refuses it: {error}")
+    if refused:
+        raise UnknownPolicy(f"the queue has {name} now, but {'; '.join(refused)}")
 
 
 async def _engine(upstream: Upstream, decisions: int) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""What did an earlier process leave unsettled, and what does it owe?
+"""Who settles what a gateway left that died, and when?
 
-A reserve row without a settle row is a request whose gateway died. The engine knows what it emitted: it
-outlives its gateway, and what it leaves when it ends is read by the next one. So at start:
+A reserve row without a settle row, and nobody who works on it: its gateway died. The engine knows what it
+emitted: it outlives its gateways, cancels what nobody reads, and keeps every outcome until its settlement is
+acknowledged. So
 
-1. ask every engine for its inventory, adopting what gateways that are gone left;
-2. cancel what still runs for a request that nobody reads any more, and wait for its outcome;
-3. settle every open reserve by the outcomes: charged is what was computed and emitted, never more than held;
-4. a request that no engine knows is `lost`: it was never dispatched, or its engine died with it. Nothing is
-   charged for it: nobody can say what it got, and the doubt is ours;
-5. fill the counters from the ledger where they live in this process;
-6. tell the engines that they may forget.
+- a gateway that starts settles what its earlier life left (`recover`), and again whenever an engine comes
+  (back) that could not be asked before (`sweep`);
+- a gateway that lives settles what a dead one left (`adopt`), if it reaches every engine that the dead one
+  could have used, and none of them still hears it.
 
-Settle rows are unique by request, so whatever is repeated or interrupted here charges once.
+Each time: ask every engine, cancel what runs for nobody and wait for its outcome, reckon
+(`account/reckoning.py`), write the settle row, charge the counters by the row that is in the ledger, and let
+the engines forget. Settle rows are unique by request and counters charge a request only while it holds
+something, so whatever is repeated, interrupted or done by two gateways at once charges once.
 """
 
 from __future__ import annotations
@@ -19,24 +20,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.messages import Outcome
-from gateway.account.charge import charge, use_of_outcomes
-from gateway.account.outcomes import RequestOutcome
-from gateway.books import settle_open
+from engine.messages import Inventory, Outcome
+from gateway.account.reckoning import reckon
 from gateway.upstream.base import Upstream, UpstreamLost
-from tenants.ledger import LedgerRow
-from tenants.quota.store import Granted
-from tenants.types import Amounts, Meter
+from tenants.errors import UnknownPrice
+from tenants.gateways import GatewaySeen
+from tenants.ledger import OpenRequest
 
 if TYPE_CHECKING:
     from gateway.deps import GatewayDeps
 
 ENGINE_WAIT_S = 120.0
-"""How long a start waits for the engine that knows about open reserves; later ones are swept up."""
+"""How long a start waits for the engine that knows about open requests; later ones are swept up."""
 CANCEL_WAIT_S = 15.0
 POLL_S = 0.05
 PAGE = 10_000
@@ -46,44 +45,51 @@ log = logging.getLogger("fairgate.gateway.recovery")
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a start found and did."""
+    """What was found and done."""
 
     open_reserves: int = 0
     recovered: int = 0
     """Settled by an engine's word."""
     lost: int = 0
-    """Settled at nothing: no engine knew of them."""
+    """Settled by their last report: no engine knew of them."""
     left_open: int = 0
     """No engine could be asked yet."""
     acknowledged: int = 0
-    rebuilt_limits: int = 0
 
 
 @dataclass(slots=True)
-class _Known:
-    """What one engine said."""
+class _Told:
+    """What all engines that could be asked said."""
 
-    upstream: Upstream
-    outcomes: list[Outcome] = field(default_factory=list)
+    inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
+    is_complete: bool = True
+    """Every engine could be asked."""
+
+    def outcomes(self) -> dict[str, list[Outcome]]:
+        """By request."""
+        found: dict[str, list[Outcome]] = {}
+        for _, inventory in self.inventories:
+            for outcome in inventory.outcomes:
+                found.setdefault(outcome.request_id, []).append(outcome)
+        return found
+
+    def hears(self, gateway_id: str) -> bool:
+        """Whether some engine still has a connection to this gateway."""
+        return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
 async def recover(deps: GatewayDeps) -> RecoveryReport:
-    """Everything above, before the first request. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+    """What this gateway's earlier life left, before the first request. Raises `DatabaseUnavailable`,
+    `QuotaStoreUnavailable`."""
     report = RecoveryReport()
     while True:
-        page = await deps.ledger.open_reserves(deps.gateway_id, most=PAGE)
+        page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
         report.open_reserves += len(page)
         if page:
             await _wait_for_engines(deps.upstreams, ENGINE_WAIT_S)
         settled = await _settle(deps, page, frozenset(), report)
         if settled == 0 or len(page) < PAGE:
             break
-    if deps.rebuild_counters:
-        limits = deps.directory.limits()
-        now = datetime.fromtimestamp(deps.wall_clock(), UTC)
-        used = await deps.ledger.usage_by_limit(limits, now)
-        await deps.quota_store.rebuild(used)
-        report.rebuilt_limits = len(used)
     deps.recovery = report
     if report.open_reserves or report.acknowledged:
         log.info("recovery: %s", report)
@@ -91,129 +97,129 @@ async def recover(deps: GatewayDeps) -> RecoveryReport:
 
 
 async def sweep(deps: GatewayDeps, live: Container[str]) -> RecoveryReport:
-    """The same while serving, for an engine that has come (back): whatever is in `live` (looked up when it
-    matters: requests come and go meanwhile) is not touched."""
+    """The same while serving: whatever is in `live` (looked up when it matters: requests come and go
+    meanwhile) is not touched."""
     report = RecoveryReport()
-    page = await deps.ledger.open_reserves(deps.gateway_id, most=PAGE)
-    orphans = [row for row in page if row.request_id not in live]
+    page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+    orphans = [each for each in page if each.request_id not in live]
     report.open_reserves = len(orphans)
     await _settle(deps, orphans, live, report)
     return report
 
 
+async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Container[str]) -> RecoveryReport:
+    """Settles what a dead gateway left, and forgets it once nothing of it is open. Raises as `recover`."""
+    report = RecoveryReport()
+    if not dead.engines <= deps.engine_names():
+        log.warning(
+            "gateway %s is gone; it used engines that are not known here: it is left", dead.gateway_id
+        )
+        return report
+    page = await deps.ledger.open_requests(dead.gateway_id, most=PAGE)
+    # After the page was read: had it come back and reserved one of these, its heartbeat would be seen here.
+    if not await deps.registry.claim(dead.gateway_id, deps.gateway_id, stale_s):
+        return report
+    report.open_reserves = len(page)
+    told = await _ask(deps.upstreams, live, adopt=True)
+    if not told.is_complete or told.hears(dead.gateway_id):
+        report.left_open = len(page)
+        return report
+    await _settle_by(deps, page, live, told, report)
+    if len(page) < PAGE:
+        await deps.registry.forget(dead.gateway_id, stale_s)
+    log.info("gateway %s is gone, its requests are settled: %s", dead.gateway_id, report)
+    return report
+
+
 async def _settle(
-    deps: GatewayDeps, reserves: list[LedgerRow], live: Container[str], report: RecoveryReport
+    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], report: RecoveryReport
 ) -> int:
-    """Settles `reserves` and everything else that the engines hold outcomes of. Returns how many."""
-    known, complete = await _ask(deps.upstreams, live)
-    by_request: dict[str, list[Outcome]] = {}
-    for each in known:
-        for outcome in each.outcomes:
-            by_request.setdefault(outcome.request_id, []).append(outcome)
+    """Settles `page` and everything else that the engines hold outcomes of. Returns how many."""
+    return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report)
+
+
+async def _settle_by(
+    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], told: _Told, report: RecoveryReport
+) -> int:
+    by_request = told.outcomes()
     settled = 0
-    for reserve in reserves:
-        outcomes = by_request.get(reserve.request_id)
-        if outcomes is None and not complete:
+    for each in page:
+        outcomes = by_request.get(each.request_id, [])
+        if not outcomes and not told.is_complete:
             report.left_open += 1
             continue
-        await _settle_one(deps, reserve, outcomes or [], report)
-        settled += 1
-    # Outcomes of gateways that are gone for good: their reserve rows stand under another name.
-    done = {reserve.request_id for reserve in reserves}
+        settled += await _settle_one(deps, each, outcomes, report)
+    # Adopted before, and not settled then: their reserve rows stand under another name.
+    done = {each.request_id for each in page}
     for request_id, outcomes in by_request.items():
         if request_id in live or request_id in done:
             continue
-        rows = {row.kind: row for row in await deps.ledger.find(request_id)}
-        if "reserve" in rows and "settle" not in rows:
-            await _settle_one(deps, rows["reserve"], outcomes, report)
-            settled += 1
-    for each in known:
-        ids = [outcome.sequence_id for outcome in each.outcomes if outcome.request_id not in live]
+        for each in await deps.ledger.open_requests(request_ids=[request_id]):
+            settled += await _settle_one(deps, each, outcomes, report)
+    for upstream, inventory in told.inventories:
+        ids = [each.sequence_id for each in inventory.outcomes if each.request_id not in live]
         if ids:
-            each.upstream.acknowledge(ids)
+            upstream.acknowledge(ids)
             report.acknowledged += len(ids)
     return settled
 
 
 async def _settle_one(
-    deps: GatewayDeps, reserve: LedgerRow, outcomes: list[Outcome], report: RecoveryReport
-) -> None:
-    detail = dict(reserve.detail)
-    prompt_tokens = [int(tokens) for tokens in detail.get("prompt_tokens", [reserve.amounts.input_tokens])]
-    use = use_of_outcomes(outcomes, prompt_tokens, max(1, int(detail.get("choices", 1))))
-    cost = 0
-    if outcomes:
-        cost = deps.prices.cost_nanousd(
-            reserve.model, reserve.tier, use.input_tokens, use.cached_tokens, use.output_tokens
-        )
-    charged = charge(use, cost, reserve.amounts) if outcomes else Amounts(requests=0)
-    outcome = RequestOutcome.RECOVERED if outcomes else RequestOutcome.LOST
-    held = reserve.amounts
-    row_detail: dict[str, Any] = {
-        "held": [held.input_tokens, held.output_tokens, held.cost_nanousd],
-        "cached_tokens": use.cached_tokens,
-        "finish": sorted({each.finish for each in outcomes}),
-        "engine_counted": len(outcomes),
-        "reserved_by": reserve.gateway_id,
-    }
-    was_held = await settle_open(
-        deps.ledger,
-        deps.quota_store,
+    deps: GatewayDeps, open_request: OpenRequest, outcomes: list[Outcome], report: RecoveryReport
+) -> bool:
+    reserve = open_request.reserve
+    try:
+        prices = await deps.directory.prices_at(reserve.price_version)
+        reckoning = reckon(open_request, outcomes, prices)
+    except UnknownPrice as error:
+        # The price was taken away. Better a request that stays open, and is named, than a wrong charge.
+        log.error("request %s stays open: %s", open_request.request_id, error)
+        report.left_open += 1
+        return False
+    counted = reckoning.counted
+    row = replace(
         reserve,
-        charged,
-        outcome,
-        datetime.fromtimestamp(deps.wall_clock(), UTC),
-        row_detail,
+        kind="settle",
         gateway_id=deps.gateway_id,
+        amounts=reckoning.charged,
+        outcome=reckoning.outcome.value,
+        at=datetime.fromtimestamp(deps.wall_clock(), UTC),
+        detail=reckoning.detail,
+        charged_to=(),
+        counted_input=counted.input_tokens,
+        counted_output=counted.output_tokens,
     )
-    if not was_held and deps.recovery is not None:
-        await _count_late(deps, reserve, charged)
+    counts = await deps.ledger.settle(row)
+    await deps.quota_store.settle(row.request_id, counts.counted)
     if outcomes:
         report.recovered += 1
     else:
         report.lost += 1
+    return True
 
 
-async def _count_late(deps: GatewayDeps, reserve: LedgerRow, charged: Amounts) -> None:
-    """The counters were filled before this request was settled, and its hold is gone: count it now."""
-    path = {reserve.tenant_id, reserve.project_id, reserve.key_id}
-    limits = [
-        limit
-        for limit in deps.directory.limits(reserve.tenant_id)
-        if limit.subject_id in path
-        and limit.tier in (None, reserve.tier)
-        and limit.meter is not Meter.CONCURRENCY
-    ]
-    held = await deps.quota_store.reserve(reserve.request_id, limits, charged, deps.config.lease_ttl_s)
-    if isinstance(held, Granted):
-        await deps.quota_store.settle(reserve.request_id, charged)
-    else:
-        log.error("request %s does not fit into limit %s any more", reserve.request_id, held.limit.limit_id)
-
-
-async def _ask(upstreams: Iterable[Upstream], live: Container[str]) -> tuple[list[_Known], bool]:
-    """Every engine's outcomes, once nothing of a request outside `live` runs any more; and whether every
-    engine could be asked."""
-    known: list[_Known] = []
-    complete = True
+async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Told:
+    """Every engine's outcomes, once nothing of a request outside `live` runs any more. Only who has the right
+    to settle for the dead adopts: else two would each see half of what is known."""
+    told = _Told()
     for upstream in upstreams:
         try:
-            known.append(_Known(upstream, await _outcomes_of(upstream, live)))
+            told.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
         except UpstreamLost:
-            complete = False
-    return known, complete
+            told.is_complete = False
+    return told
 
 
-async def _outcomes_of(upstream: Upstream, live: Container[str]) -> list[Outcome]:
+async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -> Inventory:
     if not upstream.is_up:
         raise UpstreamLost("not connected")
     loop = asyncio.get_running_loop()
     until_s = loop.time() + CANCEL_WAIT_S
     while True:
-        inventory = await upstream.collect()
+        inventory = await upstream.collect(adopt=adopt)
         orphans = [each for each in inventory.running if each.request_id not in live]
         if not orphans:
-            return inventory.outcomes
+            return inventory
         if loop.time() > until_s:
             raise UpstreamLost("sequences that nobody reads do not end")
         for running in orphans:

@@ -111,8 +111,8 @@ def budget_denied(denied: Denied) -> ApiError:
             " The request is larger than the limit itself: lower max_tokens or n, or shorten the prompt."
         )
     retry_after_s = denied.retry_after_s
-    refills_soon = limit.is_bucket or limit.window is Window.MINUTE or limit.meter is Meter.CONCURRENCY
-    if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S and refills_soon:
+    # Also of a budget that is not spent, but held by requests that may not need it all.
+    if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
         error = errors.rate_limited(
             f"Rate limit reached: {what}. {numbers} Please try again in {go_duration(retry_after_s)}.",
             _meter_type(limit.meter),
@@ -140,7 +140,7 @@ def describe(limit: Limit) -> str:
 def _meter_type(meter: Meter) -> str:
     if meter in (Meter.REQUESTS, Meter.CONCURRENCY):
         return "requests"
-    return "cost" if meter is Meter.COST_NANOUSD else "tokens"
+    return {Meter.COST_NANOUSD: "cost", Meter.GPU_MS: "gpu_time"}.get(meter, "tokens")
 
 
 def _sentence(text: str) -> str:

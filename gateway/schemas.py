@@ -133,6 +133,17 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight: float = 1.0
     tier: str = "standard"
     tiers: list[str] | None = None
+    on_low_budget: str = "refuse"
+
+
+class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/tenants/{tenant}`."""
+
+    weight: float | None = None
+    tier: str | None = None
+    tiers: list[str] | None = None
+    models: list[str] | None = None
+    on_low_budget: str | None = None
 
 
 class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -171,6 +182,35 @@ class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rate_per_s: float | None = None
     mode: str = "hard"
     tier: str | None = None
+    thresholds: list[int] | None = None
+    """Soft limits: where they alert, in per cent of the amount."""
+
+
+class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits/{id}/override`."""
+
+    amount: int
+    reason: str
+    rate_per_s: float | None = None
+    until: str | None = None
+    """ISO 8601 with a time zone."""
+    for_s: float | None = None
+
+
+class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
+
+    model: str
+    tier: str | None = None
+    input_nanousd: int | None = None
+    cached_input_nanousd: int | None = None
+    output_nanousd: int | None = None
+    multiplier: int | None = None
+    input_weight: int | None = None
+    cached_input_weight: int | None = None
+    output_weight: int | None = None
+    reasoning_weight: int | None = None
+    free: bool = False
 
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")

@@ -20,7 +20,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     """The status page. Counters are those of the queue: cost tokens per weight, scaled."""
     deps = gateway.deps
     flow = gateway.flow
-    limits = deps.directory.limits()[:MAX_LIMITS_SHOWN]
+    limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
     states: dict[str, list[dict[str, Any]]] = {}
     try:
         for state in await deps.quota_store.states(limits):

@@ -82,6 +82,8 @@ class Call:
     created: int
     """Unix time."""
     trace_context: str | None = None
+    asked_max_tokens: bool = True
+    """False: the client named no length; `max_tokens` is what the context leaves."""
 
     @property
     def sequences(self) -> int:
@@ -112,7 +114,7 @@ class Call:
         return msgspec.structs.replace(self.sampling, seed=(seed + choice + 2**63) % 2**64 - 2**63)
 
     def largest(self, cost_nanousd: int) -> Amounts:
-        """What is held before it runs."""
+        """The most that it can come to."""
         return Amounts(self.input_tokens, self.max_output_tokens, cost_nanousd, requests=1)
 
 
@@ -248,6 +250,7 @@ def _call(
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         created=created,
         trace_context=trace_context,
+        asked_max_tokens=asked_max_tokens is not None,
     )
 
 

@@ -23,7 +23,7 @@ from ops.serve import StartFailed, check_model, explain, missing_packages
 from ops.settings import Settings
 from tenants.database import open_database
 from tenants.errors import TenancyError
-from tenants.quota.store import QuotaStoreUnavailable
+from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 MAX_CLOCK_SKEW_S = 2.0
 MIN_FREE_BYTES = 512 * 2**20
@@ -140,6 +140,8 @@ async def _redis(settings: Settings) -> Finding:
     store = RedisQuotaStore(settings.redis_url)
     try:
         await store.ping()
+    except QuotaStoreRecovering:
+        return Finding("redis", True, "answers; the next gateway fills its counters from the ledger")
     except QuotaStoreUnavailable as error:
         return Finding(
             "redis", False, explain(error, settings), "start it, or correct --redis-url (FAIRGATE_REDIS_URL)"

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from engine.scheduling.policy import POLICIES
+from engine.scheduling.policy import POLICIES, TABLE_POLICIES
 from ops import setting_values as values
-from tenants.pricing import DEFAULT_MULTIPLIERS, FREE, Price
+from tenants.pricing import DEFAULT_MULTIPLIERS, Price
+from tenants.types import Tier
 
 SHIPPED_MODEL = Path(__file__).parent / "demo" / "model"
 SHIPPED_MODEL_NAME = "fairgate-demo"
@@ -40,8 +41,16 @@ def about(kind: values.Kind[Any], help_text: str, *, secret: bool = False) -> di
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The engine that `serve` starts and supervises."""
+    """The engine that `serve` starts and supervises, or the one that it is told to share."""
 
+    address: str = field(
+        default="",
+        metadata=about(
+            values.text_of("an address like ipc:///run/fairgate/engine.sock", r"((ipc|tcp)://\S{1,200})?"),
+            "Address of an engine that runs already (`fairgate engine --address`), to share it with other"
+            " gateways; the default starts one.",
+        ),
+    )
     device: str = field(
         default="auto",
         metadata=about(
@@ -127,6 +136,59 @@ class GatewaySettings:
     ttl_batch: float = field(
         default=540.0, metadata=about(values.seconds(0.1, 604_800), "Longest wait in the queue, tier batch.")
     )
+    stale: float = field(
+        default=15.0,
+        metadata=about(
+            values.seconds(3, 3600),
+            "A gateway that has been silent for so long is taken for dead: others that share its database and"
+            " engine settle what it left.",
+        ),
+    )
+    lease: float = field(
+        default=60.0,
+        metadata=about(
+            values.seconds(1, 3600),
+            "How long the quota store keeps what a silent gateway holds before anybody looks after it.",
+        ),
+    )
+    store_failure: str = field(
+        default="closed",
+        metadata=about(
+            values.word("closed", "local"),
+            "What happens while Redis cannot be reached: closed refuses every request, local admits within a"
+            " slice of each limit that each gateway counts for itself.",
+        ),
+    )
+    local_slice: int = field(
+        default=10,
+        metadata=about(
+            values.integer(1, 100),
+            "Per cent of each limit that one gateway may give out while Redis cannot be reached, where"
+            " store_failure is local; a hard limit is exceeded by at most so much for each gateway.",
+        ),
+    )
+    idempotency_ttl: float = field(
+        default=86_400.0,
+        metadata=about(
+            values.seconds(0, 30 * 86_400),
+            "How long answers to requests with an Idempotency-Key are kept; 0: such requests are refused.",
+        ),
+    )
+    reserve_percent: int = field(
+        default=90,
+        metadata=about(
+            values.integer(1, 100),
+            "What a request holds before it runs is enough for so many of 100 answers, by the forecast of"
+            " their length; more is held while it decodes.",
+        ),
+    )
+    slow_reader: float = field(
+        default=30.0,
+        metadata=about(
+            values.seconds(0.1, 3600),
+            "A client that reads nothing of its stream for so long, while more waits for it, is cut.",
+        ),
+    )
     drain: float = field(
         default=20.0,
         metadata=about(
@@ -187,7 +249,17 @@ class Settings:
     )
     policy: str = field(
         default="vtc",
-        metadata=about(values.word(*sorted(POLICIES)), "Scheduling policy of queue and engine."),
+        metadata=about(
+            values.word(*sorted(POLICIES | TABLE_POLICIES)), "Scheduling policy of queue and engine."
+        ),
+    )
+    policy_table: str = field(
+        default="",
+        metadata=about(
+            values.text_of("a path", r"[^\0]{0,4096}"),
+            "File with a batch-or-wait table (`fairgate policy solve`), which the policy table looks up; an"
+            " engine that is shared needs the same.",
+        ),
     )
     prices: dict[str, Price] = field(
         default_factory=dict,
@@ -195,13 +267,15 @@ class Settings:
             values.prices(),
             f"Price of each model; the default is {SHIPPED_MODEL_NAME}="
             f"{SHIPPED_PRICE.input_nanousd}/{SHIPPED_PRICE.output_nanousd}/{SHIPPED_PRICE.cached_input_nanousd}"
-            " for the shipped model, and 0/0 for any other.",
+            " for the shipped model. What the price book knows already stays as it is there; a model without "
+            "any price is refused, MODEL=0/0 is free.",
         ),
     )
     tier_prices: dict[str, int] = field(
         default_factory=lambda: dict(TIER_PRICES),
         metadata=about(
-            values.multipliers(tuple(TIER_PRICES)), "What a tier multiplies the price by, in thousandths."
+            values.multipliers(tuple(TIER_PRICES)),
+            "What a tier multiplies the price by, in thousandths, of models priced from now on.",
         ),
     )
     log_level: str = field(
@@ -238,10 +312,21 @@ class Settings:
         return f"postgresql+psycopg://{rest}" if scheme in ("postgresql", "postgres") else self.database_url
 
     @property
+    def resolved_policy_table(self) -> str:
+        """Where the batch-or-wait table is, from wherever it is looked for; empty: there is none."""
+        return str(Path(self.policy_table).expanduser().absolute()) if self.policy_table else ""
+
+    @property
     def model_prices(self) -> dict[str, Price]:
-        """Prices by model name; the served model always has one (0/0 where nobody set it: free)."""
-        default = SHIPPED_PRICE if self.model.resolve() == SHIPPED_MODEL.resolve() else FREE
-        return {self.served_model_name: default} | self.prices
+        """Prices by model name: those that were set, and the shipped model's. Any other has none: a model is
+        free only where somebody says so."""
+        is_shipped = self.model.resolve() == SHIPPED_MODEL.resolve()
+        return ({self.served_model_name: SHIPPED_PRICE} if is_shipped else {}) | self.prices
+
+    @property
+    def tier_multipliers(self) -> dict[Tier, int]:
+        """`tier_prices` by tier."""
+        return {Tier(name): multiplier for name, multiplier in self.tier_prices.items()}
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,19 @@ another and closed in the opposite order, whatever fails in between.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litestar import Litestar
 
 from engine.client import EngineClient
+from engine.scheduling.batch_or_wait import options_with
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import NeedsTable, make_policy
+from engine.scheduling.smdp.stored import BadTable
 from engine.server import EngineOptions
 from gateway.app import create_app
 from gateway.config import GatewayConfig
@@ -23,16 +28,19 @@ from gateway.prompt import PromptRenderer
 from gateway.upstream.local_engine import LocalEngine
 from ops import datadir
 from ops.settings import Settings
-from ops.supervise import EngineSupervisor, engine_address
+from ops.supervise import EngineSupervisor, SharedEngine, engine_address
 from tenants.admin import Admin
+from tenants.audit import Actor
 from tenants.database import open_database
 from tenants.directory import Directory
 from tenants.errors import Invalid
 from tenants.ledger import Ledger
-from tenants.pricing import PriceBook
+from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
-from tenants.quota.store import QuotaStore
+from tenants.quota.store import QuotaStore, QuotaStoreRecovering
 from tenants.types import Tier
+
+log = logging.getLogger("fairgate.serve")
 
 
 @dataclass
@@ -42,7 +50,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor
+    supervisor: EngineSupervisor | SharedEngine
     app: Litestar
     control_token: str
 
@@ -63,10 +71,25 @@ def engine_options(settings: Settings) -> EngineOptions:
         max_sequences=engine.max_sequences,
         max_batched_tokens=engine.max_batched_tokens,
         policy=settings.policy,
+        policy_table=settings.resolved_policy_table,
         # Gateway and clients need cores, too: an engine that fights them for the last one crawls.
         threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
         orphan_s=engine.orphan_s,
     )
+
+
+def policy_options(settings: Settings) -> PolicyOptions:
+    """With the batch-or-wait table that the settings name. Raises `Invalid` for a table that cannot be used,
+    and for a policy that needs one where there is none."""
+    try:
+        options = options_with(settings.resolved_policy_table)
+    except BadTable as error:
+        raise Invalid("policy_table", str(error)) from None
+    try:
+        make_policy(settings.policy, options)
+    except NeedsTable as error:
+        raise Invalid("policy", str(error)) from None
+    return options
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
@@ -74,6 +97,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     gateway = settings.gateway
     return GatewayConfig(
         policy=settings.policy,
+        policy_options=policy_options(settings),
         data_dir=settings.data_dir,
         max_body_bytes=gateway.body_limit,
         max_queued=gateway.max_queued,
@@ -83,7 +107,12 @@ def gateway_config(settings: Settings) -> GatewayConfig:
             Tier.STANDARD: gateway.ttl_standard,
             Tier.BATCH: gateway.ttl_batch,
         },
+        reserve_quantile=gateway.reserve_percent / 100,
+        slow_reader_s=gateway.slow_reader,
         shutdown_grace_s=gateway.drain,
+        idempotency_ttl_s=gateway.idempotency_ttl,
+        gateway_stale_s=gateway.stale,
+        lease_ttl_s=gateway.lease,
     )
 
 
@@ -100,14 +129,29 @@ async def open_quota_store(settings: Settings, closing: contextlib.AsyncExitStac
         raise Invalid("redis_url", "Redis needs the extra: pip install 'fairgate[redis]'") from None
     store = RedisQuotaStore(settings.redis_url)
     closing.push_async_callback(store.close)
-    await store.ping()
+    # It answers; that it is empty is for the gateway to mend.
+    with contextlib.suppress(QuotaStoreRecovering):
+        await store.ping()
+    if settings.gateway.store_failure == "local":
+        return FallbackQuotaStore(store, settings.gateway.local_slice)
     return store
 
 
-def price_book(settings: Settings) -> PriceBook:
-    """Prices from the settings; a price of 0 is a price."""
-    multipliers = {Tier(name): thousandths for name, thousandths in settings.tier_prices.items()}
-    return PriceBook(settings.model_prices, multipliers)
+async def seed_prices(settings: Settings, admin: Admin) -> None:
+    """The settings price what the book does not know; what it knows, only `fairgate price set` changes."""
+    await admin.seed_prices(Actor("system", "settings"), settings.model_prices)
+    rows = await admin.list_prices()
+    known = {row.model: row.entry.price for row in rows if row.tier is Tier.STANDARD}
+    for model, price in settings.prices.items():
+        if known.get(model, price) != price:
+            log.warning("the setting prices says otherwise of %s than the price book, which counts", model)
+    if settings.served_model_name not in {row.model for row in rows}:
+        log.warning(
+            "model %s has no price: its requests are refused until there is one "
+            "(`fairgate price set %s --input N --output N`, or --free)",
+            settings.served_model_name,
+            settings.served_model_name,
+        )
 
 
 @contextlib.asynccontextmanager
@@ -119,33 +163,38 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
+        admin = Admin(database, pepper, tier_multipliers=settings.tier_multipliers)
+        await seed_prices(settings, admin)
         directory = Directory(database, pepper)
         await directory.start()
         closing.push_async_callback(directory.close)
         quota_store = await open_quota_store(settings, closing)
+        config = gateway_config(settings)
         options = engine_options(settings)
+        if settings.engine.address:
+            options = replace(options, address=settings.engine.address)
         gateway_id = datadir.gateway_id(settings.data_dir)
         client = EngineClient(options.address, gateway_id)
         closing.push_async_callback(client.close)
-        supervisor = EngineSupervisor(options, client)
+        supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
         await supervisor.start()
         closing.push_async_callback(supervisor.stop)
-        admin = Admin(database, pepper)
         control_token = secrets.token_urlsafe(32)
         deps = GatewayDeps(
-            config=gateway_config(settings),
+            config=config,
             gateway_id=gateway_id,
             database=database,
             directory=directory,
             admin=admin,
             ledger=Ledger(database),
             quota_store=quota_store,
-            prices=price_book(settings),
+            prices=lambda: directory.prices,
             upstreams=(LocalEngine(options.engine_id, client),),
             renderer=PromptRenderer(settings.model),
             model_name=settings.served_model_name,
             control_token=control_token,
-            # Also with Redis: the ledger is the truth, and no other gateway serves beside this one yet.
-            rebuild_counters=True,
+            rebuild_counters=not settings.redis_url,
+            address=f"{settings.host}:{settings.port}",
+            engine_addresses=(options.address,),
         )
         yield Running(settings, admin, directory, supervisor, create_app(deps), control_token)

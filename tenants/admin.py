@@ -1,29 +1,28 @@
-"""How is the directory changed?
+"""Which admin acts are there?
 
-Every admin act, whichever face it came from (CLI, API, console), is a method here, and every one goes through
-`_act`: one transaction that makes the change, bumps the directory's revision (running servers notice within a
-second) and writes the audit row.
+Every admin act, whichever face it came from (CLI, API, console), is a method of `Admin`, and every one goes
+through `acts.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
+`limit_acts.py` and `price_acts.py` have the others.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.exc import IntegrityError
 
 from tenants import audit, queries, tables, validation
+from tenants.acts import Change
 from tenants.audit import Actor
-from tenants.database import Database
-from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
-from tenants.keys import check_pepper, fingerprint, new_id, new_key
-from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, limit_from, tier_names
-from tenants.types import Limit, Mode, SubjectKind, Tier
-
-T = TypeVar("T")
+from tenants.errors import AlreadyExists, Invalid, PepperMismatch
+from tenants.keys import fingerprint, new_id, new_key
+from tenants.limit_acts import LimitActs
+from tenants.price_acts import PriceActs
+from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
+from tenants.types import Limit, OnLowBudget, Tier
 
 DEFAULT_PROJECT = "default"
 DEFAULT_SCOPES = ("inference", "quote", "usage:read")
@@ -46,27 +45,12 @@ class TenantView:
             "projects": [project.as_json() for project in self.projects],
             "keys": [key.as_json() for key in self.keys],
             "limits": [limit_as_json(limit) for limit in self.limits],
+            "has_limits": bool(self.limits),
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Change(Generic[T]):
-    """What an act did: its result, and what the audit says of it."""
-
-    result: T
-    target: str
-    tenant_id: str | None
-    before: Mapping[str, Any] | None = None
-    after: Mapping[str, Any] | None = None
-
-
-class Admin:
-    """Reads and changes the directory. `clock` gives seconds since 1970."""
-
-    def __init__(self, database: Database, pepper: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._database = database
-        self._pepper = check_pepper(pepper)
-        self._clock = clock
+class Admin(LimitActs, PriceActs):
+    """Every admin act: those on tenants, projects and keys here, the others beside."""
 
     # ------------------------------------------------------------ tenants and projects
 
@@ -78,20 +62,30 @@ class Admin:
         tier: str = Tier.STANDARD,
         tiers: Iterable[str] | None = None,
         models: Iterable[str] | None = None,
+        on_low_budget: str = OnLowBudget.REFUSE,
     ) -> Tenant:
         """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
         validation.name("name", name)
+        low_budget = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
         default_tier = validation.choice("tier", Tier, tier)
         weight, models = validation.weight(weight), validation.models(models)
         allowed = validation.tiers(default_tier, tiers)
 
-        def change(connection: Connection, now_us: int) -> _Change[Tenant]:
+        def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
                 raise Invalid(
                     "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
                 )
             tenant = Tenant(
-                new_id("ten"), name, "active", weight, default_tier, allowed, models, from_us(now_us)
+                new_id("ten"),
+                name,
+                "active",
+                weight,
+                default_tier,
+                allowed,
+                models,
+                from_us(now_us),
+                low_budget,
             )
             _insert_unique(
                 connection,
@@ -102,7 +96,7 @@ class Admin:
                 name,
             )
             _insert_project(connection, tenant, DEFAULT_PROJECT, now_us)
-            return _Change(tenant, tenant.tenant_id, tenant.tenant_id, after=tenant.as_json())
+            return Change(tenant, tenant.tenant_id, tenant.tenant_id, after=tenant.as_json())
 
         return await self._act(actor, "tenant.create", change)
 
@@ -115,11 +109,15 @@ class Admin:
         tier: str | None = None,
         tiers: Iterable[str] | None = None,
         models: Iterable[str] | None = None,
+        on_low_budget: str | None = None,
     ) -> Tenant:
         """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
 
         def edit(before: Tenant) -> Tenant:
             after = before
+            if on_low_budget is not None:
+                chosen = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
+                after = replace(after, on_low_budget=chosen)
             if weight is not None:
                 after = replace(after, weight=validation.weight(weight))
             if tier is not None or tiers is not None:
@@ -164,7 +162,7 @@ class Admin:
         """A project in a tenant; names are unique within it."""
         validation.name("name", name)
 
-        def change(connection: Connection, now_us: int) -> _Change[Project]:
+        def change(connection: Connection, now_us: int) -> Change[Project]:
             owner = queries.find_tenant(connection, tenant)
             have = queries.count(connection, tables.projects, tables.projects.c.tenant_id == owner.tenant_id)
             if have >= validation.MAX_PROJECTS_PER_TENANT:
@@ -172,7 +170,7 @@ class Admin:
                     "project", f"a tenant has at most {validation.MAX_PROJECTS_PER_TENANT} projects"
                 )
             project = _insert_project(connection, owner, name, now_us)
-            return _Change(project, project.project_id, owner.tenant_id, after=project.as_json())
+            return Change(project, project.project_id, owner.tenant_id, after=project.as_json())
 
         return await self._act(actor, "project.create", change)
 
@@ -219,7 +217,7 @@ class Admin:
         )
         secret = new_key(self._pepper)
 
-        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+        def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             self._check_pepper(connection)
             owner = queries.find_tenant(connection, tenant)
             _check_tiers(owner, chosen_tiers, default)
@@ -256,7 +254,7 @@ class Admin:
             )
             _insert_secret(connection, key_id, secret.public_id, secret.digest, now_us)
             key = queries.find_key(connection, key_id)
-            return _Change(key, key_id, owner.tenant_id, after=key.as_json())
+            return Change(key, key_id, owner.tenant_id, after=key.as_json())
 
         return await self._act(actor, "key.create", change), secret.text
 
@@ -274,7 +272,7 @@ class Admin:
         """By id or visible prefix; takes effect everywhere within a second. Revoking twice changes nothing.
         With `tenant` only a key of that tenant is found."""
 
-        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+        def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
             connection.execute(
                 update(tables.api_keys)
@@ -282,7 +280,7 @@ class Admin:
                 .values(revoked_us=now_us)
             )
             after = queries.find_key(connection, before.key_id)
-            return _Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
+            return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
 
         return await self._act(actor, "key.revoke", change)
 
@@ -294,7 +292,7 @@ class Admin:
         secret = new_key(self._pepper)
         stored = tables.key_secrets
 
-        def change(connection: Connection, now_us: int) -> _Change[ApiKey]:
+        def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             self._check_pepper(connection)
             before = self._find_key(connection, key, tenant)
             if before.revoked_at is not None:
@@ -314,118 +312,9 @@ class Admin:
             )
             _insert_secret(connection, before.key_id, secret.public_id, secret.digest, now_us)
             after = queries.find_key(connection, before.key_id)
-            return _Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
+            return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
 
         return await self._act(actor, "key.rotate", change), secret.text
-
-    # ------------------------------------------------------------ limits
-
-    async def set_limit(
-        self,
-        actor: Actor | str,
-        tenant: str,
-        *,
-        meter: str,
-        amount: int | None = None,
-        window: str | None = None,
-        rate_per_s: float | None = None,
-        burst: int | None = None,
-        mode: str = Mode.HARD,
-        project: str | None = None,
-        key: str | None = None,
-        tier: str | None = None,
-        time_zone: str = "UTC",
-    ) -> Limit:
-        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `window` with
-        `amount`; `rate_per_s` with `burst` (or `amount`, the same thing); or meter `concurrency` with
-        `amount`.
-
-        There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
-        time zone, and keeps what was used. (Another time zone is another window: its usage starts at zero.)
-        """
-        if project is not None and key is not None:
-            raise Invalid("key", "a limit binds a project or a key, not both")
-        draft = validation.limit_columns(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
-
-        def change(connection: Connection, now_us: int) -> _Change[Limit]:
-            owner = queries.find_tenant(connection, tenant)
-            kind, subject_id = SubjectKind.TENANT, owner.tenant_id
-            if project is not None:
-                kind, subject_id = (
-                    SubjectKind.PROJECT,
-                    queries.find_project(connection, owner, project).project_id,
-                )
-            elif key is not None:
-                kind, subject_id = SubjectKind.KEY, queries.find_key(connection, key, owner.tenant_id).key_id
-            table = tables.limits
-            identity = {
-                "kind": kind.value,
-                "subject_id": subject_id,
-                "meter": draft["meter"],
-                "shape": draft["shape"],
-                "tier": draft["tier"],
-            }
-            same = [table.c[column] == value for column, value in identity.items()]
-            existing = connection.execute(select(table).where(*same)).mappings().first()
-            if existing is None:
-                of_tenant = table.c.tenant_id == owner.tenant_id
-                if queries.count(connection, table, of_tenant) >= validation.MAX_LIMITS_PER_TENANT:
-                    raise Invalid("limit", f"a tenant has at most {validation.MAX_LIMITS_PER_TENANT} limits")
-                if (
-                    queries.count(connection, table, table.c.subject_id == subject_id)
-                    >= validation.MAX_LIMITS_PER_SUBJECT
-                ):
-                    raise Invalid(
-                        "limit",
-                        f"a {kind.value} has at most {validation.MAX_LIMITS_PER_SUBJECT} limits; remove one",
-                    )
-                limit_id = new_id("lim")
-                connection.execute(
-                    insert(table).values(
-                        id=limit_id,
-                        tenant_id=owner.tenant_id,
-                        kind=kind.value,
-                        subject_id=subject_id,
-                        created_us=now_us,
-                        **draft,
-                    )
-                )
-            else:
-                limit_id = existing["id"]
-                connection.execute(update(table).where(table.c.id == limit_id).values(**draft))
-            after = limit_from(
-                connection.execute(select(table).where(table.c.id == limit_id)).mappings().one()
-            )
-            before = None if existing is None else limit_as_json(limit_from(existing))
-            return _Change(after, limit_id, owner.tenant_id, before, limit_as_json(after))
-
-        return await self._act(actor, "limit.set", change)
-
-    async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        """Of one tenant (its projects and keys included), or of all."""
-
-        def find(connection: Connection) -> list[Limit]:
-            if tenant is None:
-                return queries.all_limits(connection)
-            return queries.limits_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
-
-        return await self._database.read(find)
-
-    async def remove_limit(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
-        """Removes a limit, and returns it. With `tenant` only one of that tenant is found."""
-        table = tables.limits
-
-        def change(connection: Connection, now_us: int) -> _Change[Limit]:
-            row = connection.execute(select(table).where(table.c.id == limit_id)).mappings().first()
-            if row is None or (
-                tenant is not None and queries.find_tenant(connection, tenant).tenant_id != row["tenant_id"]
-            ):
-                raise NotFound("limit", limit_id)
-            connection.execute(delete(table).where(table.c.id == limit_id))
-            before = limit_from(row)
-            return _Change(before, limit_id, before.tenant_id, before=limit_as_json(before))
-
-        return await self._act(actor, "limit.remove", change)
 
     # ------------------------------------------------------------ audit
 
@@ -440,57 +329,12 @@ class Admin:
 
         return await self._database.read(rows)
 
-    async def note(
-        self,
-        actor: Actor | str,
-        action: str,
-        target: str,
-        *,
-        before: Mapping[str, Any] | None = None,
-        after: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Audits an act on the running system, before it is done; no row of the directory changes."""
-        await self._act(actor, action, lambda *_: _Change(None, target, None, before, after))
-
     # ------------------------------------------------------------ how
-
-    async def _act(
-        self, actor: Actor | str, action: str, change: Callable[[Connection, int], _Change[T]]
-    ) -> T:
-        """The one way in which anything in the directory changes."""
-        who = Actor(actor) if isinstance(actor, str) else actor
-        now_us = round(self._clock() * 1e6)
-
-        def transaction(connection: Connection) -> T:
-            # First of all: on PostgreSQL this row's lock makes admin acts one after the other, so that
-            # revisions become visible in order and a check followed by an insert is safe.
-            revision = connection.execute(
-                update(tables.directory_revision)
-                .values(revision=tables.directory_revision.c.revision + 1)
-                .returning(tables.directory_revision.c.revision)
-            ).scalar_one()
-            done = change(connection, now_us)
-            connection.execute(
-                update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=revision)
-            )
-            audit.record(
-                connection,
-                who,
-                action,
-                done.target,
-                at_us=now_us,
-                tenant_id=done.tenant_id,
-                before=done.before,
-                after=done.after,
-            )
-            return done.result
-
-        return await self._database.write(transaction)
 
     async def _edit_tenant(
         self, actor: Actor | str, action: str, reference: str, edit: Callable[[Tenant], Tenant]
     ) -> Tenant:
-        def change(connection: Connection, now_us: int) -> _Change[Tenant]:
+        def change(connection: Connection, now_us: int) -> Change[Tenant]:
             before = queries.find_tenant(connection, reference)
             after = edit(before)
             connection.execute(
@@ -498,21 +342,21 @@ class Admin:
                 .where(tables.tenants.c.id == before.tenant_id)
                 .values(**_columns(after))
             )
-            return _Change(after, after.tenant_id, after.tenant_id, before.as_json(), after.as_json())
+            return Change(after, after.tenant_id, after.tenant_id, before.as_json(), after.as_json())
 
         return await self._act(actor, action, change)
 
     async def _set_project_status(
         self, actor: Actor | str, action: str, tenant: str, project: str, status: Status
     ) -> Project:
-        def change(connection: Connection, now_us: int) -> _Change[Project]:
+        def change(connection: Connection, now_us: int) -> Change[Project]:
             owner = queries.find_tenant(connection, tenant)
             before = queries.find_project(connection, owner, project)
             after = replace(before, status=status)
             connection.execute(
                 update(tables.projects).where(tables.projects.c.id == before.project_id).values(status=status)
             )
-            return _Change(after, after.project_id, owner.tenant_id, before.as_json(), after.as_json())
+            return Change(after, after.project_id, owner.tenant_id, before.as_json(), after.as_json())
 
         return await self._act(actor, action, change)
 
@@ -539,6 +383,7 @@ def _columns(tenant: Tenant) -> dict[str, Any]:
         "default_tier": tenant.default_tier.value,
         "tiers": tier_names(tenant.tiers),
         "models": None if tenant.models is None else sorted(tenant.models),
+        "on_low_budget": tenant.on_low_budget.value,
     }
 
 

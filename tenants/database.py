@@ -1,8 +1,9 @@
 """How does anything of ours read and write SQL?
 
 Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
-executes everything that waits in one transaction (a SAVEPOINT each, so that one caller's failure is
-its own), commits once, and then answers everyone: group commit. `write` returns only after COMMIT,
+executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
+Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
+its own. `write` returns only after COMMIT,
 and COMMIT is durable: SQLite runs in WAL mode with synchronous=FULL, PostgreSQL with
 synchronous_commit=on whatever the server's default is.
 """
@@ -289,10 +290,11 @@ class Database:
         if not jobs:
             return
         try:
-            with self._write_engine.connect() as connection, connection.begin():
-                for job in jobs:
-                    self._run(job, connection)
-                    self._assert_in_transaction(connection)
+            if not self._commit_plainly(jobs):
+                with self._write_engine.connect() as connection, connection.begin():
+                    for job in jobs:
+                        self._run(job, connection)
+                        self._assert_in_transaction(connection)
             self.commits += 1
             self.writes += len(jobs)
         except _Conflict as conflict:
@@ -315,6 +317,23 @@ class Database:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.result)
+
+    def _commit_plainly(self, jobs: list[_Job]) -> bool:
+        """One transaction without savepoints, which cost as much as the writes themselves. False when a job
+        failed: then all was undone, and must be run with them. Raises what COMMIT raises, after which nobody
+        knows whether it was done."""
+        is_committing = False
+        try:
+            with self._write_engine.connect() as connection, connection.begin():
+                for job in jobs:
+                    job.result = job.work(connection)
+                    self._assert_in_transaction(connection)
+                is_committing = True
+        except Exception:
+            if is_committing:
+                raise
+            return False
+        return True
 
     def _run(self, job: _Job, connection: Connection) -> None:
         try:

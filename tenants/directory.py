@@ -23,6 +23,7 @@ from tenants.admin import PEPPER_SETTING
 from tenants.database import Database
 from tenants.errors import DatabaseUnavailable, DirectoryStale, KeyReason, KeyRejected, PepperMismatch
 from tenants.keys import check_pepper, digest_key, fingerprint, public_id_of
+from tenants.pricing import PriceBook
 from tenants.records import ApiKey, Project, Tenant, to_us
 from tenants.types import Limit, Principal, SubjectKind, Tier
 
@@ -53,6 +54,8 @@ class _TenantState:
 class _Loaded:
     revision: int
     pepper_fingerprint: str | None
+    prices: PriceBook | None = None
+    """None: nothing has changed."""
     everything: bool = False
     """Not the changes only: whatever is not in it does not exist."""
     states: list[_TenantState] = field(default_factory=list)
@@ -76,6 +79,7 @@ class Directory:
         self._max_stale_s = max_stale_s
         self._monotonic = monotonic
         self._revision = -1
+        self._prices = PriceBook()
         self._fresh_at_s = monotonic()
         self._tenants: dict[str, _TenantState] = {}
         self._entries: dict[str, _Entry] = {}
@@ -135,19 +139,33 @@ class Directory:
         """Every tenant, suspended ones included, by name."""
         return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
 
-    def limits(self, tenant_id: str | None = None) -> list[Limit]:
-        """Every limit, or one tenant's: its projects' and keys' included."""
-        if tenant_id is not None:
-            state = self._tenants.get(tenant_id)
-            return [] if state is None else list(state.limits)
-        return [limit for state in self._tenants.values() for limit in state.limits]
+    def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
+        """Every limit, or one tenant's (its projects' and keys' included), as in force at `now_s` (seconds
+        since 1970)."""
+        if tenant_id is None:
+            states = list(self._tenants.values())
+        else:
+            states = [self._tenants[tenant_id]] if tenant_id in self._tenants else []
+        return [limit.at(now_s) for state in states for limit in state.limits]
+
+    @property
+    def prices(self) -> PriceBook:
+        """The price book in force."""
+        return self._prices
+
+    async def prices_at(self, version: int) -> PriceBook:
+        """The price book as of an earlier version, for a request that was reserved with it; 0 (rows from
+        before there were versions): the one in force. Raises `DatabaseUnavailable`."""
+        if version in (0, self._prices.version):
+            return self._prices
+        return await self._database.read(lambda connection: queries.price_book(connection, version))
 
     async def refresh(self) -> None:
         """Looks for changes now, instead of within `poll_interval_s`."""
         async with self._refreshing:
             asked_at_s = self._monotonic()
-            since = self._revision
-            loaded = await self._database.read(lambda connection: _load(connection, since))
+            since, prices_version = self._revision, self._prices.version
+            loaded = await self._database.read(lambda connection: _load(connection, since, prices_version))
             if loaded.pepper_fingerprint not in {None, fingerprint(self._pepper)}:
                 raise PepperMismatch
             self._apply(loaded)
@@ -168,6 +186,8 @@ class Directory:
                 self._entries.pop(public_id, None)
             self._entries.update(state.entries)
             self._tenants[state.tenant.tenant_id] = state
+        if loaded.prices is not None:
+            self._prices = loaded.prices
         self._revision = loaded.revision
 
     async def _follow(self) -> None:
@@ -180,7 +200,7 @@ class Directory:
             polled.set()
 
 
-def _load(connection: Connection, since: int) -> _Loaded:
+def _load(connection: Connection, since: int, prices_version: int) -> _Loaded:
     """What changed after revision `since`, on one consistent snapshot."""
     revision = queries.revision(connection)
     pepper = queries.setting(connection, PEPPER_SETTING)
@@ -208,7 +228,9 @@ def _load(connection: Connection, since: int) -> _Loaded:
     states = [
         _TenantState(tenant, tuple(limits[tenant.tenant_id]), entries[tenant.tenant_id]) for tenant in changed
     ]
-    return _Loaded(revision, pepper, since < 0, states)
+    has_other_prices = since < 0 or queries.price_version(connection) != prices_version
+    prices = queries.price_book(connection) if has_other_prices else None
+    return _Loaded(revision, pepper, prices, since < 0, states)
 
 
 Subject = tuple[SubjectKind, str]
@@ -257,6 +279,7 @@ def _entry(
         tiers=tiers,
         models=models,
         limits=tuple(limit for subject in path for limit in limits.get(subject, ())),
+        on_low_budget=tenant.on_low_budget,
     )
     return _Entry(secret.digest, refusal, min(ends, default=None), principal)
 

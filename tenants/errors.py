@@ -2,10 +2,11 @@
 
 TenancyError
   Invalid              a value that cannot be accepted: names the field
-  NotFound             no such tenant, project, key or limit
+  NotFound             no such tenant, project, key, limit, override or price
   AlreadyExists        the name is taken
   KeyRejected          an API key that opens nothing; `reason` says why
   UnknownPrice         a model without a price
+  EpochEnded           counters are being rebuilt: what was granted before does not hold any more
   PepperMismatch       the keys in this database were made with another pepper
   DatabaseUnavailable  the database does not answer, or nothing can be written now
     SchemaMissing      it answers, but `fairgate db upgrade` was not run
@@ -34,7 +35,7 @@ class Invalid(TenancyError):
 
 
 class NotFound(TenancyError):
-    """No such thing. `what` is `tenant`, `project`, `key` or `limit`."""
+    """No such thing. `what` is `tenant`, `project`, `key`, `limit`, `override` or `price`."""
 
     def __init__(self, what: str, reference: str) -> None:
         super().__init__(f"no such {what}: {reference!r}")
@@ -71,11 +72,22 @@ class KeyRejected(TenancyError):
 
 
 class UnknownPrice(TenancyError):
-    """A model that is neither priced nor marked free."""
+    """A model that is neither priced nor marked free (in this tier)."""
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"model {model!r} has no price; set one, or mark it free")
+    def __init__(self, model: str, tier: str) -> None:
+        super().__init__(
+            f"model {model!r} has no price in tier {tier}: set one with "
+            f"`fairgate price set {model} --input N --output N`, or mark it free with --free"
+        )
         self.model = model
+        self.tier = tier
+
+
+class EpochEnded(TenancyError):
+    """The counters were rebuilt since this was granted, without it: it must be asked for again."""
+
+    def __init__(self) -> None:
+        super().__init__("the quota counters were rebuilt in the meantime")
 
 
 class PepperMismatch(TenancyError):

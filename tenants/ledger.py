@@ -1,32 +1,42 @@
 """What was reserved, what was charged, and for whom: the truth that counters are rebuilt from.
 
-Append-only rows, one per (request id, kind), so that whatever is retried there is one reservation and one
-charge. `append` returns after COMMIT: the row survives a crash of the process and of the machine.
+Append-only rows, one per (request id, kind, number), so that whatever is retried there is one reservation
+and one charge. A request holds what its reserve row and its numbered top-up rows add up to; its settle row
+says what of it was charged. `append` returns after COMMIT: the row survives a crash of the process and of
+the machine.
+
+Counters are filled again from here when the quota store has lost its memory. So that no reservation falls
+between what was read and what is filled in, each rebuild opens an epoch (`next_epoch`), and a reserve or
+top-up row is only taken under the epoch in which its hold was granted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, func, insert, select, true
+from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants import queries
+from tenants import queries, replay
 from tenants.database import Database
-from tenants.errors import Invalid
+from tenants.errors import EpochEnded, Invalid
 from tenants.quota import rules
 from tenants.records import from_us, to_us
-from tenants.tables import ledger, ledger_charges
+from tenants.tables import ledger, ledger_charges, settings
 from tenants.types import Amounts, Limit
 
-Kind = Literal["reserve", "settle", "credit", "adjust"]
-KINDS = frozenset({"reserve", "settle", "credit", "adjust"})
+Kind = Literal["reserve", "top_up", "settle", "credit", "adjust"]
+KINDS = frozenset({"reserve", "top_up", "settle", "credit", "adjust"})
+EPOCH_SETTING = "quota_epoch"
+EPOCH_LOCK = 0x6661697267617465
+"""PostgreSQL's advisory lock: shared by those who write under an epoch, alone by who opens the next one."""
 
 MAX_CHARGED_TO = rules.MAX_LIMITS
 MAX_DETAIL_FIELDS = 64
+AMOUNT_FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
 _TEXT_COLUMNS = {
     "request_id": 80,
     "tenant_id": 40,
@@ -41,7 +51,8 @@ _TEXT_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One movement. A reserve row says what was held, a settle row what was charged."""
+    """One movement. A reserve row says what was held, a top-up row what was held in addition (its detail:
+    what had been used by then), a settle row what was charged."""
 
     request_id: str
     kind: Kind
@@ -60,6 +71,63 @@ class LedgerRow:
     charged_to: tuple[str, ...] = ()
     """Reserve rows: `Granted.charged_to`, the counters that this request will be charged to. Counters are
     rebuilt from it, so a reserve row without it counts against no limit after a restart."""
+    number: int = 0
+    """Top-up rows: 1, 2, … within their request."""
+    counted_input: int | None = None
+    counted_output: int | None = None
+    """What limits count of the tokens where they are weighted; None: the tokens themselves."""
+    price_version: int = 0
+
+    @property
+    def counted(self) -> Amounts:
+        """The amounts as limits count them."""
+        return replace(
+            self.amounts,
+            input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
+            output_tokens=self.amounts.output_tokens if self.counted_output is None else self.counted_output,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that was reserved and not settled."""
+
+    reserve: LedgerRow
+    top_ups: tuple[LedgerRow, ...] = ()
+    """By number."""
+
+    @property
+    def request_id(self) -> str:
+        return self.reserve.request_id
+
+    @property
+    def held(self) -> Amounts:
+        """Everything held so far, as limits count it."""
+        return sum_of([self.reserve.counted, *(row.counted for row in self.top_ups)])
+
+    @property
+    def used(self) -> Amounts:
+        """What the last top-up reported as used, as limits count it; nothing before the first."""
+        return amounts_from(self.top_ups[-1].detail.get("used")) if self.top_ups else Amounts(requests=0)
+
+    @property
+    def worst(self) -> Amounts:
+        """The worst case, as it was reserved; at least what is held."""
+        noted = as_list(amounts_from(self.reserve.detail.get("most")))
+        return Amounts(*map(max, noted, as_list(self.held)))
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Its worst case was not promised."""
+        return bool(self.reserve.detail.get("may_be_cut", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What counters must say and who holds, at one instant."""
+
+    used: list[tuple[Limit, int]]
+    open_requests: list[OpenRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +149,40 @@ class Ledger:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def append(self, row: LedgerRow) -> bool:
-        """Durable on return. False, changing nothing, when this (request id, kind) exists already.
-        Raises `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
+    async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
+        """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
+        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. Raises
+        `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
         _check(row)
-        return await self._database.write(lambda connection: _insert(connection, row))
+
+        def write(connection: Connection) -> bool:
+            if epoch:
+                _require_epoch(connection, epoch)
+            return _insert(connection, row)
+
+        return await self._database.write(write)
+
+    async def settle(self, row: LedgerRow) -> LedgerRow:
+        """Appends a settle row, and returns the one that counts: this, or the one that was there already.
+        Durable on return; raises as `append` does."""
+        _check(row)
+
+        def write(connection: Connection) -> LedgerRow:
+            if _insert(connection, row):
+                return row
+            query = select(ledger).where(ledger.c.request_id == row.request_id, ledger.c.kind == "settle")
+            return _rows(connection, query)[0]
+
+        return await self._database.write(write)
+
+    async def epoch(self) -> str:
+        """The epoch in force; empty before the first."""
+        return await self._database.read(_epoch)
+
+    async def next_epoch(self) -> str:
+        """Opens a new epoch: from now on no row is taken under the one before, so what `standing` reads
+        after this is complete."""
+        return await self._database.write(_next_epoch)
 
     async def find(self, request_id: str) -> list[LedgerRow]:
         """Every row of one request, oldest first."""
@@ -97,30 +194,56 @@ class Ledger:
 
         return await self._database.read(rows)
 
-    async def open_reserves(self, gateway_id: str | None = None, *, most: int = 10_000) -> list[LedgerRow]:
-        """Reserve rows without a settle row, oldest first: of one gateway, or of all. After a restart these
-        requests must be settled (with what their engine says of them). At most `most`; ask again for more."""
+    async def settled(self, request_ids: Collection[str]) -> dict[str, LedgerRow]:
+        """Of these requests, the settle rows that exist."""
 
-        def rows(connection: Connection) -> list[LedgerRow]:
-            query = select(ledger).where(ledger.c.kind == "reserve", ~is_settled(ledger))
-            if gateway_id is not None:
-                query = query.where(ledger.c.gateway_id == gateway_id)
-            return _rows(connection, query.order_by(ledger.c.id).limit(most))
+        def rows(connection: Connection) -> dict[str, LedgerRow]:
+            found: dict[str, LedgerRow] = {}
+            for chunk in queries.chunks(list(request_ids)):
+                query = select(ledger).where(ledger.c.request_id.in_(chunk), ledger.c.kind == "settle")
+                found |= {row.request_id: row for row in _rows(connection, query)}
+            return found
 
         return await self._database.read(rows)
 
-    async def usage_by_limit(self, limits: Iterable[Limit], now: datetime) -> list[tuple[Limit, int]]:
-        """What each limit's counter must say at `now`, from settled rows alone: `QuotaStore.rebuild`
-        takes it.
+    async def open_requests(
+        self,
+        gateway_id: str | None = None,
+        *,
+        request_ids: Collection[str] | None = None,
+        most: int | None = 10_000,
+    ) -> list[OpenRequest]:
+        """Reserved and not settled, oldest first: of one gateway, of some ids, or of all. Somebody must
+        settle them (with what their engine says of them). At most `most` (None: all)."""
+        of_gateway = [] if gateway_id is None else [ledger.c.gateway_id == gateway_id]
+        chunks: list[list[ColumnElement[bool]]] = [[]]
+        if request_ids is not None:
+            chunks = [[ledger.c.request_id.in_(chunk)] for chunk in queries.chunks(sorted(request_ids))]
+        return await self._database.read(
+            lambda connection: [
+                each for one in chunks for each in _open(connection, [*of_gateway, *one], most)
+            ]
+        )
 
-        Windows: the sum of what was charged to the window that `now` lies in. Buckets: what has not
-        flowed back, replayed from the charges of twice the time a full refill takes; where older charges
-        could matter as well this errs to the tenant's disadvantage by less than one burst. Concurrency:
-        0.
-        """
+    async def reserved(self, request_ids: Collection[str]) -> list[OpenRequest]:
+        """These requests as they were reserved and topped up, settled or not."""
+        conditions = [ledger.c.request_id.in_(chunk) for chunk in queries.chunks(list(request_ids))]
+        return await self._database.read(
+            lambda connection: [each for one in conditions for each in _reserved(connection, [one], None)]
+        )
+
+    async def standing(self, limits: Iterable[Limit], now: datetime) -> Standing:
+        """What every limit's counter must say at `now` (see `replay.usage`), and every open request: one
+        snapshot. `QuotaStore.rebuild` takes both."""
         chosen = list(limits)
         now_us = to_us(now)
-        return await self._database.read(lambda connection: usage(connection, chosen, now_us))
+
+        def look(connection: Connection) -> Standing:
+            open_requests = _open(connection, [], None)
+            used = replay.emptied(replay.usage(connection, chosen, now_us), open_requests)
+            return Standing(used, open_requests)
+
+        return await self._database.read(look)
 
     async def totals(
         self, *, tenant_id: str | None = None, since: datetime | None = None, until: datetime | None = None
@@ -135,7 +258,7 @@ class Ledger:
                     *groups,
                     *(func.sum(ledger.c[name]).label(name) for name in _SUMMED),
                 )
-                .where(ledger.c.kind != "reserve")
+                .where(ledger.c.kind.in_(("settle", "credit", "adjust")))
                 .group_by(*groups)
                 .order_by(*groups)
             )
@@ -168,44 +291,112 @@ def _check(row: LedgerRow) -> None:
         raise Invalid("request_id", "is empty")
     if row.at.tzinfo is None:
         raise Invalid("at", "needs a time zone")
-    if row.kind in {"reserve", "settle"}:
+    if row.kind in {"reserve", "top_up", "settle"}:
         rules.check_amounts(row.amounts)
+        rules.check_amounts(row.counted)
+    if (row.kind == "top_up") != (row.number > 0):
+        raise Invalid("number", "is 1 or more for a top-up, 0 for any other row")
     if len(row.charged_to) > MAX_CHARGED_TO or len(row.detail) > MAX_DETAIL_FIELDS:
         raise Invalid(
             "charged_to" if len(row.charged_to) > MAX_CHARGED_TO else "detail", "has too many entries"
         )
 
 
+#: Built once: to build a statement takes longer than to run it.
+_INSERT = {
+    name: dialect.insert(ledger)
+    .on_conflict_do_nothing(index_elements=["request_id", "kind", "number"])
+    .returning(ledger.c.id)
+    for name, dialect in (("postgresql", postgresql), ("sqlite", sqlite))
+}
+
+
 def _insert(connection: Connection, row: LedgerRow) -> bool:
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = (
-        dialect.insert(ledger)
-        .values(
-            request_id=row.request_id,
-            kind=row.kind,
-            tenant_id=row.tenant_id,
-            project_id=row.project_id,
-            key_id=row.key_id,
-            gateway_id=row.gateway_id,
-            tier=row.tier,
-            model=row.model,
-            input_tokens=row.amounts.input_tokens,
-            output_tokens=row.amounts.output_tokens,
-            cost_nanousd=row.amounts.cost_nanousd,
-            requests=row.amounts.requests,
-            outcome=row.outcome,
-            at_us=to_us(row.at),
-            detail=dict(row.detail),
-        )
-        .on_conflict_do_nothing(index_elements=["request_id", "kind"])
-        .returning(ledger.c.id)
-    )
-    if connection.execute(statement).first() is None:
+    values = {
+        "request_id": row.request_id,
+        "kind": row.kind,
+        "number": row.number,
+        "tenant_id": row.tenant_id,
+        "project_id": row.project_id,
+        "key_id": row.key_id,
+        "gateway_id": row.gateway_id,
+        "tier": row.tier,
+        "model": row.model,
+        **{name: getattr(row.amounts, name) for name in AMOUNT_FIELDS},
+        "counted_input": row.counted_input,
+        "counted_output": row.counted_output,
+        "price_version": row.price_version,
+        "outcome": row.outcome,
+        "at_us": to_us(row.at),
+        "detail": dict(row.detail),
+    }
+    if connection.execute(_INSERT[connection.dialect.name], values).first() is None:
         return False
     if row.charged_to:
         charges = [{"counter": name, "request_id": row.request_id} for name in dict.fromkeys(row.charged_to)]
         connection.execute(insert(ledger_charges), charges)
     return True
+
+
+def _epoch(connection: Connection) -> str:
+    return queries.setting(connection, EPOCH_SETTING) or ""
+
+
+def _require_epoch(connection: Connection, epoch: str) -> None:
+    if connection.dialect.name == "postgresql":
+        # Kept to the end of the transaction: nobody opens the next epoch between this look and our COMMIT.
+        connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": EPOCH_LOCK})
+    if _epoch(connection) != epoch:
+        raise EpochEnded()
+
+
+def _next_epoch(connection: Connection) -> str:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": EPOCH_LOCK})
+    epoch = str(int(_epoch(connection) or "0") + 1)
+    row = settings.c.name == EPOCH_SETTING
+    if connection.execute(update(settings).where(row).values(value=epoch)).rowcount == 0:
+        connection.execute(insert(settings).values(name=EPOCH_SETTING, value=epoch))
+    return epoch
+
+
+def as_list(amounts: Amounts) -> list[int]:
+    """For a row's detail: in the order of `AMOUNT_FIELDS`."""
+    return [getattr(amounts, name) for name in AMOUNT_FIELDS]
+
+
+def amounts_from(noted: Any) -> Amounts:
+    """What `as_list` noted; nothing where nothing (or something else) was noted."""
+    if not isinstance(noted, list) or len(noted) != len(AMOUNT_FIELDS):
+        return Amounts(requests=0)
+    return Amounts(**{name: int(value) for name, value in zip(AMOUNT_FIELDS, noted, strict=True)})
+
+
+def sum_of(amounts: Iterable[Amounts]) -> Amounts:
+    """Meter by meter."""
+    total = [0] * len(AMOUNT_FIELDS)
+    for each in amounts:
+        total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
+    return Amounts(**dict(zip(AMOUNT_FIELDS, total, strict=True)))
+
+
+def _open(
+    connection: Connection, conditions: list[ColumnElement[bool]], most: int | None
+) -> list[OpenRequest]:
+    return _reserved(connection, [~is_settled(ledger), *conditions], most)
+
+
+def _reserved(
+    connection: Connection, conditions: list[ColumnElement[bool]], most: int | None
+) -> list[OpenRequest]:
+    query = select(ledger).where(ledger.c.kind == "reserve", *conditions)
+    reserves = _rows(connection, query.order_by(ledger.c.id).limit(most))
+    top_ups: dict[str, list[LedgerRow]] = {}
+    for chunk in queries.chunks([row.request_id for row in reserves]):
+        more = select(ledger).where(ledger.c.request_id.in_(chunk), ledger.c.kind == "top_up")
+        for row in _rows(connection, more.order_by(ledger.c.number)):
+            top_ups.setdefault(row.request_id, []).append(row)
+    return [OpenRequest(row, tuple(top_ups.get(row.request_id, ()))) for row in reserves]
 
 
 def is_settled(rows: Table) -> ColumnElement[bool]:
@@ -233,92 +424,15 @@ def _rows(connection: Connection, query: Any) -> list[LedgerRow]:
             gateway_id=row["gateway_id"],
             tier=row["tier"],
             model=row["model"],
-            amounts=Amounts(row["input_tokens"], row["output_tokens"], row["cost_nanousd"], row["requests"]),
+            amounts=Amounts(**{name: row[name] for name in AMOUNT_FIELDS}),
             outcome=row["outcome"],
             at=from_us(row["at_us"]),
             detail=row["detail"],
             charged_to=tuple(charged.get(row["request_id"], ())) if row["kind"] == "reserve" else (),
+            number=row["number"],
+            counted_input=row["counted_input"],
+            counted_output=row["counted_output"],
+            price_version=row["price_version"],
         )
         for row in found
     ]
-
-
-# ---------------------------------------------------------------- counters from rows
-
-
-def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:
-    """`Ledger.usage_by_limit` on a connection."""
-    names: dict[str, Limit] = {}
-    for limit in limits:
-        if limit.window is not None:
-            names[rules.charge_name(limit, rules.advance(limit, None, now_us))] = limit
-    sums = charged_sums(connection, list(names))
-    used = {
-        rules.identity(limit): sums.get(name, Amounts(requests=0)).of(limit.meter)
-        for name, limit in names.items()
-    }
-    for limit in limits:
-        if limit.is_bucket:
-            used[rules.identity(limit)] = _bucket_used(connection, limit, now_us)
-    return [(limit, used.get(rules.identity(limit), 0)) for limit in limits]
-
-
-def charged_sums(
-    connection: Connection,
-    names: list[str],
-    kind: Kind = "settle",
-    condition: ColumnElement[bool] | None = None,
-) -> dict[str, Amounts]:
-    """Per counter, the sum of the `kind` rows of the requests that are charged to it."""
-    found: dict[str, Amounts] = {}
-    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == kind)
-    for chunk in queries.chunks(names):
-        query = (
-            select(
-                ledger_charges.c.counter,
-                func.sum(ledger.c.input_tokens),
-                func.sum(ledger.c.output_tokens),
-                func.sum(ledger.c.cost_nanousd),
-                func.sum(ledger.c.requests),
-            )
-            .select_from(ledger_charges.join(ledger, join))
-            .where(ledger_charges.c.counter.in_(chunk), true() if condition is None else condition)
-            .group_by(ledger_charges.c.counter)
-        )
-        for name, *amounts in connection.execute(query):
-            found[name] = Amounts(*(int(amount) for amount in amounts))
-    return found
-
-
-def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
-    """Replays the charges of a bucket, by the time they were settled.
-
-    Started empty, which is never more than the true level, a bucket's level is exact after any moment at
-    which it was full; so the replay never shows more than there is.
-    """
-    assert limit.rate_per_s is not None
-    fill_us = int(limit.amount / limit.rate_per_s * 1e6) + 1_000
-    start_us = now_us - 2 * fill_us
-    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == "settle")
-    charges = (
-        select(
-            ledger.c.at_us,
-            ledger.c.input_tokens,
-            ledger.c.output_tokens,
-            ledger.c.cost_nanousd,
-            ledger.c.requests,
-        )
-        .select_from(ledger_charges.join(ledger, join))
-        .where(
-            ledger_charges.c.counter == rules.identity(limit),
-            ledger.c.at_us > start_us,
-            ledger.c.at_us <= now_us,
-        )
-        .order_by(ledger.c.at_us)
-    )
-    counter: rules.Counter = rules.BucketCounter(0, start_us // 1_000, 0)
-    for at_us, *amounts in connection.execute(charges):
-        counter = rules.advance(limit, counter, at_us)
-        counter = rules.settle(limit, counter, 0, Amounts(*amounts).of(limit.meter))
-    counter = rules.advance(limit, counter, now_us)
-    return rules.view(limit, counter, now_us).used

@@ -3,12 +3,15 @@
 Integer nano-dollars (a billionth of a dollar) per token, times the tier's multiplier in thousandths,
 rounded up once at the end. The cost never falls when tokens are added, so what is quoted for the most
 tokens bounds what is charged.
+
+A book is one version of all prices: it never changes, so whoever holds one charges by it, whatever is set
+meanwhile. What a token counts for limits stands beside its price (`Weights`, see `metering.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from tenants.errors import Invalid, UnknownPrice
@@ -28,53 +31,99 @@ DEFAULT_MULTIPLIERS: Mapping[Tier, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Nano-dollars per token of one model, in the standard tier."""
+    """Nano-dollars per token of one model, before the tier's multiplier."""
 
     input_nanousd: int
     cached_input_nanousd: int
     output_nanousd: int
 
     def __post_init__(self) -> None:
-        for name in ("input_nanousd", "cached_input_nanousd", "output_nanousd"):
-            value = getattr(self, name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int)
                 or not 0 <= value <= MAX_NANOUSD_PER_TOKEN
             ):
                 raise Invalid(
-                    name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
+                    each.name, f"must be a whole number between 0 and {MAX_NANOUSD_PER_TOKEN} nano-dollars"
                 )
         if self.cached_input_nanousd > self.input_nanousd:
-            raise Invalid("cached_input_nanousd", "must not exceed the price of input that is not cached")
+            raise Invalid("cached_input_nanousd", "must not exceed input_nanousd: lower it or raise that")
 
 
 FREE = Price(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PriceBook:
-    """Prices by model name; a model is free only where its price says so (`FREE`)."""
+def thousandths(name: str, value: int) -> int:
+    """A factor in thousandths. Raises `Invalid` naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THOUSANDTHS:
+        raise Invalid(name, f"must be 0 to {MAX_THOUSANDTHS} thousandths (1000: one)")
+    return value
 
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    multipliers: Mapping[Tier, int] = field(default_factory=lambda: DEFAULT_MULTIPLIERS)
-    version: int = 1
-    """Grows with every change; a quote names the version it was made with."""
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How many thousandths of a unit of a token limit one token counts.
+
+    `cached_input` is for input found in the prefix cache, `reasoning` for the part of the output that only
+    the model reads. Neither may exceed what it is a part of: a hold cannot know how much of a request they
+    will be, and must cover it all the same.
+    """
+
+    input: int = 1_000
+    cached_input: int = 1_000
+    output: int = 1_000
+    reasoning: int = 1_000
 
     def __post_init__(self) -> None:
-        if len(self.prices) > MAX_MODELS:
-            raise Invalid("prices", f"at most {MAX_MODELS} models")
-        for tier in Tier:
-            value = self.multipliers.get(tier)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THOUSANDTHS:
-                raise Invalid("multipliers", f"{tier.value}: must be 0 to {MAX_THOUSANDTHS} thousandths")
+        for each in fields(self):
+            thousandths(f"{each.name}_weight", getattr(self, each.name))
+        if self.cached_input > self.input:
+            raise Invalid("cached_input_weight", "must not exceed input_weight: lower it too, or raise that")
+        if self.reasoning > self.output:
+            raise Invalid("reasoning_weight", "must not exceed output_weight: lower it too, or raise that")
 
-    def price(self, model: str) -> Price:
-        """The model's price. Raises `UnknownPrice`."""
+
+PLAIN = Weights()
+"""Every token counts as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the book says of one model in one tier. `multiplier` is in thousandths."""
+
+    price: Price
+    multiplier: int
+    weights: Weights = PLAIN
+
+    def __post_init__(self) -> None:
+        thousandths("multiplier", self.multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceBook:
+    """All prices, as of one version. A model is free only where its price says so (`FREE`)."""
+
+    entries: Mapping[tuple[str, Tier], Entry] = field(default_factory=dict)
+    version: int = 0
+    """Grows with every change; ledger rows name the one they were charged by."""
+
+    def __post_init__(self) -> None:
+        if len(self.models) > MAX_MODELS:
+            raise Invalid("prices", f"at most {MAX_MODELS} models")
+
+    @property
+    def models(self) -> set[str]:
+        """Models with a price in some tier."""
+        return {model for model, _ in self.entries}
+
+    def entry(self, model: str, tier: Tier | str) -> Entry:
+        """What the book says. Raises `UnknownPrice`."""
         try:
-            return self.prices[model]
+            return self.entries[model, Tier(tier)]
         except KeyError:
-            raise UnknownPrice(model) from None
+            raise UnknownPrice(model, str(tier)) from None
 
     def cost_nanousd(
         self, model: str, tier: Tier | str, input_tokens: int, cached_tokens: int, output_tokens: int
@@ -82,15 +131,37 @@ class PriceBook:
         """Cost of a request. `input_tokens` is the whole prompt, `cached_tokens` the part of it that was
         found in the prefix cache (OpenAI counts so, too). Raises `UnknownPrice`, or `Invalid` for
         impossible counts."""
-        for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
-            if not 0 <= value <= MAX_TOKENS:
-                raise Invalid(name, f"must lie between 0 and {MAX_TOKENS}")
-        if not 0 <= cached_tokens <= input_tokens:
-            raise Invalid("cached_tokens", "must lie between 0 and input_tokens")
-        price = self.price(model)
+        check_counts(input_tokens, cached_tokens, output_tokens)
+        entry = self.entry(model, tier)
         list_price = (
-            (input_tokens - cached_tokens) * price.input_nanousd
-            + cached_tokens * price.cached_input_nanousd
-            + output_tokens * price.output_nanousd
+            (input_tokens - cached_tokens) * entry.price.input_nanousd
+            + cached_tokens * entry.price.cached_input_nanousd
+            + output_tokens * entry.price.output_nanousd
         )
-        return -(-list_price * self.multipliers[Tier(tier)] // 1_000)
+        return -(-list_price * entry.multiplier // 1_000)
+
+
+def check_counts(
+    input_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int = 0
+) -> None:
+    """Raises `Invalid` for counts that no request can have."""
+    for name, value in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
+        if not 0 <= value <= MAX_TOKENS:
+            raise Invalid(name, f"must lie between 0 and {MAX_TOKENS}")
+    if not 0 <= cached_tokens <= input_tokens:
+        raise Invalid("cached_tokens", "must lie between 0 and input_tokens")
+    if not 0 <= reasoning_tokens <= output_tokens:
+        raise Invalid("reasoning_tokens", "must lie between 0 and output_tokens")
+
+
+def uniform_book(
+    prices: Mapping[str, Price], multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS, version: int = 1
+) -> PriceBook:
+    """A book in which each model has one list price, and each tier one multiplier for all of them."""
+    for tier in Tier:
+        if tier not in multipliers:
+            raise Invalid("multiplier", f"tier {tier.value} has none")
+    entries = {
+        (model, tier): Entry(price, multipliers[tier]) for model, price in prices.items() for tier in Tier
+    }
+    return PriceBook(entries, version)

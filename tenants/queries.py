@@ -8,13 +8,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, RowMapping, Select, and_, func, select
 from sqlalchemy.sql import ColumnElement
 
 from tenants.errors import NotFound
-from tenants.records import ApiKey, Project, Tenant, key_from, limit_from, project_from, tenant_from
-from tenants.tables import api_keys, directory_revision, key_secrets, limits, projects, settings, tenants
-from tenants.types import Limit, SubjectKind
+from tenants.pricing import Entry, Price, PriceBook, Weights
+from tenants.records import (
+    ApiKey,
+    Project,
+    Tenant,
+    key_from,
+    limit_from,
+    override_from,
+    project_from,
+    tenant_from,
+)
+from tenants.tables import (
+    api_keys,
+    directory_revision,
+    key_secrets,
+    limit_overrides,
+    limits,
+    prices,
+    projects,
+    settings,
+    tenants,
+)
+from tenants.types import Limit, Override, SubjectKind, Tier
 
 #: Bind parameters of one `IN (…)`; SQLite takes 32,766, older builds 999.
 CHUNK = 500
@@ -118,17 +138,64 @@ def keys_of(connection: Connection, tenant_ids: list[str]) -> list[ApiKey]:
 
 def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
     return [
-        limit_from(row)
+        limit
         for chunk in chunks(tenant_ids)
-        for row in connection.execute(
-            select(limits).where(limits.c.tenant_id.in_(chunk)).order_by(limits.c.created_us, limits.c.id)
-        ).mappings()
+        for limit in limits_where(connection, limits.c.tenant_id.in_(chunk))
     ]
 
 
-def all_limits(connection: Connection) -> list[Limit]:
-    query = select(limits).order_by(limits.c.created_us, limits.c.id)
-    return [limit_from(row) for row in connection.execute(query).mappings()]
+def limits_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Limit]:
+    """Limits with their overrides, expired ones included, in the order in which they were made."""
+    joined = select(limit_overrides).join(limits, limits.c.id == limit_overrides.c.limit_id)
+    overrides: dict[str, Override] = {
+        row["limit_id"]: override_from(row)
+        for row in connection.execute(joined.where(*conditions)).mappings()
+    }
+    query = select(limits).where(*conditions).order_by(limits.c.created_us, limits.c.id)
+    return [limit_from(row, overrides.get(row["id"])) for row in connection.execute(query).mappings()]
+
+
+def find_limit(connection: Connection, limit_id: str, tenant_id: str | None = None) -> Limit:
+    """By id; with `tenant_id` only among that tenant's."""
+    found = limits_where(connection, limits.c.id == limit_id)
+    if not found or (tenant_id is not None and found[0].tenant_id != tenant_id):
+        raise NotFound("limit", limit_id)
+    return found[0]
+
+
+def price_version(connection: Connection) -> int:
+    """The newest version of the price book; 0: there are no prices yet."""
+    return int(connection.execute(select(func.max(prices.c.version))).scalar() or 0)
+
+
+def price_book(connection: Connection, version: int | None = None) -> PriceBook:
+    """The prices as of `version`, or the newest."""
+    as_of = price_version(connection) if version is None else version
+    rows = connection.execute(prices_in_force(as_of)).mappings()
+    return PriceBook({(row["model"], Tier(row["tier"])): entry_from(row) for row in rows}, as_of)
+
+
+def prices_in_force(version: int) -> Select[Any]:
+    """The newest row of each model and tier, as of `version`."""
+    newest = (
+        select(prices.c.model, prices.c.tier, func.max(prices.c.version).label("version"))
+        .where(prices.c.version <= version)
+        .group_by(prices.c.model, prices.c.tier)
+        .subquery()
+    )
+    same = [prices.c[name] == newest.c[name] for name in ("model", "tier", "version")]
+    return select(prices).join(newest, and_(*same))
+
+
+def entry_from(row: RowMapping) -> Entry:
+    """One row of the price book."""
+    return Entry(
+        Price(row["input_nanousd"], row["cached_input_nanousd"], row["output_nanousd"]),
+        row["multiplier"],
+        Weights(
+            row["input_weight"], row["cached_input_weight"], row["output_weight"], row["reasoning_weight"]
+        ),
+    )
 
 
 def count(connection: Connection, table: Any, *conditions: ColumnElement[bool]) -> int:

@@ -13,7 +13,17 @@ from typing import Any, Literal
 from sqlalchemy import RowMapping
 
 from tenants.keys import prefix_of
-from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import (
+    DEFAULT_THRESHOLDS,
+    Limit,
+    Meter,
+    Mode,
+    OnLowBudget,
+    Override,
+    SubjectKind,
+    Tier,
+    Window,
+)
 
 Status = Literal["active", "suspended"]
 
@@ -50,6 +60,7 @@ class Tenant:
     tiers: frozenset[Tier]
     models: frozenset[str] | None
     created_at: datetime
+    on_low_budget: OnLowBudget = OnLowBudget.REFUSE
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -57,6 +68,7 @@ class Tenant:
             "name": self.name,
             "status": self.status,
             "weight": self.weight,
+            "on_low_budget": self.on_low_budget.value,
             "default_tier": self.default_tier.value,
             "tiers": tier_names(self.tiers),
             "models": None if self.models is None else sorted(self.models),
@@ -144,6 +156,18 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
         "rate_per_s": limit.rate_per_s,
         "mode": limit.mode.value,
         "tier": limit.tier.value if limit.tier else None,
+        "thresholds": list(limit.thresholds),
+        "override": None if limit.override is None else override_as_json(limit.override),
+    }
+
+
+def override_as_json(override: Override) -> dict[str, Any]:
+    """An override; whether it has expired is for the reader's clock to say."""
+    return {
+        "amount": override.amount,
+        "rate_per_s": override.rate_per_s,
+        "until": from_us(override.until_us).isoformat(),
+        "reason": override.reason,
     }
 
 
@@ -160,6 +184,7 @@ def tenant_from(row: Row) -> Tenant:
         tiers=frozenset(Tier(tier) for tier in row["tiers"]),
         models=None if row["models"] is None else frozenset(row["models"]),
         created_at=from_us(row["created_us"]),
+        on_low_budget=OnLowBudget(row["on_low_budget"]),
     )
 
 
@@ -190,8 +215,9 @@ def key_from(row: Row, public_id: str) -> ApiKey:
     )
 
 
-def limit_from(row: Row) -> Limit:
-    rate_milli = row["rate_milli"]
+def limit_from(row: Row, override: Override | None = None) -> Limit:
+    rate_milli, mode = row["rate_milli"], Mode(row["mode"])
+    thresholds = DEFAULT_THRESHOLDS if row["thresholds"] is None else tuple(row["thresholds"])
     return Limit(
         limit_id=row["id"],
         tenant_id=row["tenant_id"],
@@ -202,6 +228,15 @@ def limit_from(row: Row) -> Limit:
         window=None if row["shape"] in {"bucket", "concurrency"} else Window(row["shape"]),
         time_zone=row["time_zone"],
         rate_per_s=None if rate_milli is None else rate_milli / 1000,
-        mode=Mode(row["mode"]),
+        mode=mode,
         tier=Tier(row["tier"]) if row["tier"] else None,
+        thresholds=thresholds if mode is Mode.SOFT else (),
+        override=override,
+    )
+
+
+def override_from(row: Row) -> Override:
+    rate_milli = row["rate_milli"]
+    return Override(
+        row["amount"], None if rate_milli is None else rate_milli / 1000, row["until_us"], row["reason"]
     )

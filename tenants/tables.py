@@ -1,8 +1,8 @@
 """What is stored, in which tables?
 
 Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` stands for "any" or
-"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `ledger_charges` and
-`audit` are append-only: triggers made by the migrations refuse UPDATE and DELETE.
+"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `ledger_charges`,
+`audit` and `prices` are append-only: triggers made by the migrations refuse UPDATE and DELETE.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ tenants = Table(
     Column("tiers", JSON, nullable=False),
     Column("models", JSON(none_as_null=True)),
     Column("created_us", BigInteger, nullable=False),
+    Column("on_low_budget", _WORD, nullable=False, server_default="refuse"),
     # The directory revision of the last change to this tenant or anything below it.
     Column("revision", BigInteger, nullable=False, index=True),
 )
@@ -108,7 +109,56 @@ limits = Table(
     Column("rate_milli", BigInteger),
     Column("mode", _WORD, nullable=False),
     Column("created_us", BigInteger, nullable=False),
+    # Per cent at which a soft limit alerts; NULL: the default ones.
+    Column("thresholds", JSON(none_as_null=True)),
     UniqueConstraint("kind", "subject_id", "meter", "shape", "tier"),
+)
+
+# At most one for a limit; one that has expired stays until it is replaced or cleared.
+limit_overrides = Table(
+    "limit_overrides",
+    metadata,
+    Column("limit_id", _ID, ForeignKey("limits.id"), primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("rate_milli", BigInteger),
+    Column("until_us", BigInteger, nullable=False),
+    Column("reason", String(200), nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)
+
+# What soft and shadow limits noticed, counted per window; written off the hot path.
+limit_events = Table(
+    "limit_events",
+    metadata,
+    Column("limit_id", _ID, primary_key=True),
+    # Seconds since 1970; 0 where the limit has no windows.
+    Column("window_start_s", BigInteger, primary_key=True),
+    Column("kind", _WORD, primary_key=True),
+    # Per cent of the amount; 0 for `would_deny`.
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+    Column("first_us", BigInteger, nullable=False),
+    Column("last_us", BigInteger, nullable=False),
+)
+
+# The price book: a version's rows say what changed with it; in force is the newest row of a model and tier.
+prices = Table(
+    "prices",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("model", String(256), primary_key=True),
+    Column("tier", _WORD, primary_key=True),
+    Column("input_nanousd", BigInteger, nullable=False),
+    Column("cached_input_nanousd", BigInteger, nullable=False),
+    Column("output_nanousd", BigInteger, nullable=False),
+    # Thousandths, all five of them.
+    Column("multiplier", Integer, nullable=False),
+    Column("input_weight", Integer, nullable=False),
+    Column("cached_input_weight", Integer, nullable=False),
+    Column("output_weight", Integer, nullable=False),
+    Column("reasoning_weight", Integer, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Index("ix_prices_model_tier_version", "model", "tier", "version"),
 )
 
 ledger = Table(
@@ -117,6 +167,8 @@ ledger = Table(
     Column("id", _SERIAL, primary_key=True, autoincrement=True),
     Column("request_id", String(80), nullable=False),
     Column("kind", _WORD, nullable=False),
+    # Top-ups of a request are numbered from 1; other rows have 0.
+    Column("number", Integer, nullable=False, server_default="0"),
     Column("tenant_id", _ID, nullable=False),
     Column("project_id", _ID, nullable=False),
     Column("key_id", _ID, nullable=False),
@@ -127,10 +179,16 @@ ledger = Table(
     Column("output_tokens", BigInteger, nullable=False),
     Column("cost_nanousd", BigInteger, nullable=False),
     Column("requests", BigInteger, nullable=False),
+    Column("gpu_ms", BigInteger, nullable=False, server_default="0"),
+    # What limits count of the tokens where a model's are weighted; NULL: the tokens themselves.
+    Column("counted_input", BigInteger),
+    Column("counted_output", BigInteger),
+    # Version of the price book; 0: from before there were versions.
+    Column("price_version", BigInteger, nullable=False, server_default="0"),
     Column("outcome", String(64), nullable=False),
     Column("at_us", BigInteger, nullable=False),
     Column("detail", JSON, nullable=False),
-    UniqueConstraint("request_id", "kind"),
+    UniqueConstraint("request_id", "kind", "number"),
     Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us"),
     Index("ix_ledger_gateway_id_kind_at_us", "gateway_id", "kind", "at_us"),
 )
@@ -172,4 +230,36 @@ settings = Table(
     metadata,
     Column("name", _NAME, primary_key=True),
     Column("value", String(256), nullable=False),
+)
+
+# Which gateways live: a heartbeat of each. What a silent one left is settled by another.
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("started_us", BigInteger, nullable=False),
+    Column("heartbeat_us", BigInteger, nullable=False),
+    Column("address", String(256), nullable=False),
+    # Names of the engines that it can send requests to: only who reaches them all knows what it left.
+    Column("engines", JSON, nullable=False),
+    # Which gateway settles what this one left; empty: none.
+    Column("adopter", String(80), nullable=False),
+)
+
+# One row for each `Idempotency-Key` in use: which request runs under it, and, once it ended, its answer.
+idempotent_answers = Table(
+    "idempotent_answers",
+    metadata,
+    Column("key_id", _ID, primary_key=True),
+    Column("idempotency_key", String(255), primary_key=True),
+    # SHA-256 of the route and the body, in hex.
+    Column("fingerprint", String(64), nullable=False),
+    Column("request_id", String(80), nullable=False),
+    Column("gateway_id", String(80), nullable=False),
+    # Status 0: it has not ended.
+    Column("status", Integer, nullable=False),
+    Column("headers", JSON, nullable=False),
+    # The body's pieces as they were sent, packed; NULL: it was too large to be kept.
+    Column("pieces", LargeBinary),
+    Column("expires_us", BigInteger, nullable=False, index=True),
 )

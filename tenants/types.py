@@ -5,7 +5,7 @@ Plain frozen values: subjects, limits, principals, amounts. No I/O, no decisions
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -25,6 +25,8 @@ class Meter(StrEnum):
     OUTPUT_TOKENS = "output_tokens"
     REQUESTS = "requests"
     COST_NANOUSD = "cost_nanousd"
+    GPU_MS = "gpu_ms"
+    """Milliseconds of the engine's device (GPU or CPU). Known only after a step, so exact to one step."""
     CONCURRENCY = "concurrency"
 
 
@@ -46,12 +48,36 @@ class Mode(StrEnum):
     SHADOW = "shadow"
 
 
+class OnLowBudget(StrEnum):
+    """What becomes of a request whose worst case no longer fits into a tenant's budget: refuse it, or admit
+    it and cut its answer where the budget ends."""
+
+    REFUSE = "refuse"
+    TRUNCATE = "truncate"
+
+
 class SubjectKind(StrEnum):
     """Whom a limit binds."""
 
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
+
+
+DEFAULT_THRESHOLDS = (80, 100)
+"""Per cent of a soft limit's amount at which it alerts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Another amount for a limit, up to an instant."""
+
+    amount: int
+    rate_per_s: float | None
+    """Token buckets only; None: the limit's own."""
+    until_us: int
+    """Exclusive; microseconds since 1970."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +100,38 @@ class Limit:
     mode: Mode = Mode.HARD
     tier: Tier | None = None
     """None: all tiers together."""
+    thresholds: tuple[int, ...] = ()
+    """Soft limits: where they alert, in per cent of the amount, rising."""
+    override: Override | None = None
+    """What `at` puts in force while it lasts."""
 
     @property
     def is_bucket(self) -> bool:
         """A token bucket: refills at `rate_per_s` up to `amount`."""
         return self.rate_per_s is not None
 
+    def at(self, now_s: float) -> Limit:
+        """The limit in force at `now_s` (seconds since 1970): an override that lasts is applied, one that
+        has expired is not. What it returns has no override any more, so it must not be kept for later."""
+        override = self.override
+        if override is None:
+            return self
+        if now_s * 1e6 >= override.until_us:
+            return replace(self, override=None)
+        rate_per_s = self.rate_per_s if override.rate_per_s is None else override.rate_per_s
+        return replace(self, amount=override.amount, rate_per_s=rate_per_s, override=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How much of each meter a request holds or has used."""
+    """How much of each meter a request holds or has used. For limits the tokens are weighted ones
+    (`tenants/metering.py`), for bills and usage the real ones."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cost_nanousd: int = 0
     requests: int = 1
+    gpu_ms: int = 0
 
     def of(self, meter: Meter) -> int:
         """The amount that `meter` counts."""
@@ -103,6 +146,8 @@ class Amounts:
                 return self.requests
             case Meter.COST_NANOUSD:
                 return self.cost_nanousd
+            case Meter.GPU_MS:
+                return self.gpu_ms
             case Meter.CONCURRENCY:
                 return 1
 
@@ -125,11 +170,13 @@ class Principal:
     models: frozenset[str] | None
     """Model names the key may use; None: all."""
     limits: tuple[Limit, ...] = field(default=())
-    """Every limit on this key's path: key, project, tenant; all tiers."""
+    """Every limit on this key's path: key, project, tenant; all tiers; as they are set, overrides apart."""
+    on_low_budget: OnLowBudget = OnLowBudget.REFUSE
 
-    def limits_for(self, tier: Tier) -> tuple[Limit, ...]:
-        """The limits that a request in `tier` must pass."""
-        return tuple(limit for limit in self.limits if limit.tier is None or limit.tier == tier)
+    def limits_for(self, tier: Tier, now_s: float) -> tuple[Limit, ...]:
+        """The limits that a request in `tier` must pass, as they are in force at `now_s` (seconds since
+        1970)."""
+        return tuple(limit.at(now_s) for limit in self.limits if limit.tier is None or limit.tier == tier)
 
 
 SCOPES = frozenset({"inference", "quote", "usage:read", "admin:read", "admin:write"})

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from tenants.errors import Invalid
-from tenants.types import SCOPES, Meter, Mode, Tier, Window
+from tenants.types import SCOPES, Limit, Meter, Mode, OnLowBudget, Tier, Window
 
 MAX_TENANTS = 10_000
 MAX_PROJECTS_PER_TENANT = 200
@@ -34,6 +35,11 @@ MAX_BUCKET_NANOUSD = 9_000_000_000_000
 MAX_FILL_S = 31 * 86_400
 MAX_EXPIRY_S = 10 * 366 * 86_400
 MAX_GRACE_S = 30 * 86_400
+MAX_OVERRIDE_S = 366 * 86_400
+MAX_REASON_CHARS = 200
+MAX_THRESHOLDS = 8
+MAX_THRESHOLD = 1_000
+"""Ten times the amount: a soft limit may be exceeded."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"(ten|prj|key|lim)_")
@@ -57,7 +63,7 @@ def weight(value: float) -> float:
     return float(value)
 
 
-E = TypeVar("E", Tier, Meter, Mode, Window)
+E = TypeVar("E", Tier, Meter, Mode, Window, OnLowBudget)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
@@ -88,9 +94,14 @@ def models(values: Iterable[str] | None) -> frozenset[str] | None:
     chosen = frozenset(values)
     if not chosen or len(chosen) > MAX_MODELS:
         raise Invalid("models", f"name 1 to {MAX_MODELS} models, or leave it out to allow all")
-    if any(not isinstance(model, str) or not model or len(model) > MAX_MODEL_CHARS for model in chosen):
-        raise Invalid("models", f"a model's name has 1 to {MAX_MODEL_CHARS} characters")
-    return chosen
+    return frozenset(model("models", value) for value in chosen)
+
+
+def model(field: str, value: str) -> str:
+    """A model's name, as requests name it."""
+    if not isinstance(value, str) or not value.strip() or len(value) > MAX_MODEL_CHARS:
+        raise Invalid(field, f"a model's name has 1 to {MAX_MODEL_CHARS} characters")
+    return value
 
 
 def scopes(values: Iterable[str]) -> frozenset[str]:
@@ -198,6 +209,68 @@ def limit_columns(
     shape = choice("window", Window, window)
     most = _needed("amount", amount, "how much may be used in each window")
     return {**columns, "shape": shape.value, "amount": whole(most, MAX_AMOUNT)}
+
+
+def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
+    """Where a soft limit alerts, in per cent of its amount, rising; None: the default ones."""
+    if values is None:
+        return None
+    if mode != Mode.SOFT.value:
+        raise Invalid("thresholds", "only a soft limit alerts: use mode soft, or leave them out")
+    chosen = sorted({whole(value, MAX_THRESHOLD, least=1, field="thresholds") for value in values})
+    if not 1 <= len(chosen) <= MAX_THRESHOLDS:
+        raise Invalid("thresholds", f"give 1 to {MAX_THRESHOLDS} of them, in per cent of the amount")
+    return chosen
+
+
+def override_until_us(now_us: int, until_us: int | None, for_s: float | None) -> int:
+    """The instant at which an override ends: given, or so many seconds from now."""
+    if (until_us is None) == (for_s is None):
+        raise Invalid("until", "say when the override ends: give until or for_s, one of them")
+    if for_s is not None:
+        return now_us + round(seconds("for_s", for_s, MAX_OVERRIDE_S, least=1) * 1e6)
+    assert until_us is not None
+    if until_us <= now_us:
+        raise Invalid("until", "has passed already: an override that has expired would change nothing")
+    if until_us > now_us + MAX_OVERRIDE_S * 1_000_000:
+        raise Invalid("until", f"is more than {MAX_OVERRIDE_S // 86_400} days ahead; set the limit instead")
+    return until_us
+
+
+def override_rate_milli(limit: Limit, amount: int, rate_per_s: float | None) -> int | None:
+    """Checks an override's amount and rate against the limit's shape; the rate in thousandths, if given."""
+    if limit.is_bucket:
+        most = MAX_BUCKET_NANOUSD if limit.meter is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
+        whole(amount, most, least=1)
+        rate = limit.rate_per_s if rate_per_s is None else rate_per_s
+        assert rate is not None
+        exact = rate_milli(limit.meter, amount, rate)
+        return None if rate_per_s is None else exact
+    if rate_per_s is not None:
+        raise Invalid("rate_per_s", "this limit is no token bucket: override its amount only")
+    whole(amount, 1_000_000 if limit.meter is Meter.CONCURRENCY else MAX_AMOUNT)
+    return None
+
+
+def reason(value: str) -> str:
+    """Why somebody overrides a limit, for those who find it later."""
+    if not isinstance(value, str) or not value.strip() or len(value) > MAX_REASON_CHARS:
+        raise Invalid("reason", f"say why, in 1 to {MAX_REASON_CHARS} characters")
+    return value
+
+
+def instant(field: str, value: str) -> datetime:
+    """ISO 8601 with a time zone, such as 2026-01-31T18:00:00+01:00."""
+    try:
+        at = datetime.fromisoformat(value)
+        if at.tzinfo is None:
+            raise ValueError
+        return at.astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
+        raise Invalid(
+            field,
+            f"{str(value)[:40]!r} is not an instant with a time zone, such as 2026-01-31T18:00:00+01:00",
+        ) from None
 
 
 def _needed(field: str, value: int | None, meaning: str) -> int:

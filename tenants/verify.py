@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import Connection, Select, and_, func, or_, select
 
 from tenants import queries
 from tenants.database import Database
-from tenants.ledger import charged_sums, is_settled
+from tenants.gateways import GatewayRegistry
+from tenants.ledger import Ledger, OpenRequest, is_settled, sum_of
 from tenants.quota.store import LimitState, QuotaStore
+from tenants.replay import NOTHING, charged_sums, counted_columns
 from tenants.tables import ledger, ledger_charges
 from tenants.types import Amounts, Limit, Meter
 
@@ -26,8 +28,7 @@ MAX_EXAMPLES = 20
 LOOKS = 5
 PAUSE_S = 0.2
 
-_AMOUNTS = ("input_tokens", "output_tokens", "cost_nanousd", "requests")
-NOTHING = Amounts(requests=0)
+_AMOUNTS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
 _OWNERS = ("tenant_id", "project_id", "key_id")
 
 
@@ -64,13 +65,16 @@ async def verify_ledger(
     quota_store: QuotaStore | None,
     *,
     running: Collection[str] | Callable[[], Collection[str]] | None = None,
+    gateway_id: str = "",
+    stale_s: float = 0.0,
     pause_s: float = PAUSE_S,
 ) -> VerifyReport:
     """Checks every row and, with a quota store, every limit's counter against the rows.
 
     `running` are the ids of the requests that are running: an unsettled request that is not among them is
     a problem. A server passes a function, as requests come and go while we look. None: nobody knows, so
-    unsettled requests are only counted.
+    unsettled requests are only counted. What other gateways than `gateway_id` have reserved is theirs to
+    know, as long as their last heartbeat is no older than `stale_s`.
     """
     rows = await database.read(_check_rows)
     limits: list[Limit] = []
@@ -80,9 +84,11 @@ async def verify_ledger(
         return set() if running is None else set(running() if callable(running) else running)
 
     if running is not None:
-        problems += await _check_unsettled(database, live, pause_s)
+        seen = await GatewayRegistry(database).seen()
+        others = {each.gateway_id for each in seen if each.silent_s <= stale_s} - {gateway_id}
+        problems += await _check_unsettled(database, live, others, pause_s)
     if quota_store is not None:
-        limits = await database.read(queries.all_limits)
+        limits = await database.read(queries.limits_where)
         problems += await _check_counters(database, quota_store, limits, live, pause_s)
     return VerifyReport(rows.reserves, rows.settles, rows.open_requests, len(limits), tuple(problems))
 
@@ -100,24 +106,27 @@ def _check_rows(connection: Connection) -> VerifyReport:
     return VerifyReport(
         reserves=queries.count(connection, ledger, ledger.c.kind == "reserve"),
         settles=queries.count(connection, ledger, ledger.c.kind == "settle"),
-        open_requests=len(_unsettled(connection)),
+        open_requests=queries.count(connection, ledger, ledger.c.kind == "reserve", ~is_settled(ledger)),
         limits=0,
         problems=tuple(problems),
     )
 
 
-def _unsettled(connection: Connection) -> list[str]:
-    query = select(ledger.c.request_id).where(ledger.c.kind == "reserve", ~is_settled(ledger))
-    return list(connection.execute(query.order_by(ledger.c.id)).scalars())
+def _unsettled(connection: Connection, others: set[str]) -> list[str]:
+    query = select(ledger.c.request_id, ledger.c.gateway_id)
+    query = query.where(ledger.c.kind == "reserve", ~is_settled(ledger)).order_by(ledger.c.id)
+    return [request_id for request_id, gateway_id in connection.execute(query) if gateway_id not in others]
 
 
-async def _check_unsettled(database: Database, live: Callable[[], set[str]], pause_s: float) -> list[str]:
+async def _check_unsettled(
+    database: Database, live: Callable[[], set[str]], others: set[str], pause_s: float
+) -> list[str]:
     suspects: list[str] = []
     for look in range(LOOKS):
         if look:
             await asyncio.sleep(pause_s)
         before = live()
-        unsettled = await database.read(_unsettled)
+        unsettled = await database.read(lambda connection: _unsettled(connection, others))
         known = before | live()
         # One that came and went while we looked is settled at the next look.
         suspects = [
@@ -141,23 +150,43 @@ def _row_checks() -> dict[str, Select[Any]]:
         reserve.c.request_id == settle.c.request_id, reserve.c.kind == "reserve", settle.c.kind == "settle"
     )
     pairs = select(settle.c.request_id).select_from(reserve.join(settle, both))
+    topped_up = ledger.alias("topped_up")
+    more = and_(topped_up.c.request_id == settle.c.request_id, topped_up.c.kind == "top_up")
+    held = [
+        before + func.coalesce(select(func.sum(column)).where(more).scalar_subquery(), 0)
+        for before, column in zip(counted_columns(reserve), counted_columns(topped_up), strict=True)
+    ]
+    charged = zip(counted_columns(settle), held, _AMOUNTS, strict=True)
     was_reserved = select(reserve.c.id).where(reserve.c.kind == "reserve")
     return {
-        "settled but never reserved": select(settle.c.request_id).where(
-            settle.c.kind == "settle",
+        "settled or topped up but never reserved": select(settle.c.request_id).where(
+            settle.c.kind.in_(("top_up", "settle")),
             ~was_reserved.where(reserve.c.request_id == settle.c.request_id).exists(),
         ),
         "more than one row of one kind": select(ledger.c.request_id)
-        .group_by(ledger.c.request_id, ledger.c.kind)
+        .group_by(ledger.c.request_id, ledger.c.kind, ledger.c.number)
         .having(func.count() > 1),
-        "more was charged than reserved": pairs.where(
-            or_(*(settle.c[name] > reserve.c[name] for name in _AMOUNTS))
+        "a top-up is missing": select(ledger.c.request_id)
+        .where(ledger.c.kind == "top_up")
+        .group_by(ledger.c.request_id)
+        .having(func.count() != func.max(ledger.c.number)),
+        # GPU time is known only after a step: it may exceed what is held.
+        "more was charged than reserved and topped up": pairs.where(
+            or_(*(one > other for one, other, name in charged if name != "gpu_ms"))
         ),
-        "reserved for one tenant, project or key and settled for another": pairs.where(
-            or_(*(settle.c[name] != reserve.c[name] for name in _OWNERS))
-        ),
+        "reserved for one tenant, project or key and settled or topped up for another": select(
+            settle.c.request_id
+        )
+        .select_from(reserve.join(settle, reserve.c.request_id == settle.c.request_id))
+        .where(
+            reserve.c.kind == "reserve",
+            settle.c.kind.in_(("settle", "top_up")),
+            or_(*(settle.c[name] != reserve.c[name] for name in _OWNERS)),
+        )
+        .distinct(),
         "a negative amount": select(ledger.c.request_id).where(
-            ledger.c.kind.in_(("reserve", "settle")), or_(*(ledger.c[name] < 0 for name in _AMOUNTS))
+            ledger.c.kind.in_(("reserve", "top_up", "settle")),
+            or_(*(ledger.c[name] < 0 for name in _AMOUNTS)),
         ),
         "charged to a limit but never reserved": select(ledger_charges.c.request_id).where(
             ~was_reserved.where(reserve.c.request_id == ledger_charges.c.request_id).exists()
@@ -167,17 +196,18 @@ def _row_checks() -> dict[str, Select[Any]]:
 
 # ---------------------------------------------------------------- counters
 
-Held = dict[tuple[str, str], Amounts]
-"""By counter and request id: what the reserve row says is held."""
+Held = dict[tuple[str, str], OpenRequest]
+"""By counter and request id: who holds something there."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
     """Between what the rows before and after a look at the counters allow them to be.
 
-    A request's steps are: hold, reserve row, …, settle row, counters. So a counter has every settled row
-    that was there before the look, except those of requests that are still live, and none that was not
-    there after it; and it holds what was unsettled both before and after.
+    A request's steps are: hold, reserve row, (more of both,) …, settle row, counters. So a counter has every
+    settled row that was there before the look, except those of requests that are still live, and none that
+    was not there after it; and it holds what was unsettled both before and after: at least what the rows say
+    (a bucket less, as what was used flows), at most the request's worst case.
     """
 
     charged_before: dict[str, Amounts]
@@ -218,65 +248,43 @@ async def _look(
     database: Database, quota_store: QuotaStore, limits: list[Limit], live: Callable[[], set[str]]
 ) -> list[tuple[LimitState, _Bounds]]:
     # First which windows are current, then what rows say of them, then the counters, then the rows again.
+    ledger_ = Ledger(database)
     names = [state.counter for state in await quota_store.states(limits)]
-    before, held_before = await database.read(
-        lambda connection: (charged_sums(connection, names), _held(connection, names))
-    )
+    before = await database.read(lambda connection: charged_sums(connection, names))
+    held_before = _by_counter(await ledger_.open_requests(most=None))
     live_ids = sorted(live())
     states = await quota_store.states(limits)
-    after, held_after, charged_live, held_live, written = await database.read(
-        lambda connection: (
-            charged_sums(connection, names),
-            _held(connection, names),
-            *_of_live(connection, names, live_ids),
-        )
+    held_after = _by_counter(await ledger_.open_requests(most=None))
+    held_live = _by_counter(await ledger_.reserved(live_ids))
+    after, charged_live, written = await database.read(
+        lambda connection: (charged_sums(connection, names), *_of_live(connection, names, live_ids))
     )
     bounds = _Bounds(
         charged_before=before,
         charged_after=after,
         charged_live=charged_live,
-        held_for_sure={key: amounts for key, amounts in held_before.items() if key in held_after},
-        held_perhaps=held_before | held_after | held_live,
+        held_for_sure={key: each for key, each in held_before.items() if key in held_after},
+        held_perhaps=held_before | held_live | held_after,
         has_unwritten=written < len(live_ids),
     )
     # A window that has turned meanwhile is looked at the next time.
     return [(state, bounds) for state, name in zip(states, names, strict=True) if state.counter == name]
 
 
-def _held(connection: Connection, names: list[str], *conditions: ColumnElement[bool]) -> Held:
-    """Reserve rows that hold something on these counters: the unsettled ones, or those that meet the
-    conditions."""
-    found: Held = {}
-    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == "reserve")
-    for chunk in queries.chunks(names):
-        query = (
-            select(ledger_charges.c.counter, ledger.c.request_id, *(ledger.c[name] for name in _AMOUNTS))
-            .select_from(ledger_charges.join(ledger, join))
-            .where(ledger_charges.c.counter.in_(chunk), *(conditions or (~is_settled(ledger),)))
-        )
-        for name, request_id, *amounts in connection.execute(query):
-            found[name, request_id] = Amounts(*amounts)
-    return found
+def _by_counter(requests: list[OpenRequest]) -> Held:
+    return {(name, each.request_id): each for each in requests for name in each.reserve.charged_to}
 
 
-def _of_live(
-    connection: Connection, names: list[str], live_ids: list[str]
-) -> tuple[dict[str, Amounts], Held, int]:
-    """Of the live requests: what was charged by counter, what is held, and how many have a row at all."""
+def _of_live(connection: Connection, names: list[str], live_ids: list[str]) -> tuple[dict[str, Amounts], int]:
+    """Of the live requests: what was charged by counter, and how many have a row at all."""
     charged: dict[str, Amounts] = {}
-    held: Held = {}
     written = 0
     for chunk in queries.chunks(live_ids):
         is_live = ledger.c.request_id.in_(chunk)
         for name, amounts in charged_sums(connection, names, condition=is_live).items():
-            charged[name] = _plus(charged.get(name, NOTHING), amounts)
-        held |= _held(connection, names, is_live)
+            charged[name] = sum_of([charged.get(name, NOTHING), amounts])
         written += queries.count(connection, ledger, ledger.c.kind == "reserve", is_live)
-    return charged, held, written
-
-
-def _plus(one: Amounts, other: Amounts) -> Amounts:
-    return Amounts(*(getattr(one, name) + getattr(other, name) for name in _AMOUNTS))
+    return charged, written
 
 
 def _compare(state: LimitState, bounds: _Bounds) -> str:
@@ -291,9 +299,13 @@ def _compare(state: LimitState, bounds: _Bounds) -> str:
         )
         if not least - bounds.charged_live.get(name, NOTHING).of(limit.meter) <= state.used <= most:
             return f"the ledger says {most} used, the counter says {state.used}"
-    least, most = (
-        sum(amounts.of(limit.meter) for (counter, _), amounts in held.items() if counter == name)
-        for held in (bounds.held_for_sure, bounds.held_perhaps)
+    least = sum(
+        0 if limit.is_bucket and each.top_ups else each.held.of(limit.meter)
+        for (counter, _), each in bounds.held_for_sure.items()
+        if counter == name
+    )
+    most = sum(
+        each.worst.of(limit.meter) for (counter, _), each in bounds.held_perhaps.items() if counter == name
     )
     if state.held < least or (state.held > most and not bounds.has_unwritten):
         return f"unsettled requests hold {least}, the counter says {state.held}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.quota.store import Hold, QuotaStore
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
 
 #: A Thursday, 12:00:20 UTC.
 NOON_S = 1_700_136_020.0
@@ -50,3 +51,19 @@ def limit(
         mode=mode,
         tier=tier,
     )
+
+
+async def filled(store: QuotaStore, epoch: str = "first") -> None:
+    """Makes a new store ready: there is nothing that it could have lost."""
+    assert await store.begin_rebuild("test", 60)
+    await store.finish_rebuild("test", epoch)
+
+
+def whole(count: int) -> Hold:
+    """A hold of so many output tokens, at once."""
+    return Hold.whole(Amounts(output_tokens=count))
+
+
+def stepwise(first: int, ahead: int, most: int, *, may_be_cut: bool = False) -> Hold:
+    """A hold of output tokens that grows."""
+    return Hold(*(Amounts(output_tokens=count) for count in (first, ahead, most)), may_be_cut=may_be_cut)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.messages import Outcome
+from engine.messages import Delta, Outcome
 from tenants.types import Amounts
 
 
@@ -31,13 +31,17 @@ class SequenceUse:
     computed_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    gpu_us: int = 0
     outcome: Outcome | None = None
 
-    def received(self, output_tokens: int) -> None:
-        """Tokens that reached the gateway; the first one proves that the prompt was computed."""
-        self.output_tokens += output_tokens
-        if output_tokens:
-            self.input_tokens = self.computed_tokens = self.prompt_tokens
+    def received(self, delta: Delta) -> None:
+        """What reached the gateway; the first token proves that the prompt was computed."""
+        self.gpu_us = max(self.gpu_us, delta.gpu_us)
+        if delta.token_ids:
+            self.output_tokens += len(delta.token_ids)
+            self.input_tokens = self.prompt_tokens
+            self.cached_tokens = delta.cached_tokens
+            self.computed_tokens = self.prompt_tokens - delta.cached_tokens
 
     def ended(self, outcome: Outcome) -> None:
         """The engine's final word."""
@@ -46,6 +50,7 @@ class SequenceUse:
         self.computed_tokens = outcome.computed_tokens
         self.cached_tokens = outcome.cached_tokens
         self.output_tokens = outcome.emitted_tokens
+        self.gpu_us = outcome.gpu_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +64,29 @@ class Use:
     cached_tokens: int
     output_tokens: int
     dispatched: bool
+    gpu_us: int = 0
+
+    @property
+    def gpu_ms(self) -> int:
+        """Rounded up, once for the whole request."""
+        return -(-self.gpu_us // 1000)
 
 
 def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) -> Use:
     """Sums up; sequence i belongs to prompt `i // choices`."""
-    input_tokens = computed_tokens = cached_tokens = output_tokens = 0
+    input_tokens = computed_tokens = cached_tokens = output_tokens = gpu_us = 0
     for start in range(0, len(sequences), choices):
         of_prompt = sequences[start : start + choices]
         most = max(of_prompt, key=lambda sequence: sequence.input_tokens)
         input_tokens += most.input_tokens
         computed_tokens += sum(sequence.computed_tokens for sequence in of_prompt)
         # Choices after the first may find what the first computed: only what nobody computed was cached.
-        cached_tokens += min(sequence.cached_tokens for sequence in of_prompt)
+        begun = [sequence for sequence in of_prompt if sequence.input_tokens] or of_prompt
+        cached_tokens += min(sequence.cached_tokens for sequence in begun)
         output_tokens += sum(sequence.output_tokens for sequence in of_prompt)
-    return Use(input_tokens, computed_tokens, min(cached_tokens, input_tokens), output_tokens, dispatched)
+        gpu_us += sum(sequence.gpu_us for sequence in of_prompt)
+    cached_tokens = min(cached_tokens, input_tokens)
+    return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us)
 
 
 def use_of_outcomes(outcomes: Sequence[Outcome], prompt_tokens: Sequence[int], choices: int) -> Use:
@@ -89,10 +103,12 @@ def use_of_outcomes(outcomes: Sequence[Outcome], prompt_tokens: Sequence[int], c
 
 
 def charge(use: Use, cost_nanousd: int, held: Amounts) -> Amounts:
-    """The amounts to settle: within what was held, meter by meter."""
+    """The amounts to settle: within what was held, meter by meter; device time, which is known only after a
+    step, as it was."""
     return Amounts(
         input_tokens=min(use.input_tokens, held.input_tokens),
         output_tokens=min(use.output_tokens, held.output_tokens),
         cost_nanousd=min(cost_nanousd, held.cost_nanousd),
         requests=held.requests if use.dispatched else 0,
+        gpu_ms=use.gpu_ms if use.dispatched else 0,
     )

@@ -26,7 +26,7 @@ class Estimate:
     output_tokens: Whole
     cost_nanousd: Whole
     max_cost_nanousd: int
-    """What is held: never exceeded."""
+    """Of the longest answer that may come: never exceeded."""
     tokens_ahead: dict[str, int]
     """Cost tokens that go first, by cause."""
     basis: str
@@ -100,6 +100,8 @@ class Account:
     charged: Amounts
     cached_tokens: int
     preemptions: int
+    top_ups: int = 0
+    """How often more was held while it decoded."""
     decisions: Sequence[Decision] = ()
     """What the engines' schedulers decided about it."""
 
@@ -137,6 +139,7 @@ class Account:
                 held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
             ),
             "cost_nanousd": _account(held.cost_nanousd, charged.cost_nanousd),
+            "top_ups": self.top_ups,
         }
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause

@@ -7,27 +7,21 @@ when the answer comes.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get, patch, post
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.authentication import principal_of
-from gateway.body import read_json_body
 from gateway.policy import MAX_DECISIONS, change_policy, policy_of
+from gateway.routes import limits, prices
+from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import KeyCreate, KeyRotate, LimitSet, PolicySet, TenantCreate, decode
+from gateway.schemas import KeyCreate, KeyRotate, PolicySet, TenantChange, TenantCreate
 from gateway.status import status_of
 from tenants.admin import DEFAULT_SCOPES
-from tenants.audit import Actor
-from tenants.records import limit_as_json
 from tenants.verify import verify_ledger
 
-T = TypeVar("T", bound=msgspec.Struct)
-READ = {"scope": "admin:read"}
-WRITE = {"scope": "admin:write"}
 MAX_LOG_PAGE = 5_000
 
 
@@ -67,7 +61,11 @@ async def dispatch_log(request: Request[Any, Any, Any], since: int = 0, limit: i
 async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     report = await verify_ledger(
-        gateway.deps.database, gateway.deps.quota_store, running=lambda: gateway.books.live
+        gateway.deps.database,
+        gateway.deps.quota_store,
+        running=lambda: gateway.books.live,
+        gateway_id=gateway.deps.gateway_id,
+        stale_s=gateway.deps.config.gateway_stale_s,
     )
     return json_response(report.as_json())
 
@@ -96,10 +94,10 @@ async def policy(request: Request[Any, Any, Any], decisions: int = 20) -> Respon
     tags=["admin"],
 )
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
-    asked = await _asked(request, PolicySet)
+    wanted = await asked(request, PolicySet)
     gateway = gateway_of(request)
     try:
-        await change_policy(gateway, _actor(request), asked.policy)
+        await change_policy(gateway, actor(request), wanted.policy)
     except UnknownPolicy as error:
         raise errors.bad_request(f"Invalid 'policy': {error}.", "policy") from None
     return json_response(await policy_of(gateway, 0))
@@ -122,17 +120,43 @@ async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
     tags=["admin"],
 )
 async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
-    asked = await _asked(request, TenantCreate)
+    wanted = await asked(request, TenantCreate)
     tenant = await gateway_of(request).deps.admin.create_tenant(
-        _actor(request), asked.name, weight=asked.weight, tier=asked.tier, tiers=asked.tiers
+        actor(request),
+        wanted.name,
+        weight=wanted.weight,
+        tier=wanted.tier,
+        tiers=wanted.tiers,
+        on_low_budget=wanted.on_low_budget,
     )
-    return await _changed(request, tenant.as_json(), 201)
+    return await changed(request, tenant.as_json(), 201)
 
 
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant", tags=["admin"])
 async def show_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
     return json_response(view.as_json())
+
+
+@patch(
+    "/admin/v1/tenants/{tenant:str}",
+    opt=WRITE | {"body": TenantChange},
+    summary="Change a tenant",
+    description="What is not named stays as it is.",
+    tags=["admin"],
+)
+async def change_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+    wanted = await asked(request, TenantChange)
+    edited = await gateway_of(request).deps.admin.update_tenant(
+        actor(request),
+        tenant,
+        weight=wanted.weight,
+        tier=wanted.tier,
+        tiers=wanted.tiers,
+        models=wanted.models,
+        on_low_budget=wanted.on_low_budget,
+    )
+    return await changed(request, edited.as_json())
 
 
 @post(
@@ -143,8 +167,8 @@ async def show_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[
     tags=["admin"],
 )
 async def suspend_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
-    changed = await gateway_of(request).deps.admin.suspend_tenant(_actor(request), tenant)
-    return await _changed(request, changed.as_json())
+    suspended = await gateway_of(request).deps.admin.suspend_tenant(actor(request), tenant)
+    return await changed(request, suspended.as_json())
 
 
 @post(
@@ -155,8 +179,8 @@ async def suspend_tenant(request: Request[Any, Any, Any], tenant: str) -> Respon
     tags=["admin"],
 )
 async def resume_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
-    changed = await gateway_of(request).deps.admin.resume_tenant(_actor(request), tenant)
-    return await _changed(request, changed.as_json())
+    resumed = await gateway_of(request).deps.admin.resume_tenant(actor(request), tenant)
+    return await changed(request, resumed.as_json())
 
 
 # ---------------------------------------------------------------- keys
@@ -180,17 +204,17 @@ async def list_keys(request: Request[Any, Any, Any], tenant: str | None = None) 
     tags=["admin"],
 )
 async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
-    asked = await _asked(request, KeyCreate)
+    wanted = await asked(request, KeyCreate)
     key, secret = await gateway_of(request).deps.admin.create_key(
-        _actor(request),
-        asked.tenant,
-        project=asked.project,
-        scopes=DEFAULT_SCOPES if asked.scopes is None else asked.scopes,
-        expires_in_s=asked.expires_in_s,
-        models=asked.models,
-        tiers=asked.tiers,
+        actor(request),
+        wanted.tenant,
+        project=wanted.project,
+        scopes=DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes,
+        expires_in_s=wanted.expires_in_s,
+        models=wanted.models,
+        tiers=wanted.tiers,
     )
-    return await _changed(request, key.as_json() | {"key": secret}, 201)
+    return await changed(request, key.as_json() | {"key": secret}, 201)
 
 
 @post(
@@ -202,73 +226,15 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     tags=["admin"],
 )
 async def rotate_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
-    asked = await _asked(request, KeyRotate)
-    rotated, secret = await gateway_of(request).deps.admin.rotate_key(_actor(request), key, asked.grace_s)
-    return await _changed(request, rotated.as_json() | {"key": secret})
+    wanted = await asked(request, KeyRotate)
+    rotated, secret = await gateway_of(request).deps.admin.rotate_key(actor(request), key, wanted.grace_s)
+    return await changed(request, rotated.as_json() | {"key": secret})
 
 
 @delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key", tags=["admin"])
 async def revoke_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
-    revoked = await gateway_of(request).deps.admin.revoke_key(_actor(request), key)
-    return await _changed(request, revoked.as_json())
-
-
-# ---------------------------------------------------------------- limits
-
-
-@get("/admin/v1/limits", opt=READ, summary="List limits, of one tenant or of all", tags=["admin"])
-async def list_limits(request: Request[Any, Any, Any], tenant: str | None = None) -> Response[bytes]:
-    limits = await gateway_of(request).deps.admin.list_limits(tenant)
-    return json_response({"object": "list", "data": [limit_as_json(each) for each in limits]})
-
-
-@post(
-    "/admin/v1/limits",
-    status_code=201,
-    opt=WRITE | {"body": LimitSet},
-    summary="Set a limit",
-    tags=["admin"],
-)
-async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
-    asked = await _asked(request, LimitSet)
-    limit = await gateway_of(request).deps.admin.set_limit(
-        _actor(request),
-        asked.tenant,
-        meter=asked.meter,
-        amount=asked.amount,
-        window=asked.window,
-        rate_per_s=asked.rate_per_s,
-        mode=asked.mode,
-        project=asked.project,
-        key=asked.key,
-        tier=asked.tier,
-        time_zone=asked.time_zone,
-    )
-    return await _changed(request, limit_as_json(limit), 201)
-
-
-@delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit", tags=["admin"])
-async def remove_limit(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
-    removed = await gateway_of(request).deps.admin.remove_limit(_actor(request), limit)
-    return await _changed(request, limit_as_json(removed))
-
-
-async def _asked(request: Request[Any, Any, Any], into: type[T]) -> T:
-    config = gateway_of(request).deps.config
-    return decode(await read_json_body(request, config.max_body_bytes, config.body_timeout_s), into)
-
-
-async def _changed(request: Request[Any, Any, Any], shown: object, status: int = 200) -> Response[bytes]:
-    """Answers once the change is in force here."""
-    await gateway_of(request).deps.directory.refresh()
-    return json_response(shown, status)
-
-
-def _actor(request: Request[Any, Any, Any]) -> Actor:
-    principal = principal_of(request)
-    origin = request.client.host if request.client is not None else ""
-    name = "control" if principal.key_id == "control" else f"key:{principal.key_prefix}"
-    return Actor(name, origin[:128])
+    revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
+    return await changed(request, revoked.as_json())
 
 
 HANDLERS = [
@@ -280,13 +246,13 @@ HANDLERS = [
     list_tenants,
     create_tenant,
     show_tenant,
+    change_tenant,
     suspend_tenant,
     resume_tenant,
     list_keys,
     create_key,
     rotate_key,
     revoke_key,
-    list_limits,
-    set_limit,
-    remove_limit,
+    *limits.HANDLERS,
+    *prices.HANDLERS,
 ]

@@ -10,17 +10,19 @@ from typing import Any, TypeVar
 from litestar import Request, Response, get, post
 from litestar.types import ASGIApp
 
-from gateway import errors
+from gateway import errors, idempotency
 from gateway.answer import Answer
 from gateway.authentication import principal_of
 from gateway.body import read_json_body
 from gateway.estimates import Size
+from gateway.idempotency import IdempotentAnswer
 from gateway.ids import trace_context
 from gateway.prompt import PromptRefused
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, QuoteRequest, decode
 from gateway.understand import (
     TIER_NAMES,
+    Call,
     ServedModel,
     chat_messages,
     understand_chat,
@@ -53,8 +55,7 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
         return understand_chat(decode(body, ChatCompletionRequest), **_context(request, principal, model))
 
     call = await _in_thread_if_large(body, understand)
-    gateway.require_engine()
-    return Answer(gateway, call)
+    return _answer(request, call, body)
 
 
 @post(
@@ -74,8 +75,7 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
         return understand_text(decode(body, CompletionRequest), **_context(request, principal, model))
 
     call = await _in_thread_if_large(body, understand)
-    gateway.require_engine()
-    return Answer(gateway, call)
+    return _answer(request, call, body)
 
 
 @get(
@@ -179,6 +179,15 @@ def _prompt_tokens(request: Request[Any, Any, Any], asked: QuoteRequest) -> int:
         except PromptRefused as refused:
             raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
     return max(1, len(deps.renderer.text_tokens(asked.prompt or "")))
+
+
+def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
+    gateway = gateway_of(request)
+    key = request.headers.get(idempotency.HEADER)
+    if key is not None:
+        return IdempotentAnswer(gateway, call, key, request.url.path, body)
+    gateway.require_engine()
+    return Answer(gateway, call)
 
 
 async def _body(request: Request[Any, Any, Any]) -> bytes:

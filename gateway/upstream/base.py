@@ -28,6 +28,11 @@ class SequenceRefused(Exception):
         self.message = message
 
 
+class ReaderTooSlow(Exception):
+    """The sequence was cancelled because its deltas were not read; raised after the last one, which carries
+    the outcome."""
+
+
 class Upstream(Protocol):
     """Contract: a submitted sequence ends with exactly one delta that carries its outcome, or with
     `UpstreamLost` or `SequenceRefused`; outcomes are kept by the upstream until acknowledged.
@@ -56,7 +61,13 @@ class Upstream(Protocol):
 
     def run(self, submit: Submit) -> AsyncIterator[Delta]:
         """Starts a sequence, at once; iterating gives its deltas. Raises `UpstreamUnavailable` where nothing
-        was sent; iterating raises `UpstreamLost`, `SequenceRefused`."""
+        was sent; iterating raises `UpstreamLost`, `SequenceRefused`,
+        `ReaderTooSlow`."""
+        ...
+
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
+        """Covers so many emitted tokens, and so much device time, in all. Harmless to repeat, and when the
+        sequence has ended. Raises `UpstreamUnavailable`."""
         ...
 
     def cancel(self, sequence_id: str, cause: str) -> None:
@@ -79,6 +90,7 @@ class Upstream(Protocol):
         """The policy in force and the last scheduling decisions. Raises `UpstreamLost`."""
         ...
 
-    async def collect(self) -> Inventory:
-        """Everything unaccounted for, adopting what gateways that are gone left. Raises `UpstreamLost`."""
+    async def collect(self, *, adopt: bool = False) -> Inventory:
+        """Everything of this gateway that is unaccounted for; with `adopt`, what gateways that are gone left
+        becomes this one's. Raises `UpstreamLost`."""
         ...

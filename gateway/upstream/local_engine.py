@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from engine import client as engine_client
 from engine.client import EngineClient
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
-from gateway.upstream.base import SequenceRefused, UpstreamLost, UpstreamUnavailable
+from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable
 
 
 class LocalEngine:
@@ -50,6 +50,12 @@ class LocalEngine:
             raise UpstreamUnavailable(str(error)) from None
         return _deltas(stream)
 
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
+        try:
+            self._client.top_up(sequence_id, lease_tokens, lease_gpu_us)
+        except engine_client.EngineUnavailable as error:
+            raise UpstreamUnavailable(str(error)) from None
+
     def cancel(self, sequence_id: str, cause: str) -> None:
         self._client.cancel(sequence_id, cause)
 
@@ -75,9 +81,9 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    async def collect(self) -> Inventory:
+    async def collect(self, *, adopt: bool = False) -> Inventory:
         try:
-            return await self._client.collect(adopt=True)
+            return await self._client.collect(adopt=adopt)
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
@@ -92,7 +98,7 @@ class LocalEngine:
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:
-    """The stream with the gateway's exceptions. A slow reader's stream still ended with its outcome."""
+    """The stream with the gateway's exceptions."""
     try:
         async for delta in stream:
             yield delta
@@ -100,5 +106,5 @@ async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:
         raise UpstreamLost(error.reason) from None
     except engine_client.SequenceRefused as error:
         raise SequenceRefused(error.code, error.message) from None
-    except engine_client.SlowReader:
-        return
+    except engine_client.SlowReader as error:
+        raise ReaderTooSlow(str(error)) from None

@@ -56,12 +56,25 @@ async def fresh_bench(
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-", ignore_cleanup_errors=True) as directory:
         try:
             async with local_server(
-                Path(directory), arguments=["--model", str(model_dir), "--log-level", "warning", *arguments]
+                Path(directory),
+                arguments=[
+                    "--model",
+                    str(model_dir),
+                    *priced(model_dir),
+                    "--log-level",
+                    "warning",
+                    *arguments,
+                ],
             ) as server:
                 keys, ids = await _enrol(server, parties)
                 yield Bench(server, keys, ids, await making)
         finally:
             await asyncio.gather(making, return_exceptions=True)
+
+
+def priced(model_dir: Path) -> list[str]:
+    """Arguments of `serve`: a model that is not the shipped one is free, as a benchmark charges nobody."""
+    return [] if model_dir == SHIPPED_MODEL else ["--prices", f"{model_dir.resolve().name}=0/0"]
 
 
 def _model_dir(model: str | None) -> Path:

@@ -112,13 +112,12 @@ class SteadyState:
         plan = self.scheduler.schedule(self._clock.now_s)
         scheduled = time.perf_counter_ns()
         scheduler = self.scheduler
-        ended = []
-        for sequence, tokens in plan.shares.items():
-            scheduler.computed(sequence, tokens)
-            if sequence.computed_tokens == len(sequence.token_ids):
-                scheduler.emitted(sequence, 1)
-                if sequence.emitted_tokens >= self._ends[sequence]:
-                    ended.append(sequence)
+        chosen = [
+            1 if sequence.computed_tokens + tokens == len(sequence.token_ids) else None
+            for sequence, tokens in plan.shares.items()
+        ]
+        scheduler.commit(plan.shares, chosen)
+        ended = [sequence for sequence in plan.shares if sequence.emitted_tokens >= self._ends[sequence]]
         for sequence in ended:
             scheduler.finish(sequence)
         booked = time.perf_counter_ns()

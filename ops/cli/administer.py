@@ -39,7 +39,7 @@ def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     async def run() -> T:
         database = open_database(settings.resolved_database_url)
         try:
-            return await act(Admin(database, pepper))
+            return await act(Admin(database, pepper, tier_multipliers=settings.tier_multipliers))
         finally:
             await database.close()
 

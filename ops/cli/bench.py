@@ -21,8 +21,12 @@ def bench() -> None:
       fairgate bench scheduler
       fairgate bench policies --case mixed
       fairgate bench batch-or-wait
+      fairgate bench ledger
+      fairgate bench contract --scenario 'kill-*'
     """
 
+
+REQUIRED_SETTLEMENTS_PER_S = 2_000
 
 MODEL_OPTION = click.option("--model", metavar="DIR", help="Model directory.  [default: the shipped model]")
 
@@ -337,9 +341,59 @@ def scheduler(
     answer(report, show)
 
 
+@bench.command()
+@click.option(
+    "--settlements", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True, help="How many."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    multiple=True,
+    default=(1, 64, 512),
+    show_default=True,
+    help="Settlements that wait at once; repeatable.",
+)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="On which disk; not one in memory.  [default: here]",
+)
+def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> None:
+    """Durable settlements a second on SQLite, with fsync on, and what group commit makes of it.
+
+    \b
+    One at a time each settlement waits for its own commit, so a hundredth as many are made there.
+    --json answers:
+      {"runs": [{"database": "sqlite", "concurrency": 512, "settlements": 10000, "seconds": 2.1,
+       "settlements_per_s": 4700, "rows_per_commit": 181.8, "fsync_ms": 1.3,
+        "synchronous": "synchronous=2"}, …],
+       "required_per_s": 2000, "ok": true}
+    """
+    from ops.bench.ledger import as_json, measure
+
+    runs = [
+        asyncio.run(measure(directory, max(100, settlements // (100 if most == 1 else 1)), most))
+        for most in concurrency
+    ]
+    report = as_json(runs, REQUIRED_SETTLEMENTS_PER_S)
+
+    def show() -> None:
+        click.echo(f"SQLite, {runs[-1].synchronous} (2: FULL); an fsync takes {runs[-1].fsync_ms:g} ms here")
+        for run in runs:
+            click.echo(
+                f"  {run.concurrency:>5} at once: {run.settlements_per_s:>7,.0f} settlements/s, "
+                f"{run.rows_per_commit:g} a commit"
+            )
+
+    answer(report, show)
+    if not report["ok"]:
+        raise click.exceptions.Exit(1)
+
+
 @bench.command("batch-or-wait")
 @click.option(
-    "--requests", type=click.IntRange(1000, 1_000_000), default=6000, show_default=True, help="At each load."
+    "--requests", type=click.IntRange(1000, 1_000_000), default=2000, show_default=True, help="At each load."
 )
 @click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Streams a load.")
 @click.option(
@@ -353,20 +407,95 @@ def batch_or_wait(requests: int, seeds: int, line: str) -> None:
     """The batch-or-wait table against the best fixed batch size and window, on a virtual clock.
 
     \b
-    One table is solved and used at all loads. At each load every size and 26 windows are tried on the very
-    arrivals that the table serves; compared is the table's objective (`fairgate policy solve --help`).
-    Takes some minutes; the figures are the same on every machine.
+    An engine on a virtual clock serves with the admissions `table` and `dynamic`. One table is solved and
+    used at all loads; at each load every size and 26 windows are tried on the very arrivals that the table
+    serves. Compared is the table's objective (`fairgate policy solve --help`). Takes some minutes; all
+    figures but that of a lookup are the same on every machine.
     --json answers:
       {"line": "length", "capacity_per_s": 3.93, "loads": [{"load": "high", "rate_per_s": 2.36, "gain": 0.154,
-       "least_gain": 0.151, "table": {"cost": 2.55, "latency_s": 1.4, "watts": 161, "late": 0.177,
-       "batch": 1.9}, "best_fixed": {"size": 4, "window_s": 0.12, "most": 4, "line": "length", …}}, …],
-       "won": ["medium", "high", …], "not_won": ["low"], "ok": true, …}
+       "least_gain": 0.151, "table": {"cost": 2.55, "latency_s": 1.4, "own_latency_s": 1.3, "watts": 161,
+       "late": 0.177, "batch": 1.9}, "best_fixed": {"size": 4, "window_s": 0.12, "line": "length", …}}, …],
+       "won": ["medium", "high", …], "not_won": ["low"], "lookup_us": 1.7, "ok": true, …}
     """
     from ops.bench.batch_or_wait import run, show
     from ops.cli.policy import progress_bar
 
     with progress_bar("solving and trying") as progress:
         report = run(requests=requests, seeds=seeds, short_first=line == "length", progress=progress)
+    answer(report, lambda: show(report))
+    if not report["ok"]:
+        raise click.exceptions.Exit(1)
+
+
+@bench.command()
+@click.option(
+    "--scenario",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Only those; * and ? as in a shell; repeatable.",
+)
+@click.option(
+    "--gateways", metavar="N,…", default="1,2,4", show_default=True, callback=_counts, help="For bursts."
+)
+@click.option(
+    "--concurrency", metavar="N,…", default="50,500", show_default=True, callback=_counts, help="For bursts."
+)
+@click.option("--peers", type=click.Choice(["litellm"]), multiple=True, help="Also: its limits, same bursts.")
+@click.option(
+    "--peers-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".bench-peers"),
+    show_default=True,
+    help="Where 'make bench-peers' put them.",
+)
+@click.option(
+    "--json-file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON report there."
+)
+def contract(
+    names: tuple[str, ...],
+    gateways: tuple[int, ...],
+    concurrency: tuple[int, ...],
+    peers: tuple[str, ...],
+    peers_dir: Path,
+    json_file: Path | None,
+) -> None:
+    """Budgets through bursts, crashes, cancellations and retries, audited from outside.
+
+    \b
+    Starts its own PostgreSQL, Redis, engine and gateways, drives clients at hard limits and kills -9 what it
+    started; then compares ledger, Redis, the engine's own count and what clients received. Some minutes; all
+    of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
+    retries, kill-{gateway,engine,redis,postgres,both}. Ends with 1 where a required figure is not met.
+    --json answers:
+      {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
+       "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
+       "admitted_of_admissible": 0.99, "charged_tokens": 1460, "broken": [], "ok": true, …}, …],
+       "seconds": 412.0, "ok": true}
+    """
+    import json
+
+    from rich.console import Console
+
+    from ops.bench.contract import Options, run
+    from ops.bench.contract_house import ScenarioFailed
+    from ops.bench.contract_peer import PeerMissing
+    from ops.bench.contract_report import show
+    from ops.local_server import ServerFailed
+    from ops.local_services import NoServer
+
+    options = Options(names, gateways, concurrency, peers, peers_dir)
+    with Console(stderr=True).status("starting") as status:
+        try:
+            report = asyncio.run(
+                run(options, lambda what, done, total: status.update(f"{what}: {done} of {total} done"))
+            )
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--scenario") from None
+        except (NoServer, PeerMissing, ScenarioFailed, ServerFailed) as error:
+            raise Failure(str(error)) from None
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     answer(report, lambda: show(report))
     if not report["ok"]:
         raise click.exceptions.Exit(1)

@@ -21,6 +21,7 @@ def ledger() -> None:
 
     \b
       fairgate ledger verify
+      fairgate ledger show req_01j9…
     """
 
 
@@ -55,6 +56,72 @@ def verify() -> None:
     sys.exit(0 if report["ok"] else 1)
 
 
+@ledger.command()
+@click.argument("request_id")
+def show(request_id: str) -> None:
+    """Every row of one request: what was reserved, topped up and charged, and on whose word.
+
+    \b
+    --json answers:
+      {"request_id": "req_01j9…", "rows": [{"kind": "reserve", "number": 0, "at": "2026-01-01T12:00:00+00:00",
+       "gateway_id": "gw_1", "input_tokens": 10, "output_tokens": 64, "cost_nanousd": 39900, "requests": 1,
+       "gpu_ms": 0, "outcome": "", "detail": {…}}, …]}
+    """
+    settings = settings_now()
+    rows = asyncio.run(_find(settings, request_id))
+    if not rows:
+        raise Failure(f"the ledger has no request {request_id!r}")
+
+    def text() -> None:
+        for row in rows:
+            kind = f"{row['kind']} {row['number']}" if row["number"] else row["kind"]
+            click.echo(
+                f"{row['at']}  {kind:<10} {row['input_tokens']:>8} in {row['output_tokens']:>8} out "
+                f"{row['cost_nanousd']:>12} nano-dollars  {row['gateway_id']}  {row['outcome']}"
+            )
+            for name, value in row["detail"].items():
+                click.echo(f"    {name}: {value}")
+
+    answer({"request_id": request_id, "rows": rows}, text)
+
+
+async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from tenants.database import open_database
+    from tenants.errors import TenancyError
+    from tenants.ledger import Ledger
+
+    _require_database(settings)
+    try:
+        database = open_database(settings.resolved_database_url)
+        try:
+            rows = await Ledger(database).find(request_id)
+        finally:
+            await database.close()
+    except TenancyError as error:
+        raise Failure(str(error)) from None
+    return [
+        {
+            "kind": row.kind,
+            "number": row.number,
+            "at": row.at.isoformat(),
+            "gateway_id": row.gateway_id,
+            "tier": row.tier,
+            "model": row.model,
+            **asdict(row.amounts),
+            "outcome": row.outcome,
+            "detail": dict(row.detail),
+        }
+        for row in rows
+    ]
+
+
+def _require_database(settings: Settings) -> None:
+    if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
+        raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")
+
+
 def _ask(server: ServerFile) -> dict[str, Any]:
     import httpx
 
@@ -77,8 +144,7 @@ async def _verify(settings: Settings) -> dict[str, Any]:
     from tenants.quota.store import QuotaStoreUnavailable
     from tenants.verify import verify_ledger
 
-    if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
-        raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")
+    _require_database(settings)
     try:
         database = open_database(settings.resolved_database_url)
         try:

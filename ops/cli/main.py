@@ -26,6 +26,7 @@ COMMANDS = {
         "tenant",
         "key",
         "limit",
+        "price",
         "ledger",
         "policy",
         "doctor",

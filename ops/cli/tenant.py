@@ -7,8 +7,9 @@ import click
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, table
 from ops.cli.limit import in_words
-from tenants.types import Tier
+from tenants.types import OnLowBudget, Tier
 
+LOW_BUDGET = click.Choice([choice.value for choice in OnLowBudget])
 TIERS = click.Choice([tier.value for tier in Tier])
 
 
@@ -20,7 +21,9 @@ def tenant() -> None:
       fairgate tenant create acme --weight 2 --tier interactive
       fairgate tenant list
       fairgate tenant show acme
+      fairgate tenant set acme --on-low-budget truncate
       fairgate tenant suspend acme
+      fairgate tenant resume acme
     """
 
 
@@ -39,21 +42,71 @@ def tenant() -> None:
     multiple=True,
     help="Tiers it may ask for (repeat).  [default: --tier and the ones served after it]",
 )
-def create(name: str, weight: float, tier: str, tiers: tuple[str, ...]) -> None:
+@click.option(
+    "--on-low-budget",
+    type=LOW_BUDGET,
+    default=OnLowBudget.REFUSE.value,
+    show_default=True,
+    help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
+)
+def create(name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_budget: str) -> None:
     """Creates a tenant.
 
     \b
     Two tenants that both wait in the same tier are served in proportion to their weights.
     --json answers:
-      {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "default_tier": "interactive",
-       "tiers": ["interactive", "standard", "batch"], "models": null,
+      {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "on_low_budget": "refuse",
+       "default_tier": "interactive", "tiers": ["interactive", "standard", "batch"], "models": null,
        "created_at": "2026-01-31T12:00:00+00:00"}
     """
     allowed = [Tier(item) for item in tiers] or None
     made = administer(
-        lambda admin: admin.create_tenant(actor(), name, weight=weight, tier=Tier(tier), tiers=allowed)
+        lambda admin: admin.create_tenant(
+            actor(), name, weight=weight, tier=Tier(tier), tiers=allowed, on_low_budget=on_low_budget
+        )
     )
     answer(made.as_json(), f"tenant {made.name} created ({made.tenant_id})")
+
+
+@tenant.command(name="set")
+@click.argument("name")
+@click.option("--weight", type=click.FloatRange(0, min_open=True), help="Its share.")
+@click.option("--tier", type=TIERS, help="Tier of its requests.")
+@click.option("--may-use", "tiers", type=TIERS, multiple=True, help="Tiers it may ask for (repeat).")
+@click.option("--model", "models", multiple=True, help="Models it may use (repeat).")
+@click.option(
+    "--on-low-budget",
+    type=LOW_BUDGET,
+    help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
+)
+def set_(
+    name: str,
+    weight: float | None,
+    tier: str | None,
+    tiers: tuple[str, ...],
+    models: tuple[str, ...],
+    on_low_budget: str | None,
+) -> None:
+    """Changes a tenant; what is not named stays. NAME may be its id.
+
+    \b
+    A new --tier without --may-use allows it and the ones served after it.
+    --json answers what `tenant create` answers.
+    """
+    if weight is None and not (tier or tiers or models or on_low_budget):
+        raise click.UsageError("say what changes: --weight, --tier, --may-use, --model or --on-low-budget")
+    changed = administer(
+        lambda admin: admin.update_tenant(
+            actor(),
+            name,
+            weight=weight,
+            tier=tier,
+            tiers=tiers or None,
+            models=models or None,
+            on_low_budget=on_low_budget,
+        )
+    )
+    answer(changed.as_json(), f"tenant {changed.name} changed")
 
 
 @tenant.command(name="list")
@@ -82,7 +135,7 @@ def show(name: str) -> None:
 
     \b
     --json answers:
-      {"id": "ten_…", "name": "acme", …, "projects": […], "keys": […], "limits": […]}
+      {"id": "ten_…", "name": "acme", …, "projects": […], "keys": […], "limits": […], "has_limits": true}
     """
     shown = administer(lambda admin: admin.show_tenant(name))
 
@@ -90,11 +143,15 @@ def show(name: str) -> None:
         one = shown.tenant
         click.echo(f"{one.name} ({one.tenant_id}), {one.status}")
         click.echo(f"weight {one.weight:g}, tier {one.default_tier.value}, may use {', '.join(one.tiers)}")
+        click.echo(f"on a low budget: {one.on_low_budget.value}")
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)
         keys = [(item.key_id, item.prefix, ", ".join(sorted(item.scopes))) for item in shown.keys]
         table("keys", ("id", "prefix", "scopes"), keys)
-        table("limits", ("id", "limit"), [(item.limit_id, in_words(item)) for item in shown.limits])
+        if shown.limits:
+            table("limits", ("id", "limit"), [(item.limit_id, in_words(item)) for item in shown.limits])
+        else:
+            click.echo("no limits: nothing bounds what it may use")
 
     answer(shown.as_json(), text)
 
@@ -109,3 +166,15 @@ def suspend(name: str) -> None:
     """
     suspended = administer(lambda admin: admin.suspend_tenant(actor(), name))
     answer(suspended.as_json(), f"tenant {suspended.name} suspended")
+
+
+@tenant.command()
+@click.argument("name")
+def resume(name: str) -> None:
+    """Undoes a suspension.
+
+    \b
+    --json answers what `tenant create` answers, with "status": "active".
+    """
+    resumed = administer(lambda admin: admin.resume_tenant(actor(), name))
+    answer(resumed.as_json(), f"tenant {resumed.name} is active again")

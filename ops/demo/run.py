@@ -115,6 +115,8 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
     arguments += ["--engine-max-sequences", str(options.max_sequences)]
+    if options.model:
+        arguments += ["--prices", f"{model.resolve().name}=0/0"]
     trace = load_slice()
     making = asyncio.create_task(asyncio.to_thread(Prompts.make, model, trace, options.seed))
     async with contextlib.AsyncExitStack() as closing:

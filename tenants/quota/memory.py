@@ -10,24 +10,41 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from tenants.quota import rules
-from tenants.quota.rules import Counter, WindowCounter
-from tenants.quota.store import Denied, Granted, LimitState, Overrun, QuotaStoreUnavailable
-from tenants.types import Amounts, Limit, Meter, Mode
+from tenants.quota.rules import Counter, Part, WindowCounter, Wish
+from tenants.quota.store import (
+    Denied,
+    Granted,
+    Hold,
+    LimitState,
+    QuotaStoreRecovering,
+    QuotaStoreUnavailable,
+)
+from tenants.types import Amounts, Limit, Mode
 
 MAX_HOLDS = 100_000
 
 
 @dataclass(slots=True)
 class _Hold:
-    """What one request holds: per limit the amount, and the window it was taken from (0: no window)."""
+    """What one request holds: per limit, and from which window it was taken (0: no window)."""
 
     limits: tuple[Limit, ...]
     starts_us: tuple[int, ...]
-    amounts: tuple[int, ...]
+    parts: tuple[Part, ...]
     charged_to: tuple[str, ...]
+    ahead: Amounts
     lease_until_us: int
+
+
+class _State(Enum):
+    NEW = "new"
+    """Nobody has rebuilt it: in use, as there is nothing it could have lost, but whoever has a ledger
+    may still begin."""
+    RECOVERING = "recovering"
+    READY = "ready"
 
 
 class MemoryQuotaStore:
@@ -38,61 +55,77 @@ class MemoryQuotaStore:
         self._clock = clock
         self._max_holds = max_holds
         self._counters: dict[str, Counter] = {}
-        # Windows that are over and on which something is still held, by charge name.
+        # Windows that are over and on which something is still held or promised, by charge name.
         self._ended: dict[str, WindowCounter] = {}
         self._holds: dict[str, _Hold] = {}
         # (lease end, request id); renewed leases leave stale entries that `expire` skips.
         self._leases: list[tuple[int, str]] = []
+        self._state = _State.NEW
+        self._owner = ""
+        self._owner_until_us = 0
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], amounts: Amounts, lease_ttl_s: float
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
         """See `QuotaStore.reserve`."""
         rules.check_request(request_id, lease_ttl_s)
-        rules.check_amounts(amounts)
+        rules.check_rising(hold.first, hold.ahead, hold.most)
         rules.check_limits(limits)
+        self._check_ready()
         now_us = self._now_us()
         if (existing := self._holds.get(request_id)) is not None:
-            return self._granted(existing, now_us)
+            return self._granted(existing, (), now_us)
         counters = [self._advance(limit, now_us) for limit in limits]
-        wanted = tuple(amounts.of(limit.meter) for limit in limits)
-        denied = rules.refuse(limits, counters, wanted, now_us)
+        wishes = [rules.wish(limit, hold) for limit in limits]
+        nothing = [Part()] * len(limits)
+        denied = rules.refuse(limits, counters, nothing, wishes, now_us)
         if denied is not None:
             return replace(denied, states=await self.states(limits))
         if len(self._holds) >= self._max_holds:
             raise QuotaStoreUnavailable(f"{self._max_holds} requests hold budget already")
+        would_deny = _would_deny(limits, counters, nothing, wishes)
         held = _Hold(
             tuple(limits),
             tuple(counter.start_us if isinstance(counter, WindowCounter) else 0 for counter in counters),
-            wanted,
-            tuple(rules.charge_name(limit, counter) for limit, counter in zip(limits, counters, strict=True)),
+            tuple(map(rules.reach, limits, counters, nothing, wishes)),
+            tuple(map(rules.charge_name, limits, counters)),
+            hold.ahead,
             now_us + round(lease_ttl_s * 1e6),
         )
-        for limit, counter, amount in zip(limits, counters, wanted, strict=True):
-            self._store(limit, rules.hold(counter, amount))
+        for limit, counter, part in zip(limits, counters, held.parts, strict=True):
+            self._store(limit, rules.changed(counter, Part(), part))
         self._holds[request_id] = held
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
-        return self._granted(held, now_us)
+        return self._granted(held, would_deny, now_us)
 
-    async def top_up(self, request_id: str, amounts: Amounts) -> Granted | Denied:
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
         """See `QuotaStore.top_up`."""
-        rules.check_amounts(amounts)
+        rules.check_amounts(used)
+        rules.check_rising(first, ahead)
+        self._check_ready()
         now_us = self._now_us()
         held = self._holds[request_id]
-        more = tuple(
-            0 if limit.meter is Meter.CONCURRENCY else amounts.of(limit.meter) for limit in held.limits
-        )
-        counters = [self._counter_of(held, index, now_us) for index in range(len(more))]
-        denied = rules.refuse(held.limits, counters, more, now_us)
+        for limit, part in zip(held.limits, held.parts, strict=True):
+            rules.check_covered(limit, part, used.of(limit.meter))
+        self._use(held, used, now_us)
+        counters = [self._counter_of(held, index, now_us) for index in range(len(held.limits))]
+        wishes = [rules.wish_more(limit, first, ahead) for limit in held.limits]
+        denied = rules.refuse(held.limits, counters, held.parts, wishes, now_us)
         if denied is not None:
             return replace(denied, states=await self.states(held.limits))
-        for limit, counter, amount in zip(held.limits, counters, more, strict=True):
-            self._store(limit, rules.hold(counter, amount))
-        held.amounts = tuple(old + new for old, new in zip(held.amounts, more, strict=True))
-        return self._granted(held, now_us)
+        would_deny = _would_deny(held.limits, counters, held.parts, wishes)
+        held.ahead = rules.largest(held.ahead, ahead)
+        for index, (limit, counter) in enumerate(zip(held.limits, counters, strict=True)):
+            if counter is not None:
+                part = rules.reach(limit, counter, held.parts[index], wishes[index])
+                self._put(held, index, rules.changed(counter, held.parts[index], part), part)
+        return self._granted(held, would_deny, now_us)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
+        self._check_ready()
         until_us = self._now_us() + round(lease_ttl_s * 1e6)
         for request_id in request_ids:
             held = self._holds.get(request_id)
@@ -102,17 +135,18 @@ class MemoryQuotaStore:
     async def settle(self, request_id: str, actual: Amounts) -> bool:
         """See `QuotaStore.settle`."""
         rules.check_amounts(actual)
+        self._check_ready()
         held = self._holds.get(request_id)
         if held is None:
             return False
-        for limit, amount in zip(held.limits, held.amounts, strict=True):
-            if limit.mode is Mode.HARD and actual.of(limit.meter) > amount:
-                raise Overrun(rules.identity(limit), amount, actual.of(limit.meter))
+        for limit, part in zip(held.limits, held.parts, strict=True):
+            rules.check_covered(limit, part, actual.of(limit.meter))
         self._end(request_id, actual)
         return True
 
     async def expire(self) -> list[str]:
         """See `QuotaStore.expire`."""
+        self._check_ready()
         now_us = self._now_us()
         ended: list[str] = []
         while self._leases and self._leases[0][0] <= now_us:
@@ -127,31 +161,121 @@ class MemoryQuotaStore:
             ended.append(request_id)
         return ended
 
+    async def overdue(self) -> list[str]:
+        """See `QuotaStore.overdue`."""
+        self._check_ready()
+        now_us = self._now_us()
+        return [request_id for request_id, held in self._holds.items() if held.lease_until_us <= now_us]
+
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """See `QuotaStore.states`."""
+        self._check_ready()
         now_us = self._now_us()
         return tuple(rules.view(limit, self._advance(limit, now_us), now_us) for limit in limits)
 
+    async def ping(self) -> None:
+        """See `QuotaStore.ping`; always answers."""
+        self._check_ready()
+
+    @property
+    def epoch(self) -> str:
+        """See `QuotaStore.epoch`; always empty."""
+        return ""
+
+    @property
+    def is_local(self) -> bool:
+        """See `QuotaStore.is_local`; it is always there."""
+        return False
+
+    async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
+        """See `QuotaStore.begin_rebuild`."""
+        now_us = self._now_us()
+        if self._state is _State.READY or (owner != self._owner and self._owner_until_us > now_us):
+            return False
+        self._state, self._owner = _State.RECOVERING, owner
+        self._owner_until_us = now_us + round(ttl_s * 1e6)
+        for kept in (self._counters, self._ended, self._holds, self._leases):
+            kept.clear()
+        return True
+
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """See `QuotaStore.rebuild`. What live requests hold in the current window stays held."""
+        """See `QuotaStore.rebuild`."""
         now_us = self._now_us()
         for limit, amount in used:
             rules.check_limits([limit])
             self._store(limit, rules.with_used(limit, self._advance(limit, now_us), amount))
 
-    async def ping(self) -> None:
-        """Always answers."""
+    async def restore(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        charged_to: Sequence[str],
+        hold: Hold,
+        used: Amounts,
+        lease_ttl_s: float,
+    ) -> None:
+        """See `QuotaStore.restore`."""
+        rules.check_request(request_id, lease_ttl_s)
+        for amounts in (hold.first, hold.ahead, hold.most, used):
+            rules.check_amounts(amounts)
+        rules.check_limits(limits)
+        if self._state is _State.READY:
+            raise QuotaStoreRecovering("only who rebuilds the counters restores holds")
+        if request_id in self._holds:
+            return
+        now_us = self._now_us()
+        charged = rules.charged_limits(limits, charged_to)
+        held = _Hold(
+            tuple(limit for limit, _ in charged),
+            tuple(start_us for _, start_us in charged),
+            tuple(rules.part_again(limit, hold, used) for limit, _ in charged),
+            tuple(rules.charge_name_at(limit, start_us) for limit, start_us in charged),
+            hold.ahead,
+            now_us + round(lease_ttl_s * 1e6),
+        )
+        for index, limit in enumerate(held.limits):
+            counter = self._counter_again(held, index, now_us)
+            self._store(limit, rules.changed(counter, Part(), held.parts[index]))
+        self._holds[request_id] = held
+        heapq.heappush(self._leases, (held.lease_until_us, request_id))
+
+    async def finish_rebuild(self, owner: str, epoch: str) -> None:
+        """See `QuotaStore.finish_rebuild`. The epoch needs no name here: it ends with this process."""
+        if self._state is _State.RECOVERING and owner != self._owner:
+            raise QuotaStoreRecovering("somebody else rebuilds the counters")
+        self._state = _State.READY
 
     def check(self) -> None:
-        """Self-audit: every counter's `held` is the sum of what the live holds took from it."""
-        sums: dict[str, int] = {}
+        """Self-audit: what every counter holds and promises is the sum over the live holds."""
+        sums: dict[str, tuple[int, int]] = {}
         for held in self._holds.values():
-            for name, amount in zip(held.charged_to, held.amounts, strict=True):
-                sums[name] = sums.get(name, 0) + amount
+            for name, part in zip(held.charged_to, held.parts, strict=True):
+                holding, promised = sums.get(name, (0, 0))
+                sums[name] = holding + part.held, promised + part.open
         current = {rules.counter_name(name, counter): counter for name, counter in self._counters.items()}
         for name, counter in [*current.items(), *self._ended.items()]:
-            assert counter.held == sums.pop(name, 0), f"{name}: held {counter.held}"
-        assert not any(sums.values()), f"held on nothing: {sums}"
+            promised = counter.worst_open if isinstance(counter, WindowCounter) else 0
+            expected = sums.pop(name, (0, 0))
+            assert (counter.held, promised) == expected, f"{name}: {counter}, not {expected}"
+        assert not any(map(any, sums.values())), f"held on nothing: {sums}"
+
+    def _check_ready(self) -> None:
+        if self._state is _State.RECOVERING:
+            raise QuotaStoreRecovering("the counters are being rebuilt from the ledger")
+
+    def _counter_again(self, held: _Hold, index: int, now_us: int) -> Counter:
+        """The counter that a restored hold belongs to. Of a window that is over nobody knows how much is
+        left: nothing."""
+        limit, start_us, name = held.limits[index], held.starts_us[index], held.charged_to[index]
+        current, known = self._advance(limit, now_us), self._counters.get(rules.identity(limit))
+        if limit.window is None:
+            return current
+        for found in (known, current):
+            if isinstance(found, WindowCounter) and found.start_us == start_us:
+                return found
+        self._store(limit, current)
+        _, end_us = rules.window_bounds_us(limit.window, limit.time_zone, start_us)
+        return self._ended.get(name) or WindowCounter(start_us, end_us, limit.amount, 0, 0)
 
     def _now_us(self) -> int:
         return round(self._clock() * 1e6)
@@ -173,28 +297,39 @@ class MemoryQuotaStore:
 
     def _store_ended(self, limit: Limit, counter: WindowCounter) -> None:
         name = rules.charge_name(limit, counter)
-        if counter.held:
+        if counter.held or counter.worst_open:
             self._ended[name] = counter
         else:
             self._ended.pop(name, None)
 
-    def _counter_of(self, held: _Hold, index: int, now_us: int) -> Counter:
-        """The counter that a hold was taken from."""
+    def _counter_of(self, held: _Hold, index: int, now_us: int) -> Counter | None:
+        """The counter that a hold was taken from; None: of a window that is over and forgotten."""
         limit = held.limits[index]
         counter = self._counters[rules.identity(limit)]
         if not isinstance(counter, WindowCounter):
             return rules.advance(limit, counter, now_us)
         if counter.start_us == held.starts_us[index]:
             return counter
-        over = self._ended.get(held.charged_to[index])
-        return over or rules.forgotten(limit, held.starts_us[index])
+        return self._ended.get(held.charged_to[index])
+
+    def _put(self, held: _Hold, index: int, counter: Counter, part: Part) -> None:
+        self._store(held.limits[index], counter)
+        held.parts = (*held.parts[:index], part, *held.parts[index + 1 :])
+
+    def _use(self, held: _Hold, used: Amounts, now_us: int) -> None:
+        for index, limit in enumerate(held.limits):
+            counter = self._counter_of(held, index, now_us)
+            if counter is not None:
+                self._put(held, index, *rules.use(limit, counter, held.parts[index], used.of(limit.meter)))
 
     def _end(self, request_id: str, actual: Amounts) -> None:
         held = self._holds.pop(request_id)
         now_us = self._now_us()
         for index, limit in enumerate(held.limits):
             counter = self._counter_of(held, index, now_us)
-            self._store(limit, rules.settle(limit, counter, held.amounts[index], actual.of(limit.meter)))
+            if counter is not None:
+                part = held.parts[index]
+                self._store(limit, rules.settle(limit, counter, part, actual.of(limit.meter)))
         self._trim_leases()
 
     def _trim_leases(self) -> None:
@@ -203,7 +338,7 @@ class MemoryQuotaStore:
             self._leases = [(held.lease_until_us, request_id) for request_id, held in self._holds.items()]
             heapq.heapify(self._leases)
 
-    def _granted(self, held: _Hold, now_us: int) -> Granted:
+    def _granted(self, held: _Hold, would_deny: tuple[Limit, ...], now_us: int) -> Granted:
         counters = [self._advance(limit, now_us) for limit in held.limits]
         pairs = list(zip(held.limits, counters, strict=True))
         return Granted(
@@ -214,4 +349,19 @@ class MemoryQuotaStore:
                 if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
             ),
             charged_to=held.charged_to,
+            covered=rules.covered(held.limits, held.parts, held.ahead),
+            would_deny=would_deny,
         )
+
+
+def _would_deny(
+    limits: Sequence[Limit],
+    counters: Sequence[Counter | None],
+    parts: Sequence[Part],
+    wishes: Sequence[Wish],
+) -> tuple[Limit, ...]:
+    return tuple(
+        limit
+        for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True)
+        if limit.mode is Mode.SHADOW and rules.is_short(limit, counter, part, wish)
+    )

@@ -7,10 +7,17 @@ gets the same results; `lua/*.lua` follow this file line by line and are tested 
   zero with each window. A request is held on and charged to the window in which it was reserved, top-ups
   included, also when it goes on in a later one; a window that is over is kept as long as something is held
   on it. So no window's charges ever exceed its amount.
+
+  A request that may not be cut holds a quantile of what it may need, but is *promised* its worst case:
+  `worst_open` sums what such requests may still ask for beyond what they hold. Everybody else finds room
+  only beside it: used + held + worst_open <= amount after every admission and top-up. A top-up within the
+  promise moves tokens from `worst_open` to `held` and asks for no room, so it is never refused, whatever was
+  admitted meanwhile and however the amount was changed.
 - A *token bucket* has a level that refills with `rate` up to `amount`. A hold does not lower the level,
-  it only makes part of it unavailable; settling lowers it by what was used. So over any interval of
-  length t, however holds are nested, settled + outstanding <= amount + rate * t: exact, at the price that
-  a bucket does not refill past its cap while much of it is held.
+  it only makes part of it unavailable; using it up or settling lowers the level. So over any interval of
+  length t, however holds are nested, charged + outstanding <= amount + rate * t: exact, at the price that
+  a bucket does not refill past its cap while much of it is held. What was charged is not given back: it has
+  flowed.
 - *Concurrency* counts holds.
 
 Levels are kept in fractions of a unit (`scale`) and time in whole milliseconds, so that the refill per
@@ -24,10 +31,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from tenants.errors import Invalid
-from tenants.quota.store import Denied, LimitState
+from tenants.quota.store import Denied, Hold, LimitState, Overrun
 from tenants.types import Amounts, Limit, Meter, Mode, Window
 
 MAX_COUNT = 9_000_000_000_000_000
@@ -40,6 +48,8 @@ MAX_REQUEST_ID_CHARS = 80
 MAX_LEASE_S = 86_400.0
 HOLD_RETRY_S = 1.0
 """When only running requests stand in the way: nobody knows when they end, so ask again soon."""
+MAX_DEBT = 7_000_000_000_000
+"""How far below zero a bucket's level may fall; with the largest level it stays below 2**53."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000
@@ -54,11 +64,14 @@ class WindowCounter:
     end_us: int
     used: int
     held: int
+    worst_open: int
+    """What is promised beyond `held`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCounter:
-    """`level` in units times `scale(meter)`, as of `at_ms`; `held` in units."""
+    """`level` in units times `scale(meter)`, as of `at_ms`; `held` in units. Below zero: a debt of
+    GPU-milliseconds."""
 
     level: int
     at_ms: int
@@ -71,6 +84,37 @@ class ConcurrencyCounter:
 
 
 Counter = WindowCounter | BucketCounter | ConcurrencyCounter
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one request holds on one limit."""
+
+    held: int = 0
+    charged: int = 0
+    """Buckets: what top-ups reported as used; no longer held."""
+    most: int = 0
+    """Windows: what it was promised; 0: nothing."""
+
+    @property
+    def covered(self) -> int:
+        """In total since the request began."""
+        return self.held + self.charged
+
+    @property
+    def open(self) -> int:
+        """Promised, and not held yet."""
+        return max(0, self.most - self.covered)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of one limit: totals of one request."""
+
+    first: int
+    ahead: int
+    most: int
+    """0: no promise is asked for."""
 
 
 # ---------------------------------------------------------------- identity
@@ -91,11 +135,26 @@ def charge_name(limit: Limit, counter: Counter) -> str:
     return counter_name(identity(limit), counter)
 
 
+def charge_name_at(limit: Limit, start_us: int) -> str:
+    """`charge_name` where the start of the window is known (0 where there is none)."""
+    return identity(limit) if limit.window is None else f"{identity(limit)}@{start_us // _SECOND_US}"
+
+
 def counter_name(identity_: str, counter: Counter) -> str:
     """`charge_name` where the identity is known."""
     if isinstance(counter, WindowCounter):
         return f"{identity_}@{counter.start_us // _SECOND_US}"
     return identity_
+
+
+def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[tuple[Limit, int]]:
+    """Those of `limits` that a request with these charge names is charged on, and the start of the window
+    (microseconds; 0: no window)."""
+    starts: dict[str, int] = {}
+    for name in charged_to:
+        identity_, _, start_s = name.partition("@")
+        starts[identity_] = int(start_s or 0) * _SECOND_US
+    return [(limit, starts[identity(limit)]) for limit in limits if identity(limit) in starts]
 
 
 # ---------------------------------------------------------------- windows
@@ -186,38 +245,139 @@ def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
         if counter.end_us == 0 or now_us < counter.end_us:
             return counter
     start_us, end_us = window_bounds_us(limit.window, limit.time_zone, now_us)
-    return WindowCounter(start_us, end_us, 0, 0)
+    return WindowCounter(start_us, end_us, 0, 0, 0)
 
 
 def room(limit: Limit, counter: Counter) -> int:
-    """How much more may be held now."""
+    """How much more may be held now, beside everything held and promised."""
     match counter:
         case WindowCounter():
-            return max(0, limit.amount - counter.used - counter.held)
+            return max(0, limit.amount - counter.used - counter.held - counter.worst_open)
         case BucketCounter():
             return max(0, counter.level // scale(limit.meter) - counter.held)
         case ConcurrencyCounter():
             return max(0, limit.amount - counter.held)
 
 
-def hold(counter: Counter, amount: int) -> Counter:
-    """Makes `amount` unavailable."""
-    return replace(counter, held=counter.held + amount)
+def wish(limit: Limit, hold: Hold) -> Wish:
+    """What a request asks of this limit: a bucket is not asked for more than the first step needs."""
+    if limit.meter is Meter.CONCURRENCY:
+        return Wish(1, 1, 0)
+    first = hold.first.of(limit.meter)
+    if limit.is_bucket:
+        return Wish(first, first, 0)
+    return Wish(first, hold.ahead.of(limit.meter), 0 if hold.may_be_cut else hold.most.of(limit.meter))
 
 
-def settle(limit: Limit, counter: Counter, held: int, actual: int) -> Counter:
-    """Ends a hold of `held`, and charges `actual`. The counter is that of the hold's window; a bucket's is
-    advanced."""
-    assert held <= counter.held
+def wish_more(limit: Limit, first: Amounts, ahead: Amounts) -> Wish:
+    """What a top-up asks of this limit; it promises nothing more."""
+    return wish(limit, Hold(first, ahead, ahead, may_be_cut=True))
+
+
+def part_again(limit: Limit, hold: Hold, used: Amounts) -> Part:
+    """What an open request held on this limit, from what the ledger says of it."""
+    asked = wish(limit, hold)
+    if limit.is_bucket:
+        charged = used.of(limit.meter)
+        return Part(max(0, asked.first - charged), charged)
+    return Part(asked.ahead, most=asked.most)
+
+
+def changed(counter: Counter, old: Part, new: Part) -> Counter:
+    """The counter after one request holds `new` in place of `old`."""
+    held = counter.held + new.held - old.held
+    if isinstance(counter, WindowCounter):
+        return replace(counter, held=held, worst_open=counter.worst_open + new.open - old.open)
+    return replace(counter, held=held)
+
+
+def lacking(part: Part, wish: Wish) -> int:
+    """What must be found for this request to go on: what it was promised it need not find."""
+    return max(0, max(wish.first, wish.most) - part.covered - part.open)
+
+
+def reach(limit: Limit, counter: Counter, part: Part, wish: Wish) -> Part:
+    """What the request holds when what it lacks is there: `ahead` as far as there is room, at least
+    `first`."""
+    promised = replace(part, most=max(part.most, wish.most))
+    upto = wish.ahead
+    if limit.mode is Mode.HARD:
+        free = room(limit, counter) + part.open
+        upto = min(upto, part.covered + free)
+    return replace(promised, held=max(part.held, upto - part.charged))
+
+
+def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
+    """Counts what was used. The counter is that of the hold's window; a bucket's is advanced."""
     match counter:
         case WindowCounter():
-            return replace(counter, used=counter.used + actual, held=counter.held - held)
+            return replace(counter, used=counter.used + amount)
         case BucketCounter():
-            # Below zero only where a bucket was made smaller than what was held, or a soft one overdrawn.
-            level = max(0, counter.level - actual * scale(limit.meter))
-            return replace(counter, level=level, held=counter.held - held)
+            level = max(lowest_level(limit), counter.level - amount * scale(limit.meter))
+            return replace(counter, level=level)
         case ConcurrencyCounter():
-            return replace(counter, held=counter.held - held)
+            return counter
+
+
+def lowest_level(limit: Limit) -> int:
+    """How far a bucket's level may fall. Below zero only where it was made smaller than what was held, or a
+    soft one overdrawn: forgiven. GPU time that a step took beyond the hold is not: the next requests wait for
+    it."""
+    return -MAX_DEBT if limit.meter is Meter.GPU_MS else 0
+
+
+def use(limit: Limit, counter: Counter, part: Part, used: int) -> tuple[Counter, Part]:
+    """A request reports what it has used so far: on a bucket that part of its hold becomes a charge. On a
+    window it stays held (and where more was used, that is held)."""
+    if isinstance(counter, BucketCounter):
+        flowed = max(0, used - part.charged)
+        after = replace(part, held=max(0, part.held - flowed), charged=part.charged + flowed)
+        return charge(limit, changed(counter, part, after), flowed), after
+    if isinstance(counter, WindowCounter):
+        after = replace(part, held=max(part.held, used))
+        return changed(counter, part, after), after
+    return counter, part
+
+
+def settle(limit: Limit, counter: Counter, part: Part, actual: int) -> Counter:
+    """Ends a hold, and charges of `actual` what is not charged yet."""
+    return charge(limit, changed(counter, part, Part()), max(0, actual - part.charged))
+
+
+def is_exact(limit: Limit) -> bool:
+    """May nothing be used that is not held? GPU time is known only after it was used."""
+    return limit.mode is Mode.HARD and limit.meter not in (Meter.GPU_MS, Meter.CONCURRENCY)
+
+
+def check_covered(limit: Limit, part: Part, used: int) -> None:
+    """Raises `Overrun` where more was used than a hard limit holds."""
+    if is_exact(limit) and used > part.covered:
+        raise Overrun(identity(limit), part.covered, used)
+
+
+def covered(limits: Sequence[Limit], parts: Sequence[Part], ahead: Amounts) -> Amounts:
+    """`Granted.covered`; `ahead` is the largest that was asked for."""
+    least: dict[Meter, int] = {}
+    for limit, part in zip(limits, parts, strict=True):
+        if limit.mode is Mode.HARD:
+            least[limit.meter] = min(part.covered, least.get(limit.meter, part.covered))
+    input_tokens = least.get(Meter.INPUT_TOKENS, ahead.input_tokens)
+    output_tokens = least.get(Meter.OUTPUT_TOKENS, ahead.output_tokens)
+    if (total := least.get(Meter.TOTAL_TOKENS)) is not None:
+        input_tokens = min(input_tokens, total)
+        output_tokens = min(output_tokens, total - input_tokens)
+    return Amounts(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cost_nanousd=least.get(Meter.COST_NANOUSD, ahead.cost_nanousd),
+        requests=least.get(Meter.REQUESTS, ahead.requests),
+        gpu_ms=least.get(Meter.GPU_MS, ahead.gpu_ms),
+    )
+
+
+def largest(one: Amounts, other: Amounts) -> Amounts:
+    """Field by field."""
+    return Amounts(*(max(getattr(one, field), getattr(other, field)) for field in FIELDS))
 
 
 def is_exceeded(limit: Limit, counter: Counter) -> bool:
@@ -229,11 +389,6 @@ def is_exceeded(limit: Limit, counter: Counter) -> bool:
             return counter.held * scale(limit.meter) > counter.level
         case ConcurrencyCounter():
             return counter.held > limit.amount
-
-
-def forgotten(limit: Limit, start_us: int) -> WindowCounter:
-    """A window that is over and of which nothing is known any more: it has no room."""
-    return WindowCounter(start_us, max(1, start_us), limit.amount, 0)
 
 
 def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
@@ -256,7 +411,9 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
     match counter:
         case WindowCounter():
             reset_s = (counter.end_us - now_us) / _SECOND_US if counter.end_us else math.inf
-            return LimitState(limit, counter.used, counter.held, available, max(0.0, reset_s), name)
+            return LimitState(
+                limit, counter.used, counter.held, available, max(0.0, reset_s), name, counter.worst_open
+            )
         case BucketCounter():
             missing = limit.amount * scale(limit.meter) - counter.level
             used = limit.amount - counter.level // scale(limit.meter)
@@ -265,17 +422,18 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
             return LimitState(limit, 0, counter.held, available, 0.0, name)
 
 
-def retry_after_s(limit: Limit, counter: Counter, wanted: int, now_us: int) -> float | None:
-    """When to ask again for `wanted`; None: waiting cannot help."""
-    if wanted > limit.amount:
+def retry_after_s(
+    limit: Limit, counter: Counter | None, part: Part, wanted: int, now_us: int
+) -> float | None:
+    """When to ask again for `wanted` more; None: waiting cannot help. A request that runs (`part`) stays with
+    its window, also when the next one begins; None for a counter: a window that is over and forgotten."""
+    if counter is None or wanted > limit.amount:
         return None
     match counter:
         case WindowCounter():
-            left_s = (counter.end_us - now_us) / _SECOND_US if counter.end_us else math.inf
-            if left_s <= 0:
-                # A top-up of a request that has outlived its window: what is spent there stays spent.
-                return None
-            if counter.used + wanted <= limit.amount:
+            stays = part != Part() or counter.end_us == 0
+            left_s = math.inf if stays else (counter.end_us - now_us) / _SECOND_US
+            if counter.used + part.covered + wanted <= limit.amount:
                 return min(HOLD_RETRY_S, left_s)
             return None if left_s == math.inf else left_s
         case BucketCounter():
@@ -291,32 +449,54 @@ def _flow_s(limit: Limit, scaled: int) -> float:
     return max(0, -(-scaled // rate_per_ms(limit))) / 1_000
 
 
+def is_short(limit: Limit, counter: Counter | None, part: Part, wish: Wish) -> bool:
+    """Is what the request lacks not there? None: a window that is over and forgotten has no room."""
+    return lacking(part, wish) > (0 if counter is None else room(limit, counter))
+
+
 def refuse(
-    limits: Sequence[Limit], counters: Sequence[Counter], wanted: Sequence[int], now_us: int
+    limits: Sequence[Limit],
+    counters: Sequence[Counter | None],
+    parts: Sequence[Part],
+    wishes: Sequence[Wish],
+    now_us: int,
 ) -> Denied | None:
     """None when every hard limit has room; else the refusal, naming the limit that stands in the way
-    longest. The counters are advanced, or (top-ups) of a window that is over. `states` is left empty."""
+    longest. The counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
     worst: tuple[float, Denied] | None = None
-    for limit, counter, amount in zip(limits, counters, wanted, strict=True):
-        available = room(limit, counter)
-        if limit.mode is not Mode.HARD or amount <= available:
+    for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True):
+        if limit.mode is not Mode.HARD or not is_short(limit, counter, part, wish):
             continue
-        after_s = retry_after_s(limit, counter, amount, now_us)
+        wanted, available = lacking(part, wish), 0 if counter is None else room(limit, counter)
+        after_s = retry_after_s(limit, counter, part, wanted, now_us)
         length = math.inf if after_s is None else after_s
         if worst is None or length > worst[0]:
-            worst = (length, Denied(limit, amount, available, after_s))
+            worst = (length, Denied(limit, wanted, available, after_s))
     return None if worst is None else worst[1]
 
 
 # ---------------------------------------------------------------- the door
 
 
+FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
+
+
 def check_amounts(amounts: Amounts) -> None:
     """Raises `Invalid` for what cannot be counted exactly."""
-    for field in ("input_tokens", "output_tokens", "cost_nanousd", "requests"):
+    for field in FIELDS:
         value = getattr(amounts, field)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_AMOUNT:
             raise Invalid(field, f"must be a whole number between 0 and {MAX_AMOUNT}")
+
+
+def check_rising(*steps: Amounts) -> None:
+    """Raises `Invalid` for amounts that cannot be counted exactly, or of which a later one is smaller."""
+    for amounts in steps:
+        check_amounts(amounts)
+    for smaller, larger in pairwise(steps):
+        for field in FIELDS:
+            if getattr(smaller, field) > getattr(larger, field):
+                raise Invalid(field, "must not fall from `first` to `ahead` to `most`")
 
 
 def check_request(request_id: str, lease_ttl_s: float) -> None:

@@ -12,20 +12,56 @@ from typing import Protocol
 
 from tenants.types import Amounts, Limit
 
+NOTHING = Amounts(requests=0)
+
 
 class QuotaStoreUnavailable(Exception):
     """The store cannot be reached; nothing was held. Callers fail closed."""
 
 
+class QuotaStoreRecovering(QuotaStoreUnavailable):
+    """The store answers, but has lost its counters: nothing is admitted or settled until they have been
+    rebuilt from the ledger (`begin_rebuild`)."""
+
+
 class Overrun(ValueError):
-    """`settle` was asked to charge more than was held on a hard limit; nothing was changed. Callers
-    top up before they use more, so this is a bug of the caller, and a limit would have been exceeded."""
+    """More was used than was held on a hard limit; nothing was changed. Callers top up before they use
+    more, so this is a bug of the caller, and a limit would have been exceeded. GPU-milliseconds, which are
+    known only after a step, are charged beyond the hold instead."""
 
     def __init__(self, limit_name: str, held: int, actual: int) -> None:
         super().__init__(f"{actual} used but only {held} held on {limit_name}")
         self.limit_name = limit_name
         self.held = held
         self.actual = actual
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How much of each limit a request asks for when it starts: `first <= ahead <= most` in every field.
+    Totals since the request began, prompt included.
+
+    Windows hold `ahead` as far as there is room, never less than `first`; token buckets hold `first`, which
+    must fit into the burst (at most half of it, where a stream is to run at the full rate: a bucket does not
+    refill past its cap); concurrency counts the request.
+    """
+
+    first: Amounts
+    """What must be covered before the first step."""
+    ahead: Amounts
+    """What is wanted on windows: the prompt and a quantile of the predicted output."""
+    most: Amounts
+    """The worst case: the prompt and `max_tokens`."""
+    may_be_cut: bool = False
+    """False: admitted only when every window has room for `most` beside what is promised to others, and
+    then promised: no window refuses a top-up up to `most`. True: admitted as soon as there is room for
+    `first`; the answer ends where the budget does (`on_low_budget: truncate`, or a client that asked for no
+    particular length)."""
+
+    @classmethod
+    def whole(cls, amounts: Amounts) -> Hold:
+        """Everything at once, without top-ups."""
+        return cls(amounts, amounts, amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +73,41 @@ class LimitState:
     """Settled in the current window (bucket: what has not flowed back yet; concurrency: 0)."""
     held: int
     available: int
+    """What another request may hold: windows without what is promised (`worst_open`)."""
     reset_s: float
     """Seconds until the window ends (lifetime: `math.inf`; bucket: until it is full; concurrency: 0)."""
     counter: str = ""
     """Name of the counter (limit and window), as in `Granted.charged_to`."""
+    worst_open: int = 0
+    """Windows: what the requests that may not be cut are still promised beyond what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Everything was held on every hard limit. `states` are after the hold; soft and shadow limits
-    that this hold exceeds are named in `exceeded`."""
+    """Every hard limit holds what must be covered. `states` are after the hold; soft and shadow limits
+    that are exceeded now are named in `exceeded`."""
 
     states: tuple[LimitState, ...]
     exceeded: tuple[Limit, ...] = ()
     charged_to: tuple[str, ...] = ()
     """Names of the counters (limit and window) that hold this request and will be charged for it. They belong
     into the ledger's reserve row (`LedgerRow.charged_to`): from there counters are rebuilt and verified."""
+    covered: Amounts = NOTHING
+    """How far the request may go: in each field the least that any hard limit on it holds, in total since
+    the request began; where no hard limit counts it, the largest `ahead` asked for. What a limit on total
+    tokens holds beyond the input counts as output."""
+    would_deny: tuple[Limit, ...] = ()
+    """Shadow limits that would have refused this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Nothing was held. `retry_after_s` is None where waiting cannot help (a spent lifetime budget, or
-    a request larger than the limit itself)."""
+    """Nothing more was held. `limit` is the one that stands in the way longest. `retry_after_s` is None where
+    waiting cannot help (a spent budget, or a request larger than the limit itself)."""
 
     limit: Limit
     wanted: int
+    """What was missing (a reserve: what had to fit)."""
     available: int
     retry_after_s: float | None
     states: tuple[LimitState, ...] = ()
@@ -69,22 +115,35 @@ class Denied:
 
 class QuotaStore(Protocol):
     """Contract: `reserve` is atomic over all limits; holds end by `settle` or `expire`, exactly once;
-    `held + used <= amount` for hard limits, always (an amount that is lowered below what is used admits
-    nothing until there is room again); nothing is ever negative. A request is charged to the window in which
-    it was reserved, also when it ends in a later one. Usage belongs to a limit's identity (subject, meter,
-    window, tier), so changing the amount keeps it. Every method raises `QuotaStoreUnavailable` when the store
-    cannot be reached, and `tenants.errors.Invalid` for amounts or limits beyond what can be counted exactly.
+    `held + used <= amount` for hard limits, always (an amount that is lowered below what is used, held and
+    promised admits nothing until there is room again); nothing is ever negative, except that a bucket of
+    GPU-milliseconds may be in debt. A request is charged to the window in which it was reserved, also when
+    it goes on in a later one. Usage belongs to a limit's identity (subject, meter, window, tier), so changing
+    the amount keeps it.
+
+    All amounts are totals since the request began, so a repeated call changes nothing.
+
+    Every method raises `QuotaStoreUnavailable` when the store cannot be reached, `QuotaStoreRecovering` (all
+    but the rebuilding ones) when it has lost its counters, and `tenants.errors.Invalid` for amounts or limits
+    beyond what can be counted exactly.
     """
 
     async def reserve(
-        self, request_id: str, limits: Sequence[Limit], amounts: Amounts, lease_ttl_s: float
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
-        """Holds `amounts` on every limit, or on none. A repeat with a live `request_id` changes nothing."""
+        """Holds on every limit, or on none. A repeat with a live `request_id` changes nothing."""
         ...
 
-    async def top_up(self, request_id: str, amounts: Amounts) -> Granted | Denied:
-        """Adds `amounts` to a live hold, on the limits it was reserved on (pass `requests=0`: it is the same
-        request). Raises `KeyError` when there is no such hold."""
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        """Raises a live hold to `first` on every limit, or on none, and on windows towards `ahead`, as far as
+        there is room; never lowers one. Before that, and also when the answer is `Denied`: on token buckets
+        `used` (emitted and computed so far) turns from a hold into a charge, and begins to flow back.
+
+        `Denied.retry_after_s`: a number where a bucket refills or other requests' holds are in the way, None
+        where the budget of the window is spent. Raises `KeyError` when there is no such hold, and `Overrun`
+        when more was used than a hard limit holds."""
         ...
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
@@ -92,22 +151,70 @@ class QuotaStore(Protocol):
         ...
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """Replaces the hold by what was used. Idempotent: False when there is no such hold any more. Raises
-        `Overrun`, changing nothing, when more was used than held on a hard limit."""
+        """Replaces the hold by what was used: charges the rest, frees the rest. What a bucket was charged
+        by `top_up` stays charged. Idempotent: False when there is no such hold any more. Raises `Overrun`,
+        changing nothing, when more was used than a hard limit holds."""
         ...
 
     async def expire(self) -> list[str]:
         """Drops holds whose lease ran out; returns their request ids (the caller settles their ledger)."""
         ...
 
+    async def overdue(self) -> list[str]:
+        """Requests whose lease ran out, and which hold all the same: some of them, changing nothing."""
+        ...
+
+    @property
+    def epoch(self) -> str:
+        """The epoch that this process knows of; empty: none yet, or the counters live and die with this
+        process.         What was granted is of this epoch if it was the same before and after the call."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """The store cannot be reached, and slices of the limits are given out without it (`fallback.py`)."""
+        ...
+
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """Counters now, changing nothing."""
         ...
 
+    async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
+        """Asks for the right to fill a store that has lost its counters (`QuotaStoreRecovering`; a new store
+        counts as one). True for exactly one `owner` at a time: it calls `rebuild`, `restore` for every
+        request that is still open, then `finish_rebuild`, all within `ttl_s`; what the ledger says must be
+        read after this call and in one snapshot (a request that settles in between is in one of the two
+        lists). Every attempt begins with nothing: what an earlier one left is dropped. False: the store is
+        not lost, or somebody else is at it."""
+        ...
+
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """Sets settled counters from the ledger (start of an embedded server; Redis came back empty)."""
+        """Sets settled counters from the ledger (`Ledger.usage_by_limit`): as the owner of a rebuild, or to
+        repair a store that is in use, where what is held stays held. Raises `QuotaStoreRecovering` for
+        anybody else's rebuild."""
+        ...
+
+    async def restore(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        charged_to: Sequence[str],
+        hold: Hold,
+        used: Amounts,
+        lease_ttl_s: float,
+    ) -> None:
+        """As the owner of a rebuild: holds again what an open request held, whether there is room or not.
+        Windows hold `hold.ahead` (and promise `hold.most`, unless it may be cut), buckets what is left of
+        `hold.first` beyond `used`. `limits` that are not in `charged_to` (the reserve row's) are left out.
+        A repeat changes nothing."""
+        ...
+
+    async def finish_rebuild(self, owner: str, epoch: str) -> None:
+        """From here on the store admits. `epoch`: a name never used before. Raises `QuotaStoreRecovering`
+        when the right was lost to another owner: nothing was finished, it will be by the other."""
         ...
 
     async def ping(self) -> None:
-        """Raises `QuotaStoreUnavailable` when the store does not answer."""
+        """Raises `QuotaStoreUnavailable` when the store does not answer, `QuotaStoreRecovering` when it has
+        no counters."""
         ...

@@ -1,4 +1,5 @@
-"""What does every quota store promise? Run for the one in this process and for the one in Redis."""
+"""What does every quota store promise? Run for the one in this process, for the one in Redis, and for the
+one that can fall back from Redis, which passes everything through as long as Redis answers."""
 
 from __future__ import annotations
 
@@ -10,11 +11,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tenants.errors import Invalid
+from tenants.quota import rules
+from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import Denied, Granted, Overrun, QuotaStore
+from tenants.quota.store import (
+    Denied,
+    Granted,
+    Hold,
+    Overrun,
+    QuotaStore,
+    QuotaStoreRecovering,
+)
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
-from tests.quota import NOON_S, Clock, limit
+from tests.quota import NOON_S, Clock, filled, limit, stepwise, whole
 
 LEASE_S = 30.0
 
@@ -23,25 +33,30 @@ def tokens(count: int) -> Amounts:
     return Amounts(output_tokens=count)
 
 
-def more(count: int) -> Amounts:
-    return Amounts(output_tokens=count, requests=0)
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "fallback"])
 async def store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
     if request.param == "memory":
         memory = MemoryQuotaStore(clock)
+        await filled(memory)
         yield memory
         memory.check()
     else:
         shared = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
-        yield shared
+        used: QuotaStore = FallbackQuotaStore(shared, 10, clock) if request.param == "fallback" else shared
+        await filled(used)
+        yield used
+        assert not used.is_local
         await shared.close()
+
+
+async def raised(store: QuotaStore, request_id: str, total: int, *, used: int = 0) -> Granted | Denied:
+    """A top-up to so many output tokens, all of them needed."""
+    return await store.top_up(request_id, tokens(used), tokens(total), tokens(total))
 
 
 async def counts(store: QuotaStore, *limits: Limit) -> list[tuple[int, int, int]]:
@@ -53,7 +68,7 @@ async def counts(store: QuotaStore, *limits: Limit) -> list[tuple[int, int, int]
 
 async def test_a_hold_becomes_a_charge_and_a_refund(store: QuotaStore) -> None:
     budget = limit(amount=100)
-    granted = await store.reserve("r", [budget], tokens(60), LEASE_S)
+    granted = await store.reserve("r", [budget], whole(60), LEASE_S)
     assert isinstance(granted, Granted)
     assert [(state.used, state.held, state.available) for state in granted.states] == [(0, 60, 40)]
     assert await store.settle("r", tokens(25))
@@ -62,7 +77,7 @@ async def test_a_hold_becomes_a_charge_and_a_refund(store: QuotaStore) -> None:
 
 async def test_settling_twice_changes_nothing(store: QuotaStore) -> None:
     budget = limit(amount=100)
-    await store.reserve("r", [budget], tokens(60), LEASE_S)
+    await store.reserve("r", [budget], whole(60), LEASE_S)
     assert await store.settle("r", tokens(25))
     assert not await store.settle("r", tokens(30))
     assert not await store.settle("never", tokens(30))
@@ -71,8 +86,8 @@ async def test_settling_twice_changes_nothing(store: QuotaStore) -> None:
 
 async def test_reserving_twice_holds_once(store: QuotaStore) -> None:
     budget = limit(amount=100)
-    first = await store.reserve("r", [budget], tokens(60), LEASE_S)
-    second = await store.reserve("r", [budget], tokens(60), LEASE_S)
+    first = await store.reserve("r", [budget], whole(60), LEASE_S)
+    second = await store.reserve("r", [budget], whole(60), LEASE_S)
     assert first == second
     assert await counts(store, budget) == [(0, 60, 40)]
 
@@ -80,7 +95,7 @@ async def test_reserving_twice_holds_once(store: QuotaStore) -> None:
 async def test_what_does_not_fit_one_limit_is_held_on_none(store: QuotaStore) -> None:
     wide = limit(amount=1_000)
     narrow = limit(amount=10, kind=SubjectKind.KEY, subject_id="key_a")
-    denied = await store.reserve("r", [wide, narrow], tokens(11), LEASE_S)
+    denied = await store.reserve("r", [wide, narrow], whole(11), LEASE_S)
     assert isinstance(denied, Denied)
     assert (denied.limit, denied.wanted, denied.available) == (narrow, 11, 10)
     assert await counts(store, wide, narrow) == [(0, 0, 1_000), (0, 0, 10)]
@@ -89,15 +104,15 @@ async def test_what_does_not_fit_one_limit_is_held_on_none(store: QuotaStore) ->
 
 async def test_exactly_the_amount_fits_and_one_more_does_not(store: QuotaStore) -> None:
     budget = limit(amount=100)
-    assert isinstance(await store.reserve("a", [budget], tokens(99), LEASE_S), Granted)
-    assert isinstance(await store.reserve("b", [budget], tokens(2), LEASE_S), Denied)
-    assert isinstance(await store.reserve("c", [budget], tokens(1), LEASE_S), Granted)
+    assert isinstance(await store.reserve("a", [budget], whole(99), LEASE_S), Granted)
+    assert isinstance(await store.reserve("b", [budget], whole(2), LEASE_S), Denied)
+    assert isinstance(await store.reserve("c", [budget], whole(1), LEASE_S), Granted)
     assert await counts(store, budget) == [(0, 100, 0)]
 
 
 async def test_each_meter_counts_its_own(store: QuotaStore) -> None:
     limits = [limit(meter, amount=1_000) for meter in Meter]
-    await store.reserve("r", limits, Amounts(30, 200, 999, 1), LEASE_S)
+    await store.reserve("r", limits, Hold.whole(Amounts(30, 200, 999, 1, 70)), LEASE_S)
     held = {state.limit.meter: state.held for state in await store.states(limits)}
     assert held == {
         Meter.TOTAL_TOKENS: 230,
@@ -105,9 +120,10 @@ async def test_each_meter_counts_its_own(store: QuotaStore) -> None:
         Meter.OUTPUT_TOKENS: 200,
         Meter.COST_NANOUSD: 999,
         Meter.REQUESTS: 1,
+        Meter.GPU_MS: 70,
         Meter.CONCURRENCY: 1,
     }
-    await store.settle("r", Amounts(30, 20, 500, 1))
+    await store.settle("r", Amounts(30, 20, 500, 1, 80))
     used = {state.limit.meter: (state.used, state.held) for state in await store.states(limits)}
     assert used == {
         Meter.TOTAL_TOKENS: (50, 0),
@@ -115,13 +131,14 @@ async def test_each_meter_counts_its_own(store: QuotaStore) -> None:
         Meter.OUTPUT_TOKENS: (20, 0),
         Meter.COST_NANOUSD: (500, 0),
         Meter.REQUESTS: (1, 0),
+        Meter.GPU_MS: (80, 0),
         Meter.CONCURRENCY: (0, 0),
     }
 
 
 async def test_more_than_was_held_is_never_charged_to_a_hard_limit(store: QuotaStore) -> None:
     budget = limit(amount=100)
-    await store.reserve("r", [budget], tokens(60), LEASE_S)
+    await store.reserve("r", [budget], whole(60), LEASE_S)
     with pytest.raises(Overrun):
         await store.settle("r", tokens(61))
     assert await counts(store, budget) == [(0, 60, 40)]
@@ -129,7 +146,7 @@ async def test_more_than_was_held_is_never_charged_to_a_hard_limit(store: QuotaS
 
 
 async def test_a_request_without_limits_is_held_and_settled_once(store: QuotaStore) -> None:
-    assert isinstance(await store.reserve("r", [], tokens(60), LEASE_S), Granted)
+    assert isinstance(await store.reserve("r", [], whole(60), LEASE_S), Granted)
     assert await store.settle("r", tokens(60))
     assert not await store.settle("r", tokens(60))
 
@@ -138,7 +155,7 @@ async def test_large_amounts_are_exact(store: QuotaStore) -> None:
     budget = limit(Meter.COST_NANOUSD, amount=9_000_000_000_000_000)
     held = 2_250_000_000_000_000
     for index in range(3):
-        await store.reserve(f"r{index}", [budget], Amounts(cost_nanousd=held - 1), LEASE_S)
+        await store.reserve(f"r{index}", [budget], Hold.whole(Amounts(cost_nanousd=held - 1)), LEASE_S)
     await store.settle("r0", Amounts(cost_nanousd=2_249_999_999_999_997))
     assert await counts(store, budget) == [(2_249_999_999_999_997, 2 * (held - 1), 2_250_000_000_000_005)]
 
@@ -148,22 +165,22 @@ async def test_large_amounts_are_exact(store: QuotaStore) -> None:
 
 async def test_a_window_starts_empty_and_says_when(store: QuotaStore, clock: Clock) -> None:
     budget = limit(amount=100, window=Window.MINUTE)
-    await store.reserve("r", [budget], tokens(100), LEASE_S)
+    await store.reserve("r", [budget], whole(100), LEASE_S)
     await store.settle("r", tokens(100))
-    denied = await store.reserve("s", [budget], tokens(1), LEASE_S)
+    denied = await store.reserve("s", [budget], whole(1), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s == 40.0
     clock.advance(39.999)
-    assert isinstance(await store.reserve("s", [budget], tokens(1), LEASE_S), Denied)
+    assert isinstance(await store.reserve("s", [budget], whole(1), LEASE_S), Denied)
     clock.advance(0.001)
-    assert isinstance(await store.reserve("s", [budget], tokens(100), LEASE_S), Granted)
+    assert isinstance(await store.reserve("s", [budget], whole(100), LEASE_S), Granted)
 
 
 async def test_a_request_is_charged_to_the_window_it_was_reserved_in(store: QuotaStore, clock: Clock) -> None:
     budget = limit(amount=100, window=Window.MINUTE)
-    before = await store.reserve("long", [budget], tokens(80), 1_000)
+    before = await store.reserve("long", [budget], whole(80), 1_000)
     clock.advance(60)
-    after = await store.reserve("next", [budget], tokens(100), 1_000)
+    after = await store.reserve("next", [budget], whole(100), 1_000)
     assert isinstance(before, Granted)
     assert isinstance(after, Granted)
     assert before.charged_to != after.charged_to
@@ -177,7 +194,7 @@ async def test_a_request_that_outlives_its_window_still_charges_it_while_nobody_
     store: QuotaStore, clock: Clock
 ) -> None:
     budget = limit(amount=100, window=Window.MINUTE)
-    await store.reserve("long", [budget], tokens(80), 1_000)
+    await store.reserve("long", [budget], whole(80), 1_000)
     clock.advance(60)
     assert await counts(store, budget) == [(0, 0, 100)]
     assert await store.settle("long", tokens(80))
@@ -189,17 +206,17 @@ async def test_a_day_follows_the_time_zone(store: QuotaStore, clock: Clock) -> N
     tokyo = limit(amount=10, window=Window.DAY, time_zone="Asia/Tokyo")
     [state] = await store.states([tokyo])
     assert state.reset_s == 3 * 3600 - 20
-    await store.reserve("r", [tokyo], tokens(10), LEASE_S)
+    await store.reserve("r", [tokyo], whole(10), LEASE_S)
     clock.advance(state.reset_s)
     assert await counts(store, tokyo) == [(0, 0, 10)]
 
 
 async def test_a_lifetime_budget_never_comes_back(store: QuotaStore, clock: Clock) -> None:
     budget = limit(amount=10)
-    await store.reserve("r", [budget], tokens(10), LEASE_S)
+    await store.reserve("r", [budget], whole(10), LEASE_S)
     await store.settle("r", tokens(10))
     clock.advance(400 * 86_400)
-    denied = await store.reserve("s", [budget], tokens(1), LEASE_S)
+    denied = await store.reserve("s", [budget], whole(1), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s is None
     assert denied.states[0].reset_s == math.inf
@@ -207,8 +224,8 @@ async def test_a_lifetime_budget_never_comes_back(store: QuotaStore, clock: Cloc
 
 async def test_what_only_holds_stand_in_the_way_of_may_be_retried_soon(store: QuotaStore) -> None:
     budget = limit(amount=10)
-    await store.reserve("r", [budget], tokens(10), LEASE_S)
-    denied = await store.reserve("s", [budget], tokens(10), LEASE_S)
+    await store.reserve("r", [budget], whole(10), LEASE_S)
+    denied = await store.reserve("s", [budget], whole(10), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s == 1.0
 
@@ -225,7 +242,7 @@ async def test_what_only_holds_stand_in_the_way_of_may_be_retried_soon(store: Qu
 async def test_a_request_larger_than_its_limit_is_never_told_to_wait(
     store: QuotaStore, budget: Limit
 ) -> None:
-    denied = await store.reserve("r", [budget], tokens(11), LEASE_S)
+    denied = await store.reserve("r", [budget], whole(11), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s is None
 
@@ -234,9 +251,9 @@ async def test_the_refusal_names_the_limit_that_stands_in_the_way_longest(store:
     minute = limit(amount=10, window=Window.MINUTE)
     day = limit(amount=10, window=Window.DAY)
     bucket = limit(amount=10, rate_per_s=1)
-    await store.reserve("r", [minute, day, bucket], tokens(10), LEASE_S)
+    await store.reserve("r", [minute, day, bucket], whole(10), LEASE_S)
     await store.settle("r", tokens(10))
-    denied = await store.reserve("s", [minute, day, bucket], tokens(5), LEASE_S)
+    denied = await store.reserve("s", [minute, day, bucket], whole(5), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.limit == day
     assert [state.available for state in denied.states] == [0, 0, 0]
@@ -247,15 +264,15 @@ async def test_the_refusal_names_the_limit_that_stands_in_the_way_longest(store:
 
 async def test_a_bucket_refills_at_its_rate_up_to_its_burst(store: QuotaStore, clock: Clock) -> None:
     bucket = limit(amount=100, rate_per_s=10)
-    await store.reserve("r", [bucket], tokens(100), LEASE_S)
+    await store.reserve("r", [bucket], whole(100), LEASE_S)
     await store.settle("r", tokens(100))
-    denied = await store.reserve("s", [bucket], tokens(30), LEASE_S)
+    denied = await store.reserve("s", [bucket], whole(30), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s == 3.0
     clock.advance(2.999)
-    assert isinstance(await store.reserve("s", [bucket], tokens(30), LEASE_S), Denied)
+    assert isinstance(await store.reserve("s", [bucket], whole(30), LEASE_S), Denied)
     clock.advance(0.001)
-    assert isinstance(await store.reserve("s", [bucket], tokens(30), LEASE_S), Granted)
+    assert isinstance(await store.reserve("s", [bucket], whole(30), LEASE_S), Granted)
     await store.settle("s", tokens(0))
     clock.advance(1_000)
     assert await counts(store, bucket) == [(0, 0, 100)]
@@ -263,11 +280,11 @@ async def test_a_bucket_refills_at_its_rate_up_to_its_burst(store: QuotaStore, c
 
 async def test_refilling_in_many_small_steps_loses_nothing(store: QuotaStore, clock: Clock) -> None:
     bucket = limit(amount=1_000_000, rate_per_s=0.7)
-    await store.reserve("r", [bucket], tokens(1_000_000), 80_000)
+    await store.reserve("r", [bucket], whole(1_000_000), 80_000)
     await store.settle("r", tokens(1_000_000))
     for step in range(200):
         clock.now_s = NOON_S + step * 0.05
-        assert isinstance(await store.reserve(f"s{step}", [bucket], tokens(0), LEASE_S), Granted)
+        assert isinstance(await store.reserve(f"s{step}", [bucket], whole(0), LEASE_S), Granted)
         await store.settle(f"s{step}", tokens(0))
     clock.now_s = NOON_S + 1_000
     assert await counts(store, bucket) == [(1_000_000 - 700, 0, 700)]
@@ -278,21 +295,21 @@ async def test_nested_holds_cannot_squeeze_more_than_burst_and_rate_out_of_a_buc
 ) -> None:
     # Holding before a refill and giving back after it must not add the two up.
     bucket = limit(amount=100, rate_per_s=10)
-    await store.reserve("first", [bucket], tokens(100), 1_000)
+    await store.reserve("first", [bucket], whole(100), 1_000)
     clock.advance(10)
-    assert isinstance(await store.reserve("second", [bucket], tokens(1), 1_000), Denied)
+    assert isinstance(await store.reserve("second", [bucket], whole(1), 1_000), Denied)
     await store.settle("first", tokens(0))
-    assert isinstance(await store.reserve("second", [bucket], tokens(100), 1_000), Granted)
-    assert isinstance(await store.reserve("third", [bucket], tokens(1), 1_000), Denied)
+    assert isinstance(await store.reserve("second", [bucket], whole(100), 1_000), Granted)
+    assert isinstance(await store.reserve("third", [bucket], whole(1), 1_000), Denied)
 
 
 async def test_used_held_and_available_of_a_bucket_add_up_to_its_burst(
     store: QuotaStore, clock: Clock
 ) -> None:
     bucket = limit(amount=100, rate_per_s=3)
-    await store.reserve("a", [bucket], tokens(50), LEASE_S)
+    await store.reserve("a", [bucket], whole(50), LEASE_S)
     await store.settle("a", tokens(33))
-    await store.reserve("b", [bucket], tokens(20), LEASE_S)
+    await store.reserve("b", [bucket], whole(20), LEASE_S)
     for _ in range(5):
         clock.advance(1.7)
         [state] = await store.states([bucket])
@@ -304,20 +321,20 @@ async def test_used_held_and_available_of_a_bucket_add_up_to_its_burst(
 
 async def test_concurrency_counts_what_runs(store: QuotaStore) -> None:
     two = limit(Meter.CONCURRENCY, amount=2)
-    assert isinstance(await store.reserve("a", [two], tokens(1), LEASE_S), Granted)
-    assert isinstance(await store.reserve("b", [two], tokens(1), LEASE_S), Granted)
-    denied = await store.reserve("c", [two], tokens(1), LEASE_S)
+    assert isinstance(await store.reserve("a", [two], whole(1), LEASE_S), Granted)
+    assert isinstance(await store.reserve("b", [two], whole(1), LEASE_S), Granted)
+    denied = await store.reserve("c", [two], whole(1), LEASE_S)
     assert isinstance(denied, Denied)
     assert denied.retry_after_s == 1.0
     await store.settle("a", tokens(1))
-    assert isinstance(await store.reserve("c", [two], tokens(1), LEASE_S), Granted)
+    assert isinstance(await store.reserve("c", [two], whole(1), LEASE_S), Granted)
 
 
 @pytest.mark.parametrize("mode", [Mode.SOFT, Mode.SHADOW])
 async def test_soft_and_shadow_limits_count_but_never_refuse(store: QuotaStore, mode: Mode) -> None:
     watched = limit(amount=10, mode=mode)
-    first = await store.reserve("a", [watched], tokens(10), LEASE_S)
-    second = await store.reserve("b", [watched], tokens(10), LEASE_S)
+    first = await store.reserve("a", [watched], whole(10), LEASE_S)
+    second = await store.reserve("b", [watched], whole(10), LEASE_S)
     assert isinstance(first, Granted)
     assert isinstance(second, Granted)
     assert (first.exceeded, second.exceeded) == ((), (watched,))
@@ -328,14 +345,14 @@ async def test_soft_and_shadow_limits_count_but_never_refuse(store: QuotaStore, 
 
 async def test_changing_the_amount_keeps_what_was_used(store: QuotaStore) -> None:
     small = limit(amount=10)
-    await store.reserve("a", [small], tokens(10), LEASE_S)
+    await store.reserve("a", [small], whole(10), LEASE_S)
     await store.settle("a", tokens(8))
     large = dataclasses.replace(small, amount=20, limit_id="lim_other")
     assert await counts(store, large) == [(8, 0, 12)]
     tiny = dataclasses.replace(small, amount=5)
     assert await counts(store, tiny) == [(8, 0, 0)]
-    assert isinstance(await store.reserve("b", [tiny], tokens(0), LEASE_S), Granted)
-    assert isinstance(await store.reserve("c", [tiny], tokens(1), LEASE_S), Denied)
+    assert isinstance(await store.reserve("b", [tiny], whole(0), LEASE_S), Granted)
+    assert isinstance(await store.reserve("c", [tiny], whole(1), LEASE_S), Denied)
 
 
 async def test_tiers_and_subjects_have_budgets_of_their_own(store: QuotaStore) -> None:
@@ -346,42 +363,77 @@ async def test_tiers_and_subjects_have_budgets_of_their_own(store: QuotaStore) -
         limit(amount=10, kind=SubjectKind.KEY, subject_id="key_b"),
         limit(amount=10, tenant_id="ten_b"),
     ]
-    await store.reserve("r", [limits[1], limits[2]], tokens(4), LEASE_S)
+    await store.reserve("r", [limits[1], limits[2]], whole(4), LEASE_S)
     assert [state.held for state in await store.states(limits)] == [0, 4, 4, 0, 0]
 
 
 # ---------------------------------------------------------------- top-ups
 
 
-async def test_a_top_up_adds_to_the_hold_or_changes_nothing(store: QuotaStore) -> None:
+async def test_a_top_up_raises_the_hold_or_changes_nothing(store: QuotaStore) -> None:
     budget, requests = limit(amount=100), limit(Meter.REQUESTS, amount=1)
-    await store.reserve("r", [budget, requests], tokens(40), LEASE_S)
-    assert isinstance(await store.top_up("r", more(60)), Granted)
-    denied = await store.top_up("r", more(1))
+    await store.reserve("r", [budget, requests], whole(40), LEASE_S)
+    granted = await raised(store, "r", 100)
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 100
+    denied = await raised(store, "r", 101)
     assert isinstance(denied, Denied)
     assert (denied.limit, denied.wanted, denied.available) == (budget, 1, 0)
     assert await counts(store, budget, requests) == [(0, 100, 0), (0, 1, 0)]
     assert await store.settle("r", tokens(100))
     assert await counts(store, budget, requests) == [(100, 0, 0), (1, 0, 0)]
     with pytest.raises(KeyError):
-        await store.top_up("r", more(1))
+        await raised(store, "r", 101)
+
+
+async def test_a_repeated_or_older_top_up_changes_nothing(store: QuotaStore) -> None:
+    window, bucket = limit(amount=100), limit(amount=90, rate_per_s=0.001)
+    await store.reserve("r", [window, bucket], stepwise(10, 10, 10), LEASE_S)
+    for _ in range(2):
+        granted = await store.top_up("r", tokens(10), tokens(30), tokens(50))
+        assert isinstance(granted, Granted)
+        assert granted.covered.output_tokens == 30
+        assert await counts(store, window, bucket) == [(0, 50, 50), (10, 20, 60)]
+    older = await store.top_up("r", tokens(5), tokens(20), tokens(20))
+    assert isinstance(older, Granted)
+    assert older.covered.output_tokens == 30
+    assert await counts(store, window, bucket) == [(0, 50, 50), (10, 20, 60)]
+
+
+async def test_a_top_up_that_one_limit_refuses_is_held_on_none(store: QuotaStore) -> None:
+    wide, narrow = limit(amount=100, window=Window.DAY), limit(amount=30)
+    await store.reserve("r", [wide, narrow], whole(20), LEASE_S)
+    assert isinstance(await raised(store, "r", 31), Denied)
+    assert await counts(store, wide, narrow) == [(0, 20, 80), (0, 20, 10)]
+
+
+async def test_windows_hold_what_is_wanted_ahead_as_far_as_there_is_room(store: QuotaStore) -> None:
+    wide, narrow = limit(amount=100, window=Window.DAY), limit(amount=30)
+    granted = await store.reserve("r", [wide, narrow], stepwise(10, 40, 60, may_be_cut=True), LEASE_S)
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 30
+    assert await counts(store, wide, narrow) == [(0, 40, 60), (0, 30, 0)]
+    granted = await store.top_up("r", tokens(30), tokens(30), tokens(60))
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 30
+    assert await counts(store, wide, narrow) == [(0, 60, 40), (0, 30, 0)]
 
 
 async def test_a_top_up_is_held_on_the_window_of_the_request_also_after_its_end(
     store: QuotaStore, clock: Clock
 ) -> None:
     minute, lifetime = limit(amount=100, window=Window.MINUTE), limit(amount=500)
-    await store.reserve("r", [minute, lifetime], tokens(70), 1_000)
-    await store.reserve("done", [minute, lifetime], tokens(10), 1_000)
+    await store.reserve("r", [minute, lifetime], whole(70), 1_000)
+    await store.reserve("done", [minute, lifetime], whole(10), 1_000)
     await store.settle("done", tokens(10))
     clock.advance(60)
-    await store.reserve("s", [minute, lifetime], tokens(90), 1_000)
-    denied = await store.top_up("r", more(21))
+    await store.reserve("s", [minute, lifetime], whole(90), 1_000)
+    denied = await raised(store, "r", 91)
     assert isinstance(denied, Denied)
     assert (denied.limit, denied.available, denied.retry_after_s) == (minute, 20, None)
     assert [(state.used, state.held) for state in denied.states] == [(0, 90), (10, 160)]
-    assert isinstance(await store.top_up("r", more(20)), Granted)
-    assert isinstance(await store.top_up("r", more(1)), Denied)
+    assert isinstance(await raised(store, "r", 90), Granted)
+    assert isinstance(await raised(store, "r", 91), Denied)
     assert await counts(store, minute, lifetime) == [(0, 90, 10), (10, 180, 310)]
     assert await store.settle("r", tokens(90))
     assert await counts(store, minute, lifetime) == [(0, 90, 10), (100, 90, 310)]
@@ -391,12 +443,200 @@ async def test_a_window_that_is_over_and_forgotten_has_no_room_for_top_ups(
     store: QuotaStore, clock: Clock
 ) -> None:
     minute = limit(amount=100, window=Window.MINUTE)
-    await store.reserve("r", [minute], tokens(0), 1_000)
+    await store.reserve("r", [minute], whole(0), 1_000)
     clock.advance(60)
-    await store.reserve("s", [minute], tokens(5), 1_000)
-    assert isinstance(await store.top_up("r", more(1)), Denied)
+    await store.reserve("s", [minute], whole(5), 1_000)
+    assert isinstance(await raised(store, "r", 1), Denied)
     assert await store.settle("r", tokens(0))
     assert await counts(store, minute) == [(0, 5, 95)]
+
+
+async def test_a_refused_top_up_says_whether_waiting_helps(store: QuotaStore, clock: Clock) -> None:
+    minute = limit(amount=100, window=Window.MINUTE)
+    await store.reserve("other", [minute], whole(50), 1_000)
+    await store.reserve("r", [minute], whole(50), 1_000)
+    blocked = await raised(store, "r", 60)
+    assert isinstance(blocked, Denied)
+    assert blocked.retry_after_s == 1.0  # the other one may not use what it holds
+    await store.settle("other", tokens(50))
+    spent = await raised(store, "r", 60)
+    assert isinstance(spent, Denied)
+    assert spent.retry_after_s is None  # the request stays with its window: the next one is not for it
+
+
+async def test_what_more_was_used_than_held_is_refused_by_top_ups_too(store: QuotaStore) -> None:
+    budget, bucket = limit(amount=100), limit(amount=50, rate_per_s=0.001)
+    await store.reserve("r", [bucket, budget], whole(20), LEASE_S)
+    with pytest.raises(Overrun):
+        await store.top_up("r", tokens(21), tokens(30), tokens(30))
+    assert await counts(store, budget, bucket) == [(0, 20, 80), (0, 20, 30)]
+
+
+async def test_covered_is_the_least_that_any_hard_limit_holds(store: QuotaStore) -> None:
+    limits = [
+        limit(amount=40),
+        limit(Meter.OUTPUT_TOKENS, amount=90),
+        limit(Meter.COST_NANOUSD, amount=700),
+        limit(Meter.INPUT_TOKENS, amount=3, mode=Mode.SHADOW),
+    ]
+    first, ahead = Amounts(10, 5, 100, gpu_ms=1), Amounts(10, 80, 900, gpu_ms=8)
+    granted = await store.reserve("r", limits, Hold(first, ahead, ahead, may_be_cut=True), LEASE_S)
+    assert isinstance(granted, Granted)
+    assert granted.covered == Amounts(10, 30, 700, gpu_ms=8)
+    assert granted.would_deny == (limits[3],)
+    free = await store.reserve("free", [], Hold(first, ahead, ahead), LEASE_S)
+    assert isinstance(free, Granted)
+    assert free.covered == ahead
+
+
+async def test_shadow_limits_say_what_they_would_have_denied(store: QuotaStore) -> None:
+    shadow, soft = limit(amount=50, mode=Mode.SHADOW), limit(Meter.OUTPUT_TOKENS, 50, mode=Mode.SOFT)
+    first = await store.reserve("a", [shadow, soft], stepwise(10, 20, 40), LEASE_S)
+    second = await store.reserve("b", [shadow, soft], stepwise(10, 20, 40), LEASE_S)
+    assert isinstance(first, Granted)
+    assert isinstance(second, Granted)
+    assert (first.would_deny, second.would_deny) == ((), (shadow,))
+    third = await store.top_up("a", tokens(20), tokens(41), tokens(41))
+    assert isinstance(third, Granted)
+    assert third.would_deny == (shadow,)
+
+
+# ---------------------------------------------------------------- buckets while a stream runs
+
+
+async def test_a_stream_is_shaped_to_the_rate_after_the_burst(store: QuotaStore, clock: Clock) -> None:
+    bucket = limit(amount=10, rate_per_s=100)
+    granted = await store.reserve("r", [bucket], stepwise(5, 400, 400), 1_000)
+    assert isinstance(granted, Granted)
+    started_s, emitted, at_s = clock.now_s, granted.covered.output_tokens, {}
+    assert emitted == 5
+    while emitted < 400:
+        answer = await store.top_up("r", tokens(emitted), tokens(emitted + 5), tokens(400))
+        if isinstance(answer, Denied):
+            assert answer.retry_after_s is not None
+            clock.advance(answer.retry_after_s)
+        else:
+            emitted = answer.covered.output_tokens
+            at_s[emitted] = clock.now_s - started_s
+    assert at_s[10] == 0  # the burst
+    assert (350 - 50) / (at_s[350] - at_s[50]) == pytest.approx(100, rel=0.001)
+    assert await store.settle("r", tokens(400))
+
+
+async def test_what_a_bucket_was_charged_while_running_stays_charged(store: QuotaStore) -> None:
+    bucket = limit(amount=50, rate_per_s=0.001)
+    await store.reserve("r", [bucket], whole(20), LEASE_S)
+    await store.top_up("r", tokens(15), tokens(20), tokens(20))
+    assert await counts(store, bucket) == [(15, 5, 30)]
+    assert await store.settle("r", tokens(18))
+    assert await counts(store, bucket) == [(18, 0, 32)]
+    await store.reserve("s", [bucket], whole(20), LEASE_S)
+    await store.top_up("s", tokens(15), tokens(20), tokens(20))
+    assert await store.settle("s", tokens(0))
+    assert await counts(store, bucket) == [(33, 0, 17)]
+
+
+async def test_a_refused_top_up_still_charges_what_was_used(store: QuotaStore, clock: Clock) -> None:
+    bucket = limit(amount=10, rate_per_s=1)
+    await store.reserve("r", [bucket], whole(10), LEASE_S)
+    denied = await raised(store, "r", 15, used=10)
+    assert isinstance(denied, Denied)
+    assert denied.retry_after_s == 5.0
+    clock.advance(5)
+    assert isinstance(await raised(store, "r", 15, used=10), Granted)
+
+
+async def test_the_largest_buckets_are_counted_to_the_last_token(store: QuotaStore, clock: Clock) -> None:
+    # One millionth of a token is missing, which a rounded division would not see.
+    bucket = limit(amount=9_000_000_000, rate_per_s=0.001)
+    await store.reserve("r", [bucket], whole(1), 2_000)
+    await store.settle("r", tokens(1))
+    clock.advance(999.999)
+    assert isinstance(await store.reserve("s", [bucket], whole(9_000_000_000), LEASE_S), Denied)
+    assert isinstance(await store.reserve("s", [bucket], whole(8_999_999_999), LEASE_S), Granted)
+
+
+# ---------------------------------------------------------------- promises
+
+
+async def test_who_may_not_be_cut_is_promised_the_worst_case(store: QuotaStore) -> None:
+    budget = limit(amount=100)
+    granted = await store.reserve("a", [budget], stepwise(10, 20, 60), LEASE_S)
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 20
+    [state] = granted.states
+    assert (state.held, state.worst_open, state.available) == (20, 40, 40)
+    refused = await store.reserve("b", [budget], stepwise(10, 10, 41), LEASE_S)
+    assert isinstance(refused, Denied)
+    assert (refused.wanted, refused.available, refused.retry_after_s) == (41, 40, 1.0)
+    # One that may be cut takes what nobody was promised.
+    cut = await store.reserve("c", [budget], stepwise(10, 80, 80, may_be_cut=True), LEASE_S)
+    assert isinstance(cut, Granted)
+    assert cut.covered.output_tokens == 40
+    assert isinstance(await raised(store, "c", 41), Denied)
+    assert isinstance(await raised(store, "a", 60), Granted)
+    [state] = await store.states([budget])
+    assert (state.held, state.worst_open, state.available) == (100, 0, 0)
+    # Beyond its promise it has no more rights than others.
+    assert isinstance(await raised(store, "a", 61), Denied)
+
+
+async def test_a_promise_survives_a_lowered_amount_and_ends_with_its_request(store: QuotaStore) -> None:
+    budget = limit(amount=100)
+    small = dataclasses.replace(budget, amount=30)
+    await store.reserve("a", [budget], stepwise(10, 20, 60), LEASE_S)
+    assert isinstance(await store.reserve("b", [small], stepwise(1, 1, 1), LEASE_S), Denied)
+    assert isinstance(await raised(store, "a", 60), Granted)
+    await store.settle("a", tokens(25))
+    [state] = await store.states([small])
+    assert (state.used, state.held, state.worst_open, state.available) == (25, 0, 0, 5)
+
+
+async def test_a_promise_is_kept_after_the_end_of_its_window(store: QuotaStore, clock: Clock) -> None:
+    minute = limit(amount=100, window=Window.MINUTE)
+    await store.reserve("a", [minute], stepwise(0, 0, 60), 1_000)
+    clock.advance(60)
+    await store.reserve("b", [minute], whole(100), 1_000)
+    assert isinstance(await raised(store, "a", 0), Granted)
+    granted = await raised(store, "a", 60)
+    assert isinstance(granted, Granted)
+    assert granted.covered.output_tokens == 60
+    assert await counts(store, minute) == [(0, 100, 0)]
+
+
+async def test_expired_promises_are_free_again(store: QuotaStore, clock: Clock) -> None:
+    budget = limit(amount=100)
+    await store.reserve("a", [budget], stepwise(10, 20, 100), 30)
+    clock.advance(30)
+    assert await store.overdue() == ["a"]
+    assert await store.expire() == ["a"]
+    assert await store.overdue() == []
+    assert isinstance(await store.reserve("b", [budget], whole(100), 30), Granted)
+
+
+# ---------------------------------------------------------------- GPU time
+
+
+def gpu(count: int) -> Amounts:
+    return Amounts(gpu_ms=count)
+
+
+async def test_gpu_time_is_charged_beyond_the_hold_and_the_bucket_pays_it_off(
+    store: QuotaStore, clock: Clock
+) -> None:
+    bucket, window = limit(Meter.GPU_MS, 50, rate_per_s=10), limit(Meter.GPU_MS, 1_000)
+    await store.reserve("r", [bucket, window], Hold.whole(gpu(40)), LEASE_S)
+    # The step took 70 ms where 40 were predicted.
+    denied = await store.top_up("r", gpu(70), gpu(80), gpu(80))
+    assert isinstance(denied, Denied)
+    assert (denied.limit, denied.retry_after_s) == (bucket, 3.0)
+    assert await counts(store, bucket, window) == [(70, 0, 0), (0, 70, 930)]
+    assert await store.settle("r", gpu(75))
+    assert await counts(store, bucket, window) == [(75, 0, 0), (75, 0, 925)]
+    clock.advance(2.5)
+    assert await counts(store, bucket) == [(50, 0, 0)]
+    clock.advance(1)
+    assert await counts(store, bucket) == [(40, 0, 10)]
 
 
 # ---------------------------------------------------------------- leases
@@ -404,7 +644,7 @@ async def test_a_window_that_is_over_and_forgotten_has_no_room_for_top_ups(
 
 async def test_a_lease_that_runs_out_gives_everything_back(store: QuotaStore, clock: Clock) -> None:
     budget, one = limit(amount=100), limit(Meter.CONCURRENCY, amount=1)
-    await store.reserve("r", [budget, one], tokens(60), 30)
+    await store.reserve("r", [budget, one], whole(60), 30)
     clock.advance(29.9)
     assert await store.expire() == []
     clock.advance(0.1)
@@ -418,7 +658,7 @@ async def test_renewing_keeps_a_hold_and_never_revives_or_shortens_one(
     store: QuotaStore, clock: Clock
 ) -> None:
     budget = limit(amount=100)
-    await store.reserve("a", [budget], tokens(60), 30)
+    await store.reserve("a", [budget], whole(60), 30)
     clock.advance(20)
     await store.renew(["a", "unknown"], 30)
     await store.renew(["a"], 1)
@@ -436,7 +676,7 @@ async def test_many_leases_of_many_tenants_expire_together(store: QuotaStore, cl
     }
     for index in range(300):
         tenant_id = f"ten_{'abc'[index % 3]}"
-        await store.reserve(f"r{index}", [limits[tenant_id]], tokens(1), 5)
+        await store.reserve(f"r{index}", [limits[tenant_id]], whole(1), 5)
     clock.advance(5)
     assert sorted(await store.expire()) == sorted(f"r{index}" for index in range(300))
     assert await counts(store, *limits.values()) == [(0, 0, 10_000)] * 3
@@ -450,7 +690,7 @@ async def test_fifty_at_once_never_exceed_a_hard_limit(store: QuotaStore) -> Non
     bucket = limit(amount=950, rate_per_s=0.001)
 
     async def one(index: int) -> int:
-        answer = await store.reserve(f"r{index}", [budget, bucket], tokens(37), LEASE_S)
+        answer = await store.reserve(f"r{index}", [budget, bucket], whole(37), LEASE_S)
         if isinstance(answer, Denied):
             return 0
         for state in answer.states:
@@ -465,14 +705,139 @@ async def test_fifty_at_once_never_exceed_a_hard_limit(store: QuotaStore) -> Non
     assert await counts(store, budget, bucket) == [(spent, 0, 1_000 - spent), (spent, 0, 950 - spent)]
 
 
-async def test_rebuilding_sets_what_was_used_and_keeps_what_is_held(store: QuotaStore) -> None:
+async def test_repairing_sets_what_was_used_and_keeps_what_is_held(store: QuotaStore) -> None:
     window, bucket = limit(amount=100, window=Window.HOUR), limit(amount=100, rate_per_s=0.001)
     one = limit(Meter.CONCURRENCY, amount=5)
-    await store.reserve("r", [window, bucket, one], tokens(10), LEASE_S)
+    await store.reserve("r", [window, bucket, one], whole(10), LEASE_S)
     await store.rebuild([(window, 70), (bucket, 60), (one, 0)])
     assert await counts(store, window, bucket, one) == [(70, 10, 20), (60, 10, 30), (0, 1, 4)]
     await store.settle("r", tokens(5))
     assert await counts(store, window, bucket, one) == [(75, 0, 25), (65, 0, 35), (0, 0, 5)]
+    # More than a burst was used: it is empty, not in debt.
+    await store.rebuild([(bucket, 400)])
+    assert await counts(store, bucket) == [(100, 0, 0)]
+
+
+async def test_nobody_rebuilds_a_store_that_lost_nothing(store: QuotaStore) -> None:
+    assert not await store.begin_rebuild("somebody", 60)
+    await store.ping()
+    with pytest.raises(QuotaStoreRecovering):
+        await store.restore("r", [], (), whole(1), tokens(0), LEASE_S)
+
+
+@pytest.fixture(params=["memory", "redis", "fallback"])
+async def new_store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
+    """Nobody has filled it yet."""
+    if request.param == "memory":
+        yield MemoryQuotaStore(clock)
+    else:
+        shared = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
+        yield FallbackQuotaStore(shared, 10, clock) if request.param == "fallback" else shared
+        await shared.close()
+
+
+async def test_while_it_is_rebuilt_a_store_does_nothing_else(new_store: QuotaStore, clock: Clock) -> None:
+    budget = limit(amount=100)
+    assert await new_store.begin_rebuild("first", 10)
+    assert not await new_store.begin_rebuild("second", 10)
+    for attempt in (
+        new_store.reserve("r", [budget], whole(1), LEASE_S),
+        new_store.top_up("r", tokens(0), tokens(1), tokens(1)),
+        new_store.settle("r", tokens(1)),
+        new_store.renew(["r"], LEASE_S),
+        new_store.expire(),
+        new_store.overdue(),
+        new_store.states([budget]),
+        new_store.ping(),
+    ):
+        with pytest.raises(QuotaStoreRecovering):
+            await attempt
+    # Who dies over it loses the right to.
+    await new_store.rebuild([(budget, 90)])
+    clock.advance(10)
+    assert await new_store.begin_rebuild("second", 10)
+    await new_store.rebuild([(budget, 40)])
+    await new_store.finish_rebuild("second", "e1")
+    assert await counts(new_store, budget) == [(40, 0, 60)]
+
+
+async def test_a_new_attempt_begins_with_nothing(new_store: QuotaStore) -> None:
+    budget, other = limit(amount=100), limit(Meter.OUTPUT_TOKENS, amount=100)
+    assert await new_store.begin_rebuild("me", 10)
+    await new_store.rebuild([(budget, 40), (other, 40)])
+    await new_store.restore("r", [budget], [f"{_name(budget)}@0"], whole(5), tokens(0), LEASE_S)
+    assert await new_store.begin_rebuild("me", 10)
+    await new_store.rebuild([(budget, 10)])
+    await new_store.finish_rebuild("me", "e1")
+    assert await counts(new_store, budget, other) == [(10, 0, 90), (0, 0, 100)]
+    assert not await new_store.settle("r", tokens(1))
+
+
+async def test_what_open_requests_held_is_held_again_whether_there_is_room_or_not(
+    new_store: QuotaStore, clock: Clock
+) -> None:
+    window, bucket = limit(amount=100), limit(amount=200, rate_per_s=0.001)
+    one, over = limit(Meter.CONCURRENCY, amount=1), limit(amount=80, window=Window.MINUTE)
+    unknown = limit(Meter.OUTPUT_TOKENS, amount=5)
+    limits = [window, bucket, one, over, unknown]
+    charged_to = [f"{_name(window)}@0", _name(bucket), _name(one), f"{_name(over)}@{int(NOON_S) - 80}"]
+    hold = stepwise(20, 30, 60)
+    assert await new_store.begin_rebuild("me", 10)
+    await new_store.rebuild([(window, 90), (bucket, 10), (one, 0), (over, 7)])
+    for request_id in ("r", "r", "s"):
+        await new_store.restore(request_id, limits, charged_to, hold, tokens(15), LEASE_S)
+    await new_store.finish_rebuild("me", "e1")
+    assert await counts(new_store, *limits) == [
+        (90, 60, 0),
+        (10, 10, 180),
+        (0, 2, 0),
+        (7, 0, 73),
+        (0, 0, 5),
+    ]
+    [state, *_] = await new_store.states([window])
+    assert state.worst_open == 60
+    # Its promise holds in the window that is over, too; beyond it nobody knows of any room there.
+    assert isinstance(await new_store.top_up("r", tokens(20), tokens(60), tokens(60)), Granted)
+    denied = await new_store.top_up("r", tokens(20), tokens(61), tokens(61))
+    assert isinstance(denied, Denied)
+    assert await new_store.settle("r", tokens(60))
+    assert await new_store.settle("s", tokens(20))
+    assert await counts(new_store, window, one, over) == [(170, 0, 0), (0, 0, 1), (7, 0, 73)]
+    clock.advance(LEASE_S)
+    assert await new_store.expire() == []
+
+
+async def test_a_restored_window_that_is_over_has_room_for_its_promises_only(new_store: QuotaStore) -> None:
+    minute = limit(amount=80, window=Window.MINUTE)
+    charged_to = [f"{_name(minute)}@{int(NOON_S) - 80}"]
+    assert await new_store.begin_rebuild("me", 10)
+    await new_store.restore("r", [minute], charged_to, stepwise(20, 30, 60), tokens(0), LEASE_S)
+    await new_store.finish_rebuild("me", "e1")
+    assert isinstance(await raised(new_store, "r", 60), Granted)
+    assert isinstance(await raised(new_store, "r", 61), Denied)
+    assert await counts(new_store, minute) == [(0, 0, 80)]
+
+
+async def test_a_window_may_end_while_its_holds_are_restored(new_store: QuotaStore, clock: Clock) -> None:
+    minute = limit(amount=80, window=Window.MINUTE)
+    assert await new_store.begin_rebuild("me", 300)
+    await new_store.rebuild([(minute, 7)])
+    for request_id, start_s in (("old", NOON_S - 20), ("new", NOON_S + 40)):
+        charged_to = [f"{_name(minute)}@{int(start_s)}"]
+        await new_store.restore(request_id, [minute], charged_to, stepwise(20, 30, 60), tokens(0), 300)
+        clock.advance(60)
+    clock.advance(-60)
+    await new_store.finish_rebuild("me", "e1")
+    assert await counts(new_store, minute) == [(0, 30, 20)]
+    for request_id in ("old", "new"):
+        granted = await raised(new_store, request_id, 60)
+        assert isinstance(granted, Granted)
+        assert granted.covered.output_tokens == 60
+    assert await counts(new_store, minute) == [(0, 60, 20)]
+
+
+def _name(of: Limit) -> str:
+    return rules.identity(of)
 
 
 @pytest.mark.parametrize(
@@ -481,6 +846,7 @@ async def test_rebuilding_sets_what_was_used_and_keeps_what_is_held(store: Quota
         ("output_tokens", "r", [limit()], Amounts(output_tokens=-1), 30.0),
         ("cost_nanousd", "r", [limit()], Amounts(cost_nanousd=10**16), 30.0),
         ("input_tokens", "r", [limit()], Amounts(input_tokens=1.5), 30.0),  # type: ignore[arg-type]
+        ("gpu_ms", "r", [limit()], Amounts(gpu_ms=-1), 30.0),
         ("request_id", "", [limit()], Amounts(), 30.0),
         ("request_id", "x" * 81, [limit()], Amounts(), 30.0),
         ("lease_ttl_s", "r", [limit()], Amounts(), 0.0),
@@ -496,9 +862,23 @@ async def test_what_cannot_be_counted_exactly_is_refused_at_the_door(
     store: QuotaStore, field: str, request_id: str, limits: list[Limit], amounts: Amounts, lease_s: float
 ) -> None:
     with pytest.raises(Invalid) as caught:
-        await store.reserve(request_id, limits, amounts, lease_s)
+        await store.reserve(request_id, limits, Hold.whole(amounts), lease_s)
     assert caught.value.field == field
 
 
 async def test_a_store_that_is_there_answers_a_ping(store: QuotaStore) -> None:
     await store.ping()
+
+
+@pytest.mark.parametrize(
+    ("first", "ahead", "most"), [(2, 1, 3), (1, 4, 3)], ids=["ahead below first", "most below ahead"]
+)
+async def test_a_hold_that_falls_is_refused_at_the_door(
+    store: QuotaStore, first: int, ahead: int, most: int
+) -> None:
+    with pytest.raises(Invalid, match="fall") as caught:
+        await store.reserve("r", [limit()], stepwise(first, ahead, most), LEASE_S)
+    assert caught.value.field == "output_tokens"
+    await store.reserve("r", [limit()], whole(1), LEASE_S)
+    with pytest.raises(Invalid):
+        await store.top_up("r", tokens(1), tokens(3), tokens(2))

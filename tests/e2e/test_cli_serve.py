@@ -86,6 +86,23 @@ def test_a_limit_set_on_the_command_line_binds_a_running_server_until_it_is_remo
     until(lambda: complete(server, key).status_code == 200, CHANGE_ARRIVES_S)
 
 
+def test_the_ledger_shows_every_row_of_one_request(server: Server) -> None:
+    with server.http(server.tenant("shown")) as client:
+        answer = client.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 4})
+    request_id = answer.headers["x-request-id"]
+    shown = answer_of(server.data_dir, "ledger", "show", request_id)
+    assert shown["request_id"] == request_id
+    assert [row["kind"] for row in shown["rows"]] == ["reserve", "settle"]
+    assert shown["rows"][1]["output_tokens"] == answer.json()["usage"]["completion_tokens"]
+    assert shown["rows"][1]["detail"]["basis"] == "engine"
+    text = fairgate(server.data_dir, "ledger", "show", request_id).output
+    assert "reserve" in text
+    assert "basis: engine" in text
+    unknown = fairgate(server.data_dir, "ledger", "show", "req_none")
+    assert unknown.exit_code == 1
+    assert "no request 'req_none'" in unknown.output
+
+
 def test_the_ledger_is_verified_against_the_counters_of_the_running_server(server: Server) -> None:
     until(server.is_idle)
     report = answer_of(server.data_dir, "ledger", "verify")

@@ -72,8 +72,14 @@ async def test_fifty_at_once_never_exceed_it_and_the_books_agree(limited: Server
         for answer in answers:
             if answer.status_code == 429:
                 refused_before = True
-                assert answer.json()["error"]["code"] == "insufficient_quota"
-                assert answer.headers["x-should-retry"] == "false"
+                # While others hold what is left it is worth asking again; not any more when it is spent.
+                code = answer.json()["error"]["code"]
+                assert code in (
+                    {"insufficient_quota", "rate_limit_exceeded"} if served else {"insufficient_quota"}
+                )
+                assert answer.headers["x-should-retry"] == (
+                    "false" if code == "insufficient_quota" else "true"
+                )
         assert used <= amount, "the limit was exceeded"
         state = limited.limit_state("crowd", "total_tokens")
         assert state["held"] == 0, "something is still held after all have ended"

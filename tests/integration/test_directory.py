@@ -83,9 +83,9 @@ async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, director
         models=frozenset({"small"}),
         limits=(on_key, on_project, on_tenant),
     )
-    assert principal.limits_for(Tier.STANDARD) == (on_project, on_tenant)
-    assert len(directory.limits()) == 6
-    assert len(directory.limits(tenant.tenant_id)) == 5
+    assert principal.limits_for(Tier.STANDARD, NOON_S) == (on_project, on_tenant)
+    assert len(directory.limits(NOON_S)) == 6
+    assert len(directory.limits(NOON_S, tenant.tenant_id)) == 5
     assert [each.name for each in directory.tenants()] == ["acme", "globex"]
     assert directory.tenant(tenant.tenant_id) == tenant
 

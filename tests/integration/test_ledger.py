@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from sqlalchemy import Connection, text
 
 from tenants.database import Database, open_database
-from tenants.errors import Invalid
-from tenants.ledger import Kind, Ledger, LedgerRow
+from tenants.errors import EpochEnded, Invalid
+from tenants.ledger import Kind, Ledger, LedgerRow, _insert, _require_epoch
 from tenants.quota.memory import MemoryQuotaStore
-from tenants.quota.store import Granted
+from tenants.quota.store import Granted, Hold
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
 from tests.quota import NOON_S, Clock, limit
 
@@ -83,10 +86,166 @@ async def test_what_was_reserved_and_not_settled_is_open(ledger: Ledger) -> None
     await ledger.append(row("r0", "settle"))
     await ledger.append(row("r3", "settle", gateway_id="gw_other"))
     await ledger.append(row("r2", "credit"))
-    assert [each.request_id for each in await ledger.open_reserves("gw_0")] == ["r2", "r4"]
-    assert [each.request_id for each in await ledger.open_reserves()] == ["r1", "r2", "r4", "r5"]
-    assert [each.request_id for each in await ledger.open_reserves(most=1)] == ["r1"]
-    assert (await ledger.open_reserves("gw_0"))[0].charged_to == ("a",)
+    assert [each.request_id for each in await ledger.open_requests("gw_0")] == ["r2", "r4"]
+    assert [each.request_id for each in await ledger.open_requests()] == ["r1", "r2", "r4", "r5"]
+    assert [each.request_id for each in await ledger.open_requests(most=1)] == ["r1"]
+    assert (await ledger.open_requests("gw_0"))[0].reserve.charged_to == ("a",)
+
+
+async def test_top_ups_are_numbered_written_once_and_add_up(ledger: Ledger) -> None:
+    await ledger.append(row(detail={"most": [10, 100, 9_000, 1, 0], "may_be_cut": False}))
+    first = row(
+        kind="top_up", number=1, amounts=Amounts(0, 16, 1_600, 0), detail={"used": [10, 18, 2_800, 1, 0]}
+    )
+    second = replace(first, number=2, detail={"used": [10, 30, 4_000, 1, 0]})
+    assert await ledger.append(first)
+    assert await ledger.append(replace(first, amounts=Amounts(0, 99, 0, 0))) is False
+    assert await ledger.append(second)
+    [found] = await ledger.open_requests()
+    assert found.held == Amounts(10, 52, 6_200, 1)
+    assert found.used == Amounts(10, 30, 4_000, 1)
+    assert found.worst == Amounts(10, 100, 9_000, 1)
+    assert not found.may_be_cut
+    assert found.top_ups == (first, second)
+    assert await ledger.find("r") == [found.reserve, first, second]
+    await ledger.append(row(kind="settle", amounts=Amounts(10, 31, 4_100, 1)))
+    assert await ledger.open_requests() == []
+    assert [each.held for each in await ledger.reserved(["r", "other"])] == [found.held]
+    [total] = await ledger.totals()
+    assert (total.requests, total.output_tokens) == (1, 31), "what was held is no charge"
+
+
+async def test_of_two_settlements_the_first_counts_and_both_are_told(ledger: Ledger) -> None:
+    one, other = row(kind="settle"), row(kind="settle", amounts=Amounts(1, 1, 1, 1), gateway_id="gw_2")
+    counts = await asyncio.gather(ledger.settle(one), ledger.settle(other))
+    assert counts[0] == counts[1]
+    assert counts[0] in (one, other)
+    assert await ledger.settled(["r", "x"]) == {"r": counts[0]}
+
+
+async def test_weighted_tokens_are_counted_and_real_ones_billed(ledger: Ledger) -> None:
+    on = limit(amount=10_000)
+    await ledger.append(row(charged_to=("tenant:ten_a:total_tokens:lifetime/UTC:*@0",)))
+    settle = row(kind="settle", amounts=Amounts(10, 20, 3_000, 1), counted_input=5, counted_output=40)
+    await ledger.append(settle)
+    assert (await ledger.find("r"))[1] == settle
+    assert settle.counted == Amounts(5, 40, 3_000, 1)
+    assert (await ledger.standing([on], NOON)).used == [(on, 45)]
+    assert (await ledger.totals())[0].output_tokens == 20
+
+
+async def test_a_row_is_taken_only_in_the_epoch_of_its_hold(ledger: Ledger) -> None:
+    assert await ledger.epoch() == ""
+    first = await ledger.next_epoch()
+    assert await ledger.append(row("r1"), epoch=first)
+    second = await ledger.next_epoch()
+    assert await ledger.epoch() == second != first
+    with pytest.raises(EpochEnded):
+        await ledger.append(row("r2"), epoch=first)
+    assert [each.request_id for each in await ledger.open_requests()] == ["r1"]
+    assert await ledger.append(row("r2"), epoch=second)
+    assert await ledger.append(row("r1", "settle"))
+    assert await ledger.append(row("r3")), "a store that cannot lose its counters has no epochs"
+
+
+async def test_what_a_rebuild_reads_is_complete(ledger: Ledger, database_url: str) -> None:
+    # Gateways reserve under the old epoch while another opens the next one and reads: whatever was taken
+    # is in what it read.
+    writers = [Ledger(open_database(database_url)) for _ in range(2)]
+    old = await ledger.next_epoch()
+    taken: set[str] = set()
+    some_taken = asyncio.Event()
+
+    async def reserve_until_refused(writer: Ledger, name: str) -> None:
+        for number in itertools.count():
+            try:
+                await writer.append(row(f"{name}-{number}"), epoch=old)
+            except EpochEnded:
+                return
+            taken.add(f"{name}-{number}")
+            some_taken.set()
+
+    writing = [
+        asyncio.create_task(reserve_until_refused(writer, f"{index}-{line}"))
+        for index, writer in enumerate(writers)
+        for line in range(10)
+    ]
+    await some_taken.wait()
+    await ledger.next_epoch()
+    read = {each.request_id for each in (await ledger.standing([], NOON)).open_requests}
+    await asyncio.gather(*writing)
+    assert read == taken
+    for writer in writers:
+        await writer._database.close()
+
+
+async def test_the_next_epoch_waits_for_what_is_being_written(postgres_url: str) -> None:
+    slow, quick = open_database(postgres_url), open_database(postgres_url)
+    old = await Ledger(slow).next_epoch()
+    entered, leave = threading.Event(), threading.Event()
+
+    def half_way(connection: Connection) -> None:
+        _require_epoch(connection, old)
+        _insert(connection, row("slow"))
+        entered.set()
+        assert leave.wait(30)
+
+    writing = asyncio.create_task(slow.write(half_way))
+    await asyncio.to_thread(entered.wait, 30)
+    opening = asyncio.create_task(Ledger(quick).next_epoch())
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+
+    async def somebody_waits() -> bool:
+        return bool(await quick.read(lambda connection: connection.execute(waiting).scalar_one()))
+
+    async with asyncio.timeout(20):
+        while not await somebody_waits():  # another process: no event of ours tells
+            assert not opening.done(), "it did not wait"
+    leave.set()
+    await writing
+    await opening
+    [found] = (await Ledger(quick).standing([], NOON)).open_requests
+    assert found.request_id == "slow"
+    await slow.close()
+    await quick.close()
+
+
+async def test_buckets_of_running_streams_are_rebuilt_empty(ledger: Ledger) -> None:
+    bucket, other = limit(amount=100, rate_per_s=10), limit(Meter.OUTPUT_TOKENS, 50, rate_per_s=5)
+    await ledger.append(row(charged_to=("tenant:ten_a:total_tokens:bucket:*",)))
+    assert (await ledger.standing([bucket, other], NOON)).used == [(bucket, 0), (other, 0)]
+    await ledger.append(row(kind="top_up", number=1))
+    assert (await ledger.standing([bucket, other], NOON)).used == [(bucket, 100), (other, 0)]
+
+
+async def test_many_requests_of_one_key_wait_for_no_common_row(postgres_url: str) -> None:
+    # One gateway's transaction stays open in the middle; what another writes for the same key goes on.
+    slow, quick = open_database(postgres_url), open_database(postgres_url)
+    entered, leave = threading.Event(), threading.Event()
+    epoch = await Ledger(slow).next_epoch()
+
+    def half_way(connection: Connection) -> None:
+        _require_epoch(connection, epoch)
+        for kind in ("reserve", "settle"):
+            _insert(
+                connection, row("slow", cast(Kind, kind), charged_to=("same",) if kind == "reserve" else ())
+            )
+        entered.set()
+        assert leave.wait(30)
+
+    writing = asyncio.create_task(slow.write(half_way))
+    await asyncio.to_thread(entered.wait, 30)
+    ledger = Ledger(quick)
+    async with asyncio.timeout(20):
+        for index in range(50):
+            assert await ledger.append(row(f"r{index}", charged_to=("same",)), epoch=epoch)
+            assert await ledger.append(row(f"r{index}", "top_up", number=1), epoch=epoch)
+            assert await ledger.append(row(f"r{index}", "settle"))
+    assert not writing.done()
+    leave.set()
+    await writing
+    await slow.close()
+    await quick.close()
 
 
 async def test_totals_are_charges_by_tenant_tier_and_model(ledger: Ledger) -> None:
@@ -128,7 +287,7 @@ async def test_counters_are_rebuilt_from_rows_alone(ledger: Ledger) -> None:
     async def one(index: int, on: list[Limit], runs_s: float, used: Amounts) -> None:
         at = datetime.fromtimestamp(clock(), UTC)
         held = Amounts(used.input_tokens, 200, 10_000, 1)
-        granted = await live.reserve(f"r{index}", on, held, 3_600)
+        granted = await live.reserve(f"r{index}", on, Hold.whole(held), 3_600)
         assert isinstance(granted, Granted)
         await ledger.append(row(f"r{index}", "reserve", held, at=at, charged_to=granted.charged_to))
         clock.advance(runs_s)
@@ -140,7 +299,7 @@ async def test_counters_are_rebuilt_from_rows_alone(ledger: Ledger) -> None:
     await one(2, limits[:4], 5, Amounts(7, 70, 7_000, 1))
     await one(3, limits, 0, Amounts(5, 0, 50, 1))
     await one(4, limits, 20, Amounts(50, 1, 50, 1))
-    used = await ledger.usage_by_limit(limits, datetime.fromtimestamp(clock(), UTC))
+    used = (await ledger.standing(limits, datetime.fromtimestamp(clock(), UTC))).used
     assert [limit for limit, _ in used] == limits
     rebuilt = MemoryQuotaStore(clock)
     await rebuilt.rebuild(used)
@@ -153,7 +312,7 @@ async def test_a_saturated_bucket_is_never_rebuilt_with_more_than_there_was(ledg
     bucket, clock = limit(amount=100, rate_per_s=10), Clock()
     live = MemoryQuotaStore(clock)
     for index in range(80):
-        granted = await live.reserve(f"r{index}", [bucket], Amounts(output_tokens=25), 60)
+        granted = await live.reserve(f"r{index}", [bucket], Hold.whole(Amounts(output_tokens=25)), 60)
         if isinstance(granted, Granted):
             at = datetime.fromtimestamp(clock(), UTC)
             used = Amounts(output_tokens=25)
@@ -161,16 +320,16 @@ async def test_a_saturated_bucket_is_never_rebuilt_with_more_than_there_was(ledg
             await ledger.append(row(f"r{index}", "settle", used, at=at))
             await live.settle(f"r{index}", used)
         clock.advance(0.5)
-        [(_, rebuilt)] = await ledger.usage_by_limit([bucket], datetime.fromtimestamp(clock(), UTC))
+        [(_, rebuilt)] = (await ledger.standing([bucket], datetime.fromtimestamp(clock(), UTC))).used
         [state] = await live.states([bucket])
         assert state.used <= rebuilt <= 100
     clock.advance(11)
-    assert await ledger.usage_by_limit([bucket], datetime.fromtimestamp(clock(), UTC)) == [(bucket, 0)]
+    assert (await ledger.standing([bucket], datetime.fromtimestamp(clock(), UTC))).used == [(bucket, 0)]
 
 
 async def test_limits_without_history_have_used_nothing(ledger: Ledger) -> None:
     limits = [limit(), limit(amount=10, rate_per_s=1), limit(Meter.CONCURRENCY, amount=1)]
-    assert await ledger.usage_by_limit(limits, NOON) == [(each, 0) for each in limits]
+    assert (await ledger.standing(limits, NOON)).used == [(each, 0) for each in limits]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +340,8 @@ async def test_limits_without_history_have_used_nothing(ledger: Ledger) -> None:
         ("request_id", {"request_id": "x" * 81}),
         ("model", {"model": "x" * 257}),
         ("at", {"at": datetime(2025, 1, 1)}),
+        ("number", {"number": 1}),
+        ("number", {"kind": "top_up"}),
         ("output_tokens", {"amounts": Amounts(output_tokens=-1)}),
         ("charged_to", {"charged_to": tuple(f"c{index}" for index in range(200))}),
         ("detail", {"detail": {f"k{index}": 1 for index in range(100)}}),

@@ -6,7 +6,7 @@ The real lifecycle, queue, quota store and ledger, in front of an upstream that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,17 @@ from gateway.estimates import Estimates
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.ids import new_request_id
-from gateway.lifecycle import Closed, Event, Lifecycle, Piece, Run
+from gateway.lifecycle import Lifecycle, Rule
 from gateway.metrics import Metrics
+from gateway.run import Closed, Ended, Event, Piece, Run
 from gateway.understand import Call
-from gateway.upstream.base import SequenceRefused, UpstreamLost, UpstreamUnavailable
+from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable
 from tenants.database import Database, open_database
 from tenants.ledger import Ledger, LedgerRow
-from tenants.pricing import Price, PriceBook
+from tenants.pricing import Entry, Price, PriceBook, Weights, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
-from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
+from tenants.quota.store import QuotaStoreUnavailable
+from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
 from tests.engine_process import until
 
 PROMPT = list(range(1, 11))
@@ -72,7 +74,15 @@ class ScriptedEngine:
         self.streams: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self.cancelled: list[str] = []
         self.acknowledged: list[str] = []
+        self.leases: dict[str, list[int]] = {}
+        """What it was told of each sequence, one after the other."""
+        self.gpu_us: dict[str, int] = {}
+        self.gpu_leases: dict[str, list[int | None]] = {}
+        self.takes_no_commands = 0
+        """So many it does not hear."""
         self.answers_cancels = True
+        self.hides_after_cancel = 2
+        """Tokens emitted before a cancel took effect."""
         self.emitted: dict[str, int] = {}
         self.arrived = asyncio.Event()
 
@@ -89,6 +99,9 @@ class ScriptedEngine:
         self.submitted[submit.sequence_id] = submit
         self.streams[submit.sequence_id] = asyncio.Queue()
         self.emitted[submit.sequence_id] = 0
+        self.leases[submit.sequence_id] = [submit.lease_tokens]
+        self.gpu_leases[submit.sequence_id] = []
+        self.gpu_us[submit.sequence_id] = 0
         self.arrived.set()
         return self._deltas(submit.sequence_id)
 
@@ -99,13 +112,28 @@ class ScriptedEngine:
                 raise item
             yield item
             if item.outcome is not None:
+                if not self.streams[sequence_id].empty():
+                    last = self.streams[sequence_id].get_nowait()
+                    assert isinstance(last, Exception)
+                    raise last
                 return
 
-    def emit(self, sequence_id: str, count: int) -> None:
-        """Some tokens of a sequence."""
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
+        if self.takes_no_commands:
+            self.takes_no_commands -= 1
+            raise UpstreamUnavailable("its queue is full")
+        self.leases[sequence_id].append(lease_tokens)
+        self.gpu_leases[sequence_id].append(lease_gpu_us)
+        self.arrived.set()
+
+    def emit(self, sequence_id: str, count: int, *, gpu_us: int = 0) -> None:
+        """Some tokens of a sequence; as the engine, never more than its lease covers."""
         first = self.emitted[sequence_id]
         self.emitted[sequence_id] += count
-        self.streams[sequence_id].put_nowait(Delta(sequence_id, first, [7] * count, "x" * count))
+        assert self.emitted[sequence_id] <= self.leases[sequence_id][-1], "the test emits what is not covered"
+        self.gpu_us[sequence_id] = gpu_us
+        delta = Delta(sequence_id, first, [7] * count, "x" * count, gpu_us=gpu_us)
+        self.streams[sequence_id].put_nowait(delta)
 
     def end(self, sequence_id: str, finish: str, *, hidden: int = 0) -> None:
         """The last word; `hidden` tokens were emitted that never reached the gateway."""
@@ -114,7 +142,7 @@ class ScriptedEngine:
         computed = len(submit.prompt_token_ids) if emitted else 0
         outcome = Outcome(
             sequence_id, submit.request_id, submit.tenant_id, finish, len(submit.prompt_token_ids), 0,
-            computed, emitted, submit.index,
+            computed, emitted, self.gpu_us[sequence_id], index=submit.index,
         )  # fmt: skip
         self.streams[sequence_id].put_nowait(Delta(sequence_id, outcome=outcome))
 
@@ -124,7 +152,7 @@ class ScriptedEngine:
     def cancel(self, sequence_id: str, cause: str) -> None:
         self.cancelled.append(sequence_id)
         if self.answers_cancels:
-            self.end(sequence_id, cause, hidden=2)
+            self.end(sequence_id, cause, hidden=self.hides_after_cancel)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
         self.acknowledged += sequence_ids
@@ -136,6 +164,12 @@ class ScriptedEngine:
         return Inventory("a", list[RunningSequence](), [])
 
 
+RULE = Rule(
+    reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
+    slow_reader_s=0.2, max_buffered_events=100, max_fed_waiting=100, feed_wait_s=dict.fromkeys(Tier, 60.0),
+)  # fmt: skip
+
+
 @dataclass
 class House:
     """Everything between the route and the engine."""
@@ -143,6 +177,8 @@ class House:
     database: Database
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     ttl_s: float = 1e9
+    rule: Rule = RULE
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
 
     def __post_init__(self) -> None:
@@ -154,7 +190,7 @@ class House:
             window=WindowRule(0, 1.0), log_records=100,
         )  # fmt: skip
         self.dispatcher = Dispatcher(self.flow, [self.engine], clock, engine_grace_s=0.0)
-        prices = PriceBook(self.price)
+        self.prices = uniform_book(self.price)
         self.books = Books(
             self.ledger,
             self.store,
@@ -167,14 +203,15 @@ class House:
             books=self.books,
             dispatcher=self.dispatcher,
             estimates=Estimates(
-                flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=prices, model="m",
-                cache_s=0.05,
+                flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=lambda: self.prices,
+                model="m", cache_s=0.05,
             ),
-            prices=prices,
+            prices=lambda: self.prices,
             metrics=Metrics(),
             clock=clock,
-            outcome_wait_s=0.2,
-            settle_wait_s=5.0,
+            wall_clock=lambda: 1e9,
+            rule=self.rule,
+            sleep=self.sleep,
         )  # fmt: skip
         self.books.start()
         self.dispatcher.start()
@@ -184,11 +221,18 @@ class House:
         await self.dispatcher.close()
         await self.books.close(5)
 
-    def begin(self, *, choices: int = 1, max_tokens: int = 20, principal: Principal = PRINCIPAL) -> Run:
+    def begin(
+        self,
+        *,
+        choices: int = 1,
+        max_tokens: int = 20,
+        principal: Principal = PRINCIPAL,
+        asked_max_tokens: bool = True,
+    ) -> Run:
         call = Call(
             request_id=new_request_id(1e9), chat=True, model="m", principal=principal, tier=Tier.STANDARD,
             prompts=(PROMPT,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=True,
-            include_usage=True, created=1,
+            include_usage=True, created=1, asked_max_tokens=asked_max_tokens,
         )  # fmt: skip
         return self.lifecycle.begin(call)
 
@@ -264,14 +308,14 @@ async def test_an_answer_that_ends_is_charged_as_the_engine_counts_it(house: Hou
 async def test_the_client_is_told_only_after_the_settlement_is_durable(house: House) -> None:
     run, (one,) = await house.running()
     acknowledged_when_settled: list[int] = []
-    append = house.ledger.append
+    settle = house.ledger.settle
 
-    async def watched(row: LedgerRow) -> bool:
+    async def watched(row: LedgerRow) -> LedgerRow:
         assert not any(isinstance(event, Closed) for event in list(run.events._queue))  # type: ignore[attr-defined]
         acknowledged_when_settled.append(len(house.engine.acknowledged))
-        return await append(row)
+        return await settle(row)
 
-    house.ledger.append = watched  # type: ignore[method-assign]
+    house.ledger.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 1)
     house.engine.end(one, "stop")
     await house.closed(run)
@@ -502,6 +546,45 @@ async def test_a_model_without_a_price_is_refused_and_answered(sqlite_url: str) 
     await database.close()
 
 
+async def test_a_request_is_charged_by_the_prices_it_was_reserved_with(house: House) -> None:
+    run, (one,) = await house.running()
+    house.prices = uniform_book({"m": Price(7_000, 7_000, 7_000)}, version=2)
+    for _ in range(5):
+        house.engine.emit(one, 1)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.error is None
+    rows = await house.ledger.find(run.call.request_id)
+    assert {row.price_version for row in rows} == {1}
+    assert rows[-1].amounts.cost_nanousd == len(PROMPT) * 100 + 5 * 300
+    later, (two,) = await house.running()
+    house.engine.emit(two, 1)
+    house.engine.end(two, "stop")
+    await house.closed(later)
+    settled = (await house.ledger.find(later.call.request_id))[-1]
+    assert (settled.price_version, settled.amounts.cost_nanousd) == (2, (len(PROMPT) + 1) * 7_000)
+
+
+async def test_limits_count_weighted_tokens_and_the_ledger_keeps_both(house: House) -> None:
+    weights = Weights(input=500, cached_input=100, output=2_500)
+    house.prices = PriceBook({("m", Tier.STANDARD): Entry(Price(100, 50, 300), 1_000, weights)}, 1)
+    run, (one,) = await house.running(principal=replace(PRINCIPAL, limits=LIMITS))
+    for _ in range(5):
+        house.engine.emit(one, 1)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.error is None
+    counted_input, counted_output = -(-len(PROMPT) // 2), 13
+    settled = (await house.ledger.find(run.call.request_id))[-1]
+    assert (settled.amounts.input_tokens, settled.amounts.output_tokens) == (len(PROMPT), 5)
+    assert (settled.counted_input, settled.counted_output) == (counted_input, counted_output)
+    for state in await house.store.states(LIMITS):
+        assert state.held == 0
+        if state.limit.meter is Meter.TOTAL_TOKENS:
+            assert state.used == counted_input + counted_output
+    assert any(limit.meter is Meter.TOTAL_TOKENS for limit in LIMITS)
+
+
 async def test_a_reserve_row_that_cannot_be_written_holds_nothing(house: House, sqlite_url: str) -> None:
     await house.database.close()
     run = house.begin()
@@ -535,3 +618,337 @@ async def test_a_listener_that_is_gone_changes_nothing(house: House, tmp_path: P
     house.engine.end(one, "length")
     await until(lambda: not house.lifecycle.running)
     await house.check(run, RequestOutcome.COMPLETED, 20)
+
+
+# ---------------------------------------------------------------- leases and top-ups
+
+
+async def leased(house: House, sequence_id: str, tokens: int) -> None:
+    """Until the engine has been told that a sequence may emit so much."""
+    await until(lambda: house.engine.leases[sequence_id][-1] >= tokens)
+
+
+async def held_of(house: House, limit: Limit) -> int:
+    return (await house.store.states([limit]))[0].held
+
+
+def principal_with(*limits: Limit, on_low_budget: OnLowBudget = OnLowBudget.REFUSE) -> Principal:
+    return replace(PRINCIPAL, limits=limits, on_low_budget=on_low_budget)
+
+
+def output_window(amount: int) -> Limit:
+    return Limit("o", "ten_1", SubjectKind.TENANT, "ten_1", Meter.OUTPUT_TOKENS, amount, Window.LIFETIME)
+
+
+def output_bucket(rate_per_s: float, burst: int) -> Limit:
+    return Limit("r", "ten_1", SubjectKind.TENANT, "ten_1", Meter.OUTPUT_TOKENS, burst, rate_per_s=rate_per_s)
+
+
+async def test_what_is_probably_needed_is_held_and_topped_up_before_it_runs_out(house: House) -> None:
+    for length in [40] * 300:
+        house.lifecycle._estimates.lengths.observe("ten_1", "m", length)
+    run, (one,) = await house.running(max_tokens=900)
+    first = house.engine.leases[one][0]
+    assert 16 <= first < 60, "the quantile, not max_tokens"
+    assert await held_of(house, LIMITS[0]) == len(PROMPT) + first
+    emitted = 0
+    while emitted < 300:
+        left = house.engine.leases[one][-1] - emitted
+        assert left > 0, "the engine had to wait"
+        step = min(left, 7)
+        house.engine.emit(one, step)
+        emitted += step
+        # The next tokens are covered before those that are have run out.
+        await leased(house, one, emitted + 1)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    rows = await house.ledger.find(run.call.request_id)
+    assert [row.kind for row in rows] == ["reserve", *["top_up"] * closed.account.top_ups, "settle"]
+    assert closed.account.top_ups >= 1
+    assert sum(row.amounts.output_tokens for row in rows[:-1]) == house.engine.leases[one][-1]
+    assert rows[-1].amounts.output_tokens == emitted
+    assert await held_of(house, LIMITS[0]) == 0
+    assert closed.account.as_json()["top_ups"] == closed.account.top_ups
+
+
+async def test_an_engine_hears_of_a_top_up_only_when_it_is_durable(house: House) -> None:
+    principal = principal_with(output_bucket(1000.0, 40))
+    run, (one,) = await house.running(max_tokens=200, principal=principal)
+    append, told_at_append = house.ledger.append, []
+
+    async def watched(row: LedgerRow, **fields: Any) -> bool:
+        told_at_append.append(list(house.engine.leases[one]))
+        return await append(row, **fields)
+
+    house.ledger.append = watched  # type: ignore[method-assign]
+    before = list(house.engine.leases[one])
+    house.engine.emit(one, before[-1])
+    await leased(house, one, before[-1] + 1)
+    assert told_at_append == [before]
+    house.engine.end(one, "stop")
+    await house.closed(run)
+
+
+async def test_choices_share_what_is_covered(house: House) -> None:
+    principal = principal_with(output_window(30))
+    run, (one, two) = await house.running(
+        choices=2, max_tokens=900, principal=principal, asked_max_tokens=False
+    )
+    assert [house.engine.leases[each][0] for each in (one, two)] == [15, 15]
+    house.engine.emit(one, 4)
+    house.engine.end(one, "stop")
+    await leased(house, two, 26)
+    house.engine.emit(two, 26)
+    closed, _ = await house.closed(run)
+    assert house.engine.cancelled == [two]
+    assert (closed.account.outcome, closed.account.stop_cause) == ("budget", "budget")
+    # The scripted engine claims two more with its last word, which nothing covers: they are not charged.
+    assert closed.account.charged.output_tokens == 30
+    assert (await house.store.states([output_window(30)]))[0].used == 30
+
+
+async def test_a_spent_budget_is_used_to_its_last_token_and_then_ends_the_answer(house: House) -> None:
+    house.engine.hides_after_cancel = 0
+    for number, budget in enumerate((1, 37, 100)):
+        limit = replace(output_window(budget), subject_id=f"ten_{number}")
+        principal = principal_with(limit, on_low_budget=OnLowBudget.TRUNCATE)
+        run, (one,) = await house.running(max_tokens=500, principal=principal)
+        emitted = 0
+        while emitted < budget:
+            await leased(house, one, emitted + 1)
+            count = min(house.engine.leases[one][-1] - emitted, 5)
+            house.engine.emit(one, count)
+            emitted += count
+        closed, events = await house.closed(run)
+        assert closed.error is None
+        assert (closed.account.outcome, closed.account.stop_cause) == ("budget", "budget")
+        assert closed.account.charged.output_tokens == budget
+        assert [event.finish for event in events if isinstance(event, Ended)] == ["budget"]
+        assert (await house.store.states([limit]))[0].used == budget
+        assert max(house.engine.leases[one]) == budget
+
+
+async def test_a_refused_worst_case_is_not_admitted_unless_it_may_be_cut(house: House) -> None:
+    limit = output_window(100)
+    run = house.begin(max_tokens=500, principal=principal_with(limit))
+    closed, _ = await house.closed(run)
+    assert closed.error is not None
+    assert closed.error.code == "insufficient_quota"
+    truncating = principal_with(limit, on_low_budget=OnLowBudget.TRUNCATE)
+    for fields in (
+        {"principal": truncating},
+        {"principal": principal_with(limit), "asked_max_tokens": False},
+    ):
+        run, (one,) = await house.running(max_tokens=500, **fields)
+        house.engine.emit(one, 1)
+        house.engine.end(one, "stop")
+        closed, _ = await house.closed(run)
+        assert closed.error is None
+
+
+async def test_who_was_admitted_by_its_quantile_gets_its_worst_case(house: House) -> None:
+    """However many others come meanwhile."""
+    for length in [20] * 300:
+        house.lifecycle._estimates.lengths.observe("ten_1", "m", length)
+    limit = output_window(200)
+    principal = principal_with(limit)
+    run, (one,) = await house.running(max_tokens=150, principal=principal)
+    assert house.engine.leases[one][0] < 50
+    other = house.begin(max_tokens=60, principal=principal)
+    closed, _ = await house.closed(other)
+    assert closed.error is not None, "what the first may still need is not there for others"
+    emitted = 0
+    while emitted < 150:
+        await leased(house, one, emitted + 1)
+        count = house.engine.leases[one][-1] - emitted
+        house.engine.emit(one, count)
+        emitted += count
+    house.engine.end(one, "length")
+    closed, _ = await house.closed(run)
+    assert (closed.account.outcome, closed.account.charged.output_tokens) == ("completed", 150)
+
+
+async def test_a_rate_lets_the_sequence_rest_until_the_bucket_has_refilled(sqlite_url: str) -> None:
+    now_s = 1e9
+    naps: list[float] = []
+    rested = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        naps.append(seconds)
+        rested.set()
+        await asyncio.sleep(0)
+        now_s += seconds
+
+    database = open_database(sqlite_url)
+    house = House(database, sleep=sleep)
+    house.store._clock = lambda: now_s
+    bucket = output_bucket(10.0, 8)
+    run, (one,) = await house.running(max_tokens=60, principal=principal_with(bucket))
+    assert house.engine.leases[one] == [4], "half the burst"
+    emitted = 0
+    while emitted < 20:
+        await leased(house, one, emitted + 1)
+        count = house.engine.leases[one][-1] - emitted
+        house.engine.emit(one, count)
+        emitted += count
+    # 8 were there at once, the other 12 flowed in at 10 a second; nobody was cut.
+    assert naps
+    assert 1.199 <= now_s - 1e9 <= 2.0
+    assert house.engine.cancelled == []
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.account.outcome == "completed"
+    assert closed.account.charged.output_tokens == 20
+    await house.close()
+    await database.close()
+
+
+async def test_an_engine_that_did_not_hear_of_a_top_up_is_told_again(house: House) -> None:
+    run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
+    house.engine.takes_no_commands = 2
+    house.engine.emit(one, 10)
+    await leased(house, one, 20)
+    assert house.engine.takes_no_commands == 0
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.account.top_ups == 1, "it was asked for once"
+
+
+async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House) -> None:
+    bucket = output_bucket(100.0, 100)
+    principal = principal_with(bucket)
+    fed = 1 + int(100.0 // house.lifecycle._estimates.stream_tokens_per_s())
+    house.flow.window = WindowRule(100, 100.0)
+    runs = [house.begin(max_tokens=50, principal=principal) for _ in range(fed + 3)]
+    await until(lambda: len(house.engine.submitted) == fed)
+    await until(lambda: len(house.lifecycle._feed) == 3)
+    assert await held_of(house, bucket) == 16 * fed, "those that wait hold nothing"
+    runs[-1].interrupt(RequestOutcome.DISCONNECTED)
+    closed, _ = await house.closed(runs[-1])
+    assert closed.account.outcome == "disconnected"
+    assert await house.ledger.find(runs[-1].call.request_id) == []
+    for run in runs[:-1]:
+        one = f"{run.call.request_id}.0"
+        await until(lambda one=one: one in house.engine.submitted)
+        house.engine.emit(one, 1)
+        house.engine.end(one, "stop")
+        closed, _ = await house.closed(run)
+        assert closed.error is None
+    assert len(house.lifecycle._feed) == 0
+
+
+async def test_device_time_is_leased_reported_and_charged(house: House) -> None:
+    limit = Limit("g", "ten_1", SubjectKind.TENANT, "ten_1", Meter.GPU_MS, 900, Window.LIFETIME)
+    principal = principal_with(limit, on_low_budget=OnLowBudget.TRUNCATE)
+    run, (one,) = await house.running(max_tokens=500, principal=principal)
+    assert house.engine.submitted[one].lease_gpu_us is not None
+    house.engine.emit(one, 1, gpu_us=house.engine.submitted[one].lease_gpu_us)
+    await until(lambda: bool(house.engine.gpu_leases[one]) or bool(house.engine.cancelled))
+    while not house.engine.cancelled:
+        lease_us = house.engine.gpu_leases[one][-1]
+        assert lease_us is not None
+        house.engine.emit(one, 1, gpu_us=lease_us + 3_500)
+        await until(
+            lambda lease_us=lease_us: (
+                house.engine.gpu_leases[one][-1] > lease_us or bool(house.engine.cancelled)
+            )
+        )
+    closed, _ = await house.closed(run)
+    assert closed.account.stop_cause == "budget"
+    rows = await house.ledger.find(run.call.request_id)
+    assert rows[-1].amounts.gpu_ms == 904, "to one step: 3.5 ms more, rounded up"
+    assert (await house.store.states([limit]))[0].used == 904
+
+
+async def test_a_store_that_is_away_for_too_long_ends_a_request_that_needs_more(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    house = House(database, rule=replace(RULE, accounts_wait_s=0.2))
+    run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
+    top_up = house.store.top_up
+
+    async def away(*arguments: Any) -> Any:
+        raise QuotaStoreUnavailable("away")
+
+    house.store.top_up = away  # type: ignore[method-assign]
+    house.engine.emit(one, 10)
+    closed, _ = await house.closed(run)
+    house.store.top_up = top_up  # type: ignore[method-assign]
+    assert closed.error is not None
+    assert closed.error.code == "quota_store_unavailable"
+    rows = await house.ledger.find(run.call.request_id)
+    assert (rows[-1].outcome, rows[-1].amounts.output_tokens) == ("accounts_lost", 10)
+    await house.close()
+    await database.close()
+
+
+async def test_a_top_up_under_way_is_over_before_the_request_is_settled(house: House) -> None:
+    run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
+    may_go, order = asyncio.Event(), []
+    top_up, settle = house.books.top_up, house.books.settle
+
+    async def slow(*arguments: Any) -> Any:
+        order.append("asked")
+        await may_go.wait()
+        answer = await top_up(*arguments)
+        order.append("topped up")
+        return answer
+
+    def watched(*arguments: Any, **fields: Any) -> Any:
+        order.append("settles")
+        return settle(*arguments, **fields)
+
+    house.books.top_up = slow  # type: ignore[method-assign]
+    house.books.settle = watched  # type: ignore[method-assign]
+    house.engine.emit(one, 10)
+    await until(lambda: order == ["asked"])
+    run.interrupt(RequestOutcome.DISCONNECTED)
+    await until(lambda: bool(house.engine.cancelled))
+    may_go.set()
+    await house.closed(run)
+    assert order == ["asked", "topped up", "settles"]
+    assert await held_of(house, output_bucket(1e3, 20)) == 0
+
+
+async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    house = House(database, rule=replace(RULE, max_buffered_events=4))
+    run, (one,) = await house.running(max_tokens=200)
+    for _ in range(9):
+        house.engine.emit(one, 1)
+    await until(lambda: run.interrupted.done())
+    closed, events = await house.closed(run)
+    assert sum(isinstance(event, Piece) for event in events) < 4, "the buffer is bounded"
+    assert closed.error is not None
+    assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
+    rows = await house.ledger.find(run.call.request_id)
+    assert (rows[-1].outcome, rows[-1].amounts.output_tokens) == ("slow_reader", 9 + 2)
+    assert house.engine.acknowledged == [one]
+    await house.close()
+    await database.close()
+
+
+async def test_a_stream_that_the_engines_client_cut_is_a_slow_readers(house: House) -> None:
+    run, (one,) = await house.running(max_tokens=200)
+    house.engine.emit(one, 3)
+    house.engine.end(one, "cancelled")
+    house.engine.fail(one, ReaderTooSlow("more than the buffer holds"))
+    closed, _ = await house.closed(run)
+    assert closed.error is not None
+    assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
+    assert closed.account.charged.output_tokens == 3
+
+
+async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    house = House(database, rule=replace(RULE, max_buffered_events=4, slow_reader_s=30.0))
+    run, (one,) = await house.running(max_tokens=200)
+    for _ in range(12):
+        house.engine.emit(one, 1)
+    house.engine.end(one, "stop")
+    await until(lambda: run.events.qsize() == 4)
+    closed, events = await house.closed(run)
+    assert closed.error is None
+    assert "".join(event.text for event in events if isinstance(event, Piece)) == "x" * 12
+    await house.close()
+    await database.close()

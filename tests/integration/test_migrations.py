@@ -69,15 +69,18 @@ def test_upgrading_twice_at_once_upgrades_once(empty_database_url: str) -> None:
     assert runner.current(empty_database_url) == runner.head()
 
 
-@pytest.mark.parametrize("table", ["ledger", "ledger_charges", "audit"])
+@pytest.mark.parametrize("table", ["ledger", "ledger_charges", "audit", "prices"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = {}", "DELETE FROM {}"])
 def test_what_is_append_only_cannot_be_changed(database_url: str, table: str, change: str) -> None:
-    column = "counter" if table == "ledger_charges" else "tenant_id"
+    column = {"ledger_charges": "counter", "prices": "model"}.get(table, "tenant_id")
     rows = {
         "ledger": "INSERT INTO ledger (request_id, kind, tenant_id, project_id, key_id, gateway_id, tier,"
         " model, input_tokens, output_tokens, cost_nanousd, requests, outcome, at_us, detail)"
         " VALUES ('r', 'reserve', 't', 'p', 'k', 'g', 'batch', 'm', 1, 1, 1, 1, '', 1, '{}')",
         "ledger_charges": "INSERT INTO ledger_charges (counter, request_id) VALUES ('c', 'r')",
+        "prices": "INSERT INTO prices (version, model, tier, input_nanousd, cached_input_nanousd,"
+        " output_nanousd, multiplier, input_weight, cached_input_weight, output_weight, reasoning_weight,"
+        " created_us) VALUES (1, 'm', 'batch', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
         "audit": "INSERT INTO audit (at_us, actor, origin, action, target) VALUES (1, 'a', 'o', 'x', 't')",
     }
     engine = create_sql_engine(database_url, writing=True)

@@ -1,12 +1,13 @@
 """Does the Redis store hold where the one in this process has nothing to fear: two gateways, a server that
-dies, forgets its scripts or its counters, a clock that is not ours, clusters and other people's keys?"""
+dies, forgets its scripts or its counters, a clock that is not ours, clusters and other people's keys? And how
+often does it ask?"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ import redis
 
 from tenants.errors import Invalid
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import Denied, Granted, QuotaStoreUnavailable
-from tenants.types import Amounts, Meter, Window
+from tenants.quota.store import Denied, Granted, QuotaStoreRecovering, QuotaStoreUnavailable
+from tenants.types import Amounts, Meter, Mode, Window
 from tests import services
-from tests.quota import limit
+from tests.quota import Clock, filled, limit, stepwise, whole
 
 LUA = Path(__file__).parents[2] / "tenants" / "quota" / "lua"
 
@@ -30,6 +31,7 @@ def tokens(count: int) -> Amounts:
 async def stores(redis_url: str) -> AsyncIterator[tuple[RedisQuotaStore, RedisQuotaStore]]:
     """Two gateways on the server's own clock."""
     pair = RedisQuotaStore(redis_url, timeout_s=30), RedisQuotaStore(redis_url, timeout_s=30)
+    await filled(pair[0])
     yield pair
     for store in pair:
         await store.close()
@@ -44,7 +46,7 @@ async def test_two_gateways_together_never_exceed_a_hard_limit(
     async def one(index: int) -> int:
         nonlocal highest
         store = stores[index % 2]
-        answer = await store.reserve(f"r{index}", [budget, running], tokens(60), 60)
+        answer = await store.reserve(f"r{index}", [budget, running], whole(60), 60)
         if isinstance(answer, Denied):
             return 0
         highest = max(highest, *(state.used + state.held for state in answer.states[:1]))
@@ -64,18 +66,24 @@ async def test_two_gateways_together_never_exceed_a_hard_limit(
 
 
 async def test_a_restarted_gateway_settles_tops_up_and_renews_what_it_never_reserved(
-    stores: tuple[RedisQuotaStore, RedisQuotaStore],
+    stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
 ) -> None:
     dead, restarted = stores
     for tenant_id in ("ten_a", "ten_b", "ten_c"):
-        await dead.reserve(f"of-{tenant_id}", [limit(amount=100, tenant_id=tenant_id)], tokens(50), 60)
+        await dead.reserve(f"of-{tenant_id}", [limit(amount=100, tenant_id=tenant_id)], whole(50), 60)
     await restarted.renew(["of-ten_b", "nobody's"], 120)
-    granted = await restarted.top_up("of-ten_b", Amounts(output_tokens=50, requests=0))
+    granted = await restarted.top_up("of-ten_b", tokens(10), tokens(100), tokens(100))
     assert isinstance(granted, Granted)
     assert granted.states[0].held == 100
     assert await restarted.settle("of-ten_b", tokens(99))
     assert not await restarted.settle("nobody's", tokens(1))
     assert not await dead.settle("of-ten_b", tokens(99))
+    await restarted.settle("of-ten_c", tokens(1))
+    with pytest.raises(KeyError):
+        await dead.top_up("of-ten_c", tokens(1), tokens(1), tokens(1))
+    await dead.renew(["of-ten_c"], 60)
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.zrange("fairgate:{ten_c}:leases", 0, -1) == []
 
 
 async def test_the_servers_clock_counts_not_the_gateways(
@@ -85,8 +93,8 @@ async def test_the_servers_clock_counts_not_the_gateways(
     wrong, right = stores
     wrong._server_ahead_us = 3_600_000_000
     minute = limit(amount=100, window=Window.MINUTE)
-    first = await wrong.reserve("a", [minute], tokens(10), 60)
-    second = await right.reserve("b", [minute], tokens(10), 60)
+    first = await wrong.reserve("a", [minute], whole(10), 60)
+    second = await right.reserve("b", [minute], whole(10), 60)
     assert isinstance(first, Granted)
     assert isinstance(second, Granted)
     if first.charged_to == second.charged_to:  # unless a minute has just turned
@@ -99,42 +107,220 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
 ) -> None:
     budget = limit(amount=100)
-    await stores[0].reserve("a", [budget], tokens(10), 60)
+    await stores[0].reserve("a", [budget], whole(10), 60)
     with redis.Redis.from_url(redis_url) as client:
         client.script_flush()
-    assert isinstance(await stores[0].reserve("b", [budget], tokens(10), 60), Granted)
+    assert isinstance(await stores[0].reserve("b", [budget], whole(10), 60), Granted)
     assert await stores[0].settle("a", tokens(1))
 
 
-async def test_a_server_that_is_down_refuses_everything_and_one_that_forgot_is_not_trusted() -> None:
+async def test_a_server_that_is_down_refuses_everything_and_one_that_forgot_waits_to_be_filled() -> None:
     server = services.start_redis()
-    store = RedisQuotaStore(server.url, timeout_s=10)
+    store, other = RedisQuotaStore(server.url, timeout_s=10), RedisQuotaStore(server.url, timeout_s=10)
     budget = limit(amount=100)
+
+    operations: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.reserve("b", [budget], whole(10), 60),
+        lambda: store.settle("a", tokens(1)),
+        lambda: store.top_up("a", tokens(1), tokens(2), tokens(2)),
+        lambda: store.renew(["a"], 60),
+        store.expire,
+        store.overdue,
+        lambda: store.states([budget]),
+        store.ping,
+    ]
+    rebuilding: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.rebuild([(budget, 1)]),
+        lambda: store.begin_rebuild("me", 60),
+        lambda: store.finish_rebuild("me", "e"),
+    ]
     try:
-        await store.reserve("a", [budget], tokens(10), 60)
+        await filled(store)
+        await store.reserve("a", [budget], whole(10), 60)
         server.kill()
-        for attempt in (
-            store.reserve("b", [budget], tokens(10), 60),
-            store.settle("a", tokens(1)),
-            store.top_up("a", tokens(1)),
-            store.renew(["a"], 60),
-            store.expire(),
-            store.states([budget]),
-            store.rebuild([(budget, 1)]),
-            store.ping(),
-        ):
+        for operation in [*operations, *rebuilding]:
             with pytest.raises(QuotaStoreUnavailable) as caught:
-                await attempt
+                await operation()
             assert "127.0.0.1" not in str(caught.value)
         server.start()
-        await store.ping()
         # Its counters are gone: to go on from zero would give the budget out a second time.
-        with pytest.raises(QuotaStoreUnavailable, match="rebuilt"):
-            await store.reserve("b", [budget], tokens(10), 60)
-        assert not await store.settle("a", tokens(1))
-        await store.rebuild([(budget, 95)])
-        assert isinstance(await store.reserve("b", [budget], tokens(10), 60), Denied)
-        assert isinstance(await store.reserve("c", [budget], tokens(5), 60), Granted)
+        for operation in [*operations, rebuilding[0]]:
+            with pytest.raises(QuotaStoreRecovering, match="rebuilt"):
+                await operation()
+        # Exactly one of several gateways fills them.
+        won = await asyncio.gather(store.begin_rebuild("one", 60), other.begin_rebuild("two", 60))
+        assert sorted(won) == [False, True]
+        winner, name = (store, "one") if won[0] else (other, "two")
+        for operation in operations:
+            with pytest.raises(QuotaStoreRecovering):
+                await operation()
+        await winner.rebuild([(budget, 95)])
+        await winner.finish_rebuild(name, "second")
+        assert not await store.begin_rebuild("late", 60)
+        assert isinstance(await store.reserve("b", [budget], whole(10), 60), Denied)
+        assert isinstance(await store.reserve("c", [budget], whole(5), 60), Granted)
+        assert store.epoch == "second"
+    finally:
+        await store.close()
+        await other.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("operation", ["rebuild", "restore", "finish", "finish with nothing"])
+@pytest.mark.parametrize("is_finished", [False, True])
+async def test_who_was_overtaken_in_rebuilding_can_neither_write_nor_finish(
+    redis_url: str, operation: str, is_finished: bool
+) -> None:
+    clock, budget = Clock(), limit(amount=100)
+    slow, quick = (
+        RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock),
+        RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock),
+    )
+    counter = "tenant:ten_a:total_tokens:lifetime/UTC:*@0"
+    attempts: dict[str, Callable[[], Awaitable[object]]] = {
+        "rebuild": lambda: slow.rebuild([(budget, 50)]),
+        "restore": lambda: slow.restore("r", [budget], [counter], whole(5), tokens(0), 60),
+        "finish": lambda: slow.finish_rebuild("slow", "slow"),
+        "finish with nothing": lambda: slow.finish_rebuild("slow", "slow"),
+    }
+    used = [] if operation == "finish with nothing" else [(budget, 70)]
+    assert await slow.begin_rebuild("slow", 5)
+    clock.advance(5)
+    assert await quick.begin_rebuild("quick", 5)
+    await quick.rebuild(used)
+    if is_finished:
+        await quick.finish_rebuild("quick", "quick")
+    with pytest.raises(QuotaStoreRecovering):
+        await attempts[operation]()
+    if not is_finished:
+        await quick.finish_rebuild("quick", "quick")
+    [state] = await slow.states([budget])
+    assert (state.used, state.held) == (70 if used else 0, 0)
+    await quick.ping()
+    assert quick.epoch == "quick"
+    for store in (slow, quick):
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "operation", ["reserve", "top_up", "settle", "renew", "expire", "overdue", "states", "rebuild"]
+)
+async def test_one_tenants_loss_stops_everything_until_all_is_rebuilt(
+    stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str, operation: str
+) -> None:
+    """(A node of a cluster can lose what is on it, and no more.)"""
+    noticing, other = stores
+    mine, others = limit(amount=100), limit(amount=100, tenant_id="ten_b")
+    for budget in (mine, others):
+        for store in stores:
+            await store.reserve(f"of-{budget.tenant_id}", [budget], whole(10), 60)
+    attempts: dict[str, Callable[[], Awaitable[object]]] = {
+        "reserve": lambda: noticing.reserve("r", [mine], whole(10), 60),
+        "top_up": lambda: noticing.top_up("of-ten_a", tokens(1), tokens(20), tokens(20)),
+        "settle": lambda: noticing.settle("of-ten_a", tokens(1)),
+        "renew": lambda: noticing.renew(["of-ten_a"], 60),
+        "expire": noticing.expire,
+        "overdue": noticing.overdue,
+        "states": lambda: noticing.states([mine]),
+        "rebuild": lambda: noticing.rebuild([(mine, 1)]),
+    }
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete("fairgate:{ten_a}:counters", "fairgate:{ten_a}:holds", "fairgate:{ten_a}:leases")
+    with pytest.raises(QuotaStoreRecovering):
+        await attempts[operation]()
+    assert await noticing.begin_rebuild("me", 60)
+    with pytest.raises(QuotaStoreRecovering):
+        await other.reserve("r", [others], whole(10), 60)
+    await noticing.rebuild([(mine, 90), (others, 80)])
+    await noticing.finish_rebuild("me", "second")
+    states = await other.states([mine, others])
+    assert [(state.used, state.held) for state in states] == [(90, 0), (80, 0)]
+
+
+async def test_a_loss_that_was_repaired_meanwhile_is_not_declared_again(
+    stores: tuple[RedisQuotaStore, RedisQuotaStore],
+) -> None:
+    budget = limit(amount=100)
+    await stores[0].reserve("a", [budget], whole(10), 60)
+    await stores[0]._registry.lose("an epoch long ago")
+    assert isinstance(await stores[1].reserve("b", [budget], whole(10), 60), Granted)
+
+
+async def test_a_new_tenant_begins_with_nothing_while_others_go_on(
+    stores: tuple[RedisQuotaStore, RedisQuotaStore],
+) -> None:
+    budgets = [limit(amount=100, tenant_id=f"ten_{index}") for index in range(10)]
+    answers = await asyncio.gather(
+        *(
+            store.reserve(f"r{number}-{budget.tenant_id}", [budget], whole(10), 60)
+            for budget in budgets
+            for number, store in enumerate(stores)
+        )
+    )
+    assert all(isinstance(answer, Granted) for answer in answers)
+    assert [state.held for state in await stores[0].states(budgets)] == [20] * 10
+
+
+async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
+    stores: tuple[RedisQuotaStore, RedisQuotaStore],
+) -> None:
+    store, _ = stores
+    limits = [
+        limit(amount=10_000),
+        limit(amount=1_000, window=Window.MINUTE),
+        limit(amount=500, rate_per_s=100),
+        limit(Meter.CONCURRENCY, amount=5),
+        limit(Meter.COST_NANOUSD, amount=5, mode=Mode.SHADOW),
+    ]
+
+    async def one(request_id: str, top_ups: int) -> int:
+        before = store.round_trips
+        await store.reserve(request_id, limits, stepwise(10, 20, 90), 60)
+        for number in range(top_ups):
+            more = tokens(11 + number)
+            assert isinstance(await store.top_up(request_id, tokens(10 + number), more, more), Granted)
+        assert await store.settle(request_id, tokens(10))
+        return store.round_trips - before
+
+    await one("warm", 1)
+    assert [await one(f"r{count}", count) for count in (0, 1, 7)] == [2, 3, 9]
+    before = store.round_trips
+    assert isinstance(await store.reserve("no", limits, whole(10_001), 60), Denied)
+    assert store.round_trips == before + 1
+
+
+async def test_a_cluster_takes_every_operation() -> None:
+    server = services.start_redis(cluster=True)
+    store = RedisQuotaStore(server.url, timeout_s=10)
+    limits = [limit(amount=100), limit(amount=50, rate_per_s=1), limit(Meter.CONCURRENCY, amount=2)]
+    others = limit(amount=100, tenant_id="ten_b")
+    try:
+        await filled(store)
+        assert isinstance(await store.reserve("a", limits, stepwise(10, 20, 60), 60), Granted)
+        assert isinstance(await store.reserve("b", [others], whole(10), 60), Granted)
+        assert isinstance(await store.top_up("a", tokens(10), tokens(20), tokens(30)), Granted)
+        await store.renew(["a", "b"], 90)
+        assert await store.overdue() == []
+        assert await store.expire() == []
+        assert await store.settle("a", tokens(20))
+        await store.rebuild([(limits[0], 30), (others, 40)])
+        states = await store.states([limits[0], others])
+        assert [(state.used, state.held) for state in states] == [(30, 0), (40, 10)]
+        with redis.Redis.from_url(server.url) as client:
+            assert client.info("cluster")["cluster_enabled"] == 1
+            slots = {client.cluster("KEYSLOT", key) for key in client.keys("fairgate:{ten_b}:*")}
+            assert len(slots) == 1
+            # Scripts that reach beyond their slot are refused there, so all of them were tried.
+            with pytest.raises(redis.ResponseError, match="same slot"):
+                client.eval("return 1", 2, "fairgate:{ten_a}:holds", "fairgate:{ten_b}:holds")
+            client.flushall()
+        assert await store.begin_rebuild("me", 60)
+        await store.rebuild([(limits[0], 30)])
+        charged_to = ["tenant:ten_a:total_tokens:lifetime/UTC:*@0"]
+        await store.restore("c", limits[:1], charged_to, whole(10), tokens(5), 60)
+        await store.finish_rebuild("me", "second")
+        [state] = await store.states(limits[:1])
+        assert (state.used, state.held) == (30, 10)
     finally:
         await store.close()
         server.stop()
@@ -145,13 +331,13 @@ async def test_a_tenants_keys_share_one_slot_and_nothing_else_is_touched(
 ) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("fairgate-other", "kept")
-        await stores[0].reserve("a", [limit(amount=100)], tokens(10), 60)
-        await stores[0].reserve("free", [], tokens(10), 60)
+        await stores[0].reserve("a", [limit(amount=100)], whole(10), 60)
+        await stores[0].reserve("free", [], whole(10), 60)
         await stores[0].settle("a", tokens(10))
         keys = {key.decode() for key in client.keys("fairgate*")}
         assert keys == {
             "fairgate-other",
-            "fairgate:tenants",
+            "fairgate:registry",
             "fairgate:{ten_a}:counters",
             "fairgate:{-}:counters",
             "fairgate:{-}:holds",
@@ -161,7 +347,7 @@ async def test_a_tenants_keys_share_one_slot_and_nothing_else_is_touched(
 
 
 def test_only_commands_of_redis_6_2_are_used() -> None:
-    known = {"TIME", "HGET", "HSET", "HDEL", "HEXISTS", "ZADD", "ZREM", "ZRANGEBYSCORE"}
+    known = {"TIME", "DEL", "HGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "ZADD", "ZREM", "ZRANGEBYSCORE"}
     used = set()
     for script in LUA.glob("*.lua"):
         used |= set(re.findall(r"redis\.call\('(\w+)'", script.read_text()))
@@ -182,10 +368,12 @@ async def test_the_store_runs_on_every_redis_found_here() -> None:
         store = RedisQuotaStore(server.url, timeout_s=10)
         budget = limit(amount=9_000_000_000_000_000, window=Window.MONTH)
         try:
+            await filled(store)
             await store.ping()
-            await store.reserve("a", [budget], tokens(2_000_000_000_000_001), 60)
+            await store.reserve("a", [budget], whole(2_000_000_000_000_001), 60)
             await store.renew(["a"], 90)
-            await store.top_up("a", Amounts(output_tokens=2_000_000_000_000_000, requests=0))
+            total = tokens(4_000_000_000_000_001)
+            await store.top_up("a", tokens(0), total, total)
             await store.settle("a", tokens(4_000_000_000_000_001))
             assert await store.expire() == []
             assert [state.used for state in await store.states([budget])] == [4_000_000_000_000_001]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,10 +12,11 @@ from sqlalchemy import text
 
 from tenants.admin import Admin
 from tenants.database import Database
-from tenants.ledger import Ledger, LedgerRow
+from tenants.gateways import GatewayRegistry
+from tenants.ledger import Ledger, LedgerRow, as_list, sum_of
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import Granted, QuotaStore
+from tenants.quota.store import Granted, Hold, QuotaStore
 from tenants.types import Amounts, Limit, Meter
 from tenants.verify import VerifyReport, verify_ledger
 from tests.quota import NOON_S, Clock
@@ -42,9 +44,18 @@ class Books:
         )  # fmt: skip
 
     async def start(self, request_id: str) -> None:
-        granted = await self.store.reserve(request_id, self.limits, HELD, 60)
+        granted = await self.store.reserve(request_id, self.limits, Hold.whole(HELD), 60)
         assert isinstance(granted, Granted)
         await self.ledger.append(self.row(request_id, "reserve", HELD, granted.charged_to))
+
+    async def top_up(self, request_id: str, number: int, more: Amounts, used: Amounts) -> None:
+        """The request holds `more` than before."""
+        [found] = await self.ledger.open_requests(request_ids=[request_id])
+        held = sum_of([found.held, more])
+        granted = await self.store.top_up(request_id, used, held, held)
+        assert isinstance(granted, Granted)
+        row = self.row(request_id, "top_up", more)
+        await self.ledger.append(replace(row, number=number, detail={"used": as_list(used)}))
 
     async def end(self, request_id: str, used: Amounts) -> None:
         await self.ledger.append(self.row(request_id, "settle", used))
@@ -88,6 +99,8 @@ async def books(request: pytest.FixtureRequest, database: Database, pepper: byte
         yield Books(database, MemoryQuotaStore(clock), limits, tenant.tenant_id)
     else:
         store = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
+        assert await store.begin_rebuild("test", 60)
+        await store.finish_rebuild("test", "1")
         yield Books(database, store, limits, tenant.tenant_id)
         await store.close()
 
@@ -106,6 +119,47 @@ async def test_honest_books_have_no_problems_while_running_and_after(books: Book
     assert (await books.verify(set())).ok
 
 
+async def test_top_ups_are_part_of_what_is_held_and_may_be_charged(books: Books) -> None:
+    for request_id in ("a", "b"):
+        await books.start(request_id)
+        await books.top_up(request_id, 1, Amounts(0, 30, 300, 0), Amounts(10, 40, 500, 1))
+    assert (await books.verify({"a", "b"})).problems == ()
+    await books.top_up("a", 2, Amounts(0, 5, 50, 0), Amounts(10, 75, 850, 1))
+    await books.end("a", Amounts(10, 85, 950, 1))
+    assert (await books.verify({"b"})).problems == ()
+    await books.end("b", Amounts(10, 80, 900, 1))
+    assert (await books.verify(set())).problems == ()
+    states = {state.limit.meter: state for state in await books.store.states(books.limits)}
+    assert states[Meter.TOTAL_TOKENS].used == 10 + 85 + 10 + 80
+    # One of a's top-up rows is lost: a was charged more than it held by what is left.
+    await books.sql("DELETE FROM ledger WHERE request_id = 'a' AND number = 1")
+    await books.sql("UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'b' AND number = 1")
+    assert set((await books.verify(set())).problems) == {
+        "a: a top-up is missing",
+        "a: more was charged than reserved and topped up",
+        "b: reserved for one tenant, project or key and settled or topped up for another",
+    }
+
+
+async def test_what_another_living_gateway_runs_is_no_problem_here(books: Books) -> None:
+    await books.start("theirs")
+    now_s = [NOON_S]
+    registry = GatewayRegistry(books.database, lambda: now_s[0])
+
+    async def problems(stale_s: float, gateway_id: str) -> tuple[str, ...]:
+        report = await verify_ledger(
+            books.database, books.store, running=set(), gateway_id=gateway_id, stale_s=stale_s, pause_s=0.0
+        )
+        return report.problems
+
+    lost = ("theirs: reserved, not running, and never settled",)
+    assert await problems(1e12, "gw_2") == lost, "nobody knows gw_1"
+    await registry.beat("gw_1", "", frozenset())
+    assert await problems(1e12, "gw_2") == ()
+    assert await problems(1e12, "gw_1") == lost, "gw_1 itself says that it does not run"
+    assert await problems(-1.0, "gw_2") == lost, "gw_1 is dead"
+
+
 async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> None:
     for request_id in ("fine", "twice", "more", "other", "minus", "open", "lost"):
         await books.start(request_id)
@@ -120,9 +174,9 @@ async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> 
     )
     report = await verify_ledger(books.database, None, running={"open"}, pause_s=0.0)
     assert set(report.problems) == {
-        "ghost: settled but never reserved",
-        "more: more was charged than reserved",
-        "other: reserved for one tenant, project or key and settled for another",
+        "ghost: settled or topped up but never reserved",
+        "more: more was charged than reserved and topped up",
+        "other: reserved for one tenant, project or key and settled or topped up for another",
         "minus: a negative amount",
         "nobody: charged to a limit but never reserved",
         "lost: reserved, not running, and never settled",
@@ -133,7 +187,7 @@ async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> 
 async def test_a_second_settlement_in_a_tampered_database_is_found(books: Books) -> None:
     await books.start("twice")
     await books.end("twice", Amounts(1, 1, 1, 1))
-    unique = "uq_ledger_request_id_kind"
+    unique = "uq_ledger_request_id_kind_number"
     if books.database.dialect == "postgresql":
         await books.sql(f"ALTER TABLE ledger DROP CONSTRAINT {unique}")
     else:
@@ -144,7 +198,7 @@ async def test_a_second_settlement_in_a_tampered_database_is_found(books: Books)
             "ALTER TABLE loose RENAME TO ledger",
         )
     columns = "request_id, kind, tenant_id, project_id, key_id, gateway_id, tier, model, input_tokens, "
-    columns += "output_tokens, cost_nanousd, requests, outcome, at_us, detail"
+    columns += "output_tokens, cost_nanousd, requests, outcome, at_us, detail, number, price_version, gpu_ms"
     await books.sql(f"INSERT INTO ledger ({columns}) SELECT {columns} FROM ledger WHERE kind = 'settle'")
     report = await verify_ledger(books.database, None)
     assert "twice: more than one row of one kind" in report.problems
@@ -155,10 +209,10 @@ async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books
     await books.end("r", Amounts(10, 20, 100, 1))
     minute, lifetime, bucket, running = books.limits
     # Charged in the counters only, as if the ledger had lost the rows.
-    await books.store.reserve("unwritten", [minute, lifetime], Amounts(5, 0, 7, 1), 60)
+    await books.store.reserve("unwritten", [minute, lifetime], Hold.whole(Amounts(5, 0, 7, 1)), 60)
     await books.store.settle("unwritten", Amounts(5, 0, 7, 1))
     # Held although nothing runs.
-    await books.store.reserve("forgotten", [bucket, running], Amounts(0, 0, 0, 1), 60)
+    await books.store.reserve("forgotten", [bucket, running], Hold.whole(Amounts(0, 0, 0, 1)), 60)
     report = await books.verify(set())
     of_tenant = f"of tenant {books.tenant_id}"
     assert sorted(report.problems) == sorted(
@@ -179,7 +233,7 @@ async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books
 
 async def test_a_request_between_two_of_its_steps_is_no_problem_while_it_runs(books: Books) -> None:
     # Held, and no row yet.
-    granted = await books.store.reserve("r", books.limits, HELD, 60)
+    granted = await books.store.reserve("r", books.limits, Hold.whole(HELD), 60)
     assert isinstance(granted, Granted)
     assert (await books.verify({"r"})).ok
     assert len((await books.verify(set())).problems) == 4
@@ -228,4 +282,4 @@ async def test_many_examples_are_cut_short(books: Books) -> None:
     )
     report = await verify_ledger(books.database, None)
     assert len(report.problems) == 21
-    assert report.problems[-1] == "and more requests: settled but never reserved"
+    assert report.problems[-1] == "and more requests: settled or topped up but never reserved"

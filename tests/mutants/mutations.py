@@ -118,6 +118,72 @@ MUTATIONS = [
         f"{SCHEDULER}::test_no_eviction_policy_can_take_from_a_higher_tier",
     ),
     Mutation(
+        "take over one token too many of what another computed",
+        "engine/kv/cache.py",
+        "        gained = cursor.blocks * self.block_tokens - computed_tokens\n",
+        "        gained = cursor.blocks * self.block_tokens - computed_tokens + 1\n",
+        "tests/integration/test_exactness_paths.py",
+    ),
+    Mutation(
+        "trust what should have come back when its copies failed",
+        "engine/scheduler.py",
+        "            elif arriving.isdisjoint(sequence.block_table):\n"
+        "                continue\n"
+        "            else:\n"
+        "                self._drop(sequence)\n",
+        "            else:\n                continue\n",
+        "tests/unit/test_kv_moves.py",
+    ),
+    Mutation(
+        "bring one host block too few back",
+        "engine/kv/host.py",
+        "        self._back.update(zip(device_blocks, swapped.blocks[first:], strict=True))\n",
+        "        self._back.update(zip(device_blocks[1:], swapped.blocks[first + 1 :], strict=True))\n",
+        "tests/integration/test_exactness_paths.py",
+    ),
+    Mutation(
+        "lease a token more than is covered",
+        "gateway/lease.py",
+        "    room = covered - kept\n",
+        "    room = covered - kept + 1\n",
+        "tests/unit/test_lease.py",
+    ),
+    Mutation(
+        "empty a bucket in one go",
+        "gateway/lease.py",
+        "2 * (size.of(limit.meter) - nothing.of(limit.meter))",
+        "(size.of(limit.meter) - nothing.of(limit.meter))",
+        "tests/integration/test_rate_shape.py",
+    ),
+    Mutation(
+        "run more streams than the rate feeds",
+        "gateway/feed.py",
+        "        return running == 0 or running + sequences <= most\n",
+        "        return True\n",
+        "tests/integration/test_rate_shape.py",
+    ),
+    Mutation(
+        "settle while a top-up is under way",
+        "gateway/topping.py",
+        "            await asyncio.wait([asking], timeout=self._accounts_wait_s)\n",
+        "",
+        "tests/integration/test_lifecycle.py::test_a_top_up_under_way_is_over_before_the_request_is_settled",
+    ),
+    Mutation(
+        "let a sequence that rests keep its memory",
+        "engine/planner.py",
+        "            or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)\n",
+        "",
+        f"{SCHEDULER}::test_one_that_rests_for_its_lease_makes_room_for_another_tenant_at_once",
+    ),
+    Mutation(
+        "charge device time of recomputation",
+        "engine/gpu_time.py",
+        "        if again > 0:\n",
+        "        if again < 0:\n",
+        "tests/unit/test_gpu_time.py",
+    ),
+    Mutation(
         "ignore the weights",
         "engine/scheduling/counters.py",
         "    return round(cost * COUNTER_SCALE / weight)",

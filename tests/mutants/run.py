@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ def survives(mutation: Mutation, tree: Path) -> bool:
 
 def main(names: list[str]) -> int:
     """Runs those named, or all."""
-    chosen = [each for each in MUTATIONS if not names or each.name in names]
+    chosen = [each for each in [*MUTATIONS, *LUA_MUTATIONS] if not names or each.name in names]
     with tempfile.TemporaryDirectory(prefix="fairgate-mutants-") as directory:
         tree = Path(directory)
         for name in COPIED:

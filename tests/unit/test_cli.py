@@ -65,8 +65,15 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         ("key", "revoke"),
         ("key", "rotate"),
         ("limit", "set"),
+        ("limit", "override"),
         ("limit", "list"),
+        ("limit", "show"),
         ("limit", "remove"),
+        ("price", "set"),
+        ("price", "list"),
+        ("price", "history"),
+        ("tenant", "set"),
+        ("tenant", "resume"),
         ("ledger", "verify"),
         ("bench", "fairness"),
         ("bench", "estimates"),
@@ -157,10 +164,116 @@ def test_a_tenant_its_key_and_its_limits_from_the_command_line(data_dir: str) ->
     assert answer_of("tenant", "suspend", "acme", *at)["status"] == "suspended"  # type: ignore[index]
 
 
+def test_an_override_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    answer_of("tenant", "create", "acme", *at)
+    assert "acme has no limits" in fairgate("limit", "list", "--tenant", "acme", *at[:2]).stdout
+    assert "no limits" in fairgate("tenant", "show", "acme", *at[:2]).stdout
+    limit = answer_of(
+        "limit", "set", "--tenant", "acme", "--meter", "gpu_ms", "--window", "day", "--amount", "1000",
+        "--soft", "--threshold", "90", "--threshold", "50", *at,
+    )  # fmt: skip
+    assert isinstance(limit, dict)
+    assert (limit["thresholds"], limit["override"]) == ([50, 90], None)
+    id_ = limit["id"]
+    made = answer_of("limit", "override", id_, "--amount", "5000", "--for", "2h", "--reason", "launch", *at)
+    assert isinstance(made, dict)
+    assert (made["amount"], made["override"]["amount"], made["override"]["reason"]) == (1000, 5000, "launch")
+    shown = answer_of("limit", "show", id_, *at)
+    assert isinstance(shown, dict)
+    assert shown["in_force"] == {"amount": 5000, "rate_per_s": None}
+    assert (shown["overridden"], shown["events"]) == (True, [])
+    assert answer_of("limit", "list", *at) == [shown]
+    assert "5,000 until" in fairgate("limit", "list", *at[:2]).stdout
+    text = fairgate("limit", "show", id_, *at[:2]).stdout
+    assert "launch" in text
+    assert "alerts at 50 %, 90 %" in text
+    cleared = answer_of("limit", "override", id_, "--clear", *at)
+    assert cleared == limit
+    past = fairgate(
+        "limit", "override", id_, "--amount", "1", "--until", "2020-01-01T00:00:00Z", "--reason", "r", *at[:2]
+    )
+    assert past.exit_code == 1
+    assert "until: has passed already" in past.stderr
+
+
+def test_prices_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    assert answer_of("price", "list", *at) == []
+    made = answer_of("price", "set", "my/model", "--input", "150", "--output", "600", *at)
+    assert isinstance(made, list)
+    assert [(row["tier"], row["multiplier"], row["cached_input_nanousd"]) for row in made] == [
+        ("interactive", 2000, 150), ("standard", 1000, 150), ("batch", 500, 150),
+    ]  # fmt: skip
+    answer_of("price", "set", "my/model", "--tier", "batch", "--cached-weight", "100", *at)
+    answer_of("price", "set", "tiny", "--free", *at)
+    listed = answer_of("price", "list", *at)
+    assert isinstance(listed, list)
+    assert {(row["model"], row["tier"], row["version"]) for row in listed} == {
+        ("my/model", "interactive", 1), ("my/model", "standard", 1), ("my/model", "batch", 2),
+        ("tiny", "interactive", 3), ("tiny", "standard", 3), ("tiny", "batch", 3),
+    }  # fmt: skip
+    history = answer_of("price", "history", "my/model", *at)
+    assert [row["version"] for row in history] == [2, 1, 1, 1]  # type: ignore[attr-defined]
+    assert "1/0.1/1/1" in fairgate("price", "list", *at[:2]).stdout
+    unpriced = fairgate("price", "set", "other", "--output", "5", *at[:2])
+    assert (unpriced.exit_code, "input_nanousd: is missing" in unpriced.stderr) == (1, True)
+
+
+def test_multipliers_of_a_new_model_come_from_the_settings(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRGATE_TIER_PRICES", "interactive=7000")
+    made = answer_of("price", "set", "m", "--free", "--data-dir", data_dir, "--json")
+    assert [row["multiplier"] for row in made] == [7000, 1000, 500]  # type: ignore[attr-defined]
+
+
+def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    assert answer_of("tenant", "create", "acme", *at)["on_low_budget"] == "refuse"  # type: ignore[index]
+    changed = answer_of("tenant", "set", "acme", "--on-low-budget", "truncate", "--weight", "3", *at)
+    assert isinstance(changed, dict)
+    assert (changed["on_low_budget"], changed["weight"], changed["default_tier"]) == (
+        "truncate",
+        3,
+        "standard",
+    )
+    answer_of("tenant", "suspend", "acme", *at)
+    assert answer_of("tenant", "resume", "acme", *at)["status"] == "active"  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("tenant", "create", "x", "--weight", "0"), "--weight"),
+        (("tenant", "create", "x", "--on-low-budget", "ignore"), "--on-low-budget"),
+        (("tenant", "set", "x"), "--weight"),
+        (("limit", "override", "lim_x", "--amount", "5", "--for", "2h"), "--reason"),
+        (("limit", "override", "lim_x", "--amount", "5", "--reason", "r"), "--until"),
+        (("limit", "override", "lim_x", "--amount", "-5", "--for", "2h", "--reason", "r"), "--amount"),
+        (
+            ("limit", "override", "lim_x", "--amount", "5", "--until", "tomorrow", "--reason", "r"),
+            "--until",
+        ),
+        (("limit", "override", "lim_x", "--clear", "--amount", "5"), "--clear"),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--threshold", "80"),
+            "--threshold",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--soft", "--threshold", "0"),
+            "--threshold",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--tier", "gold"),
+            "--tier",
+        ),
+        (("price", "set", "m"), "--input"),
+        (("price", "set", "m", "--input", "-1"), "--input"),
+        (("price", "set", "m", "--free", "--tier", "gold"), "--tier"),
         (("tenant", "create", "x", "--weight", "nan"), "weight"),
         (("tenant", "create", "x", "--tier", "express"), "--tier"),
         (("key", "create"), "--tenant"),
@@ -201,6 +314,11 @@ def test_asked_wrongly_is_exit_code_2_and_names_the_option(
         (("key", "create", "--tenant", "nobody"), "nobody"),
         (("key", "revoke", "key_nothing"), "key_nothing"),
         (("limit", "remove", "lim_nothing"), "lim_nothing"),
+        (("limit", "show", "lim_nothing"), "lim_nothing"),
+        (("limit", "override", "lim_nothing", "--clear"), "lim_nothing"),
+        (("price", "history", "nothing"), "nothing"),
+        (("limit", "list", "--tenant", "nobody"), "nobody"),
+        (("price", "set", "m", "--input", "1", "--cached", "2", "--output", "1"), "cached_input_nanousd"),
         (("tenant", "create", "a name that is / no name"), "name"),
     ],
 )

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from engine.scheduling.batch_or_wait import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
+from engine.scheduling.smdp.pool import Pool
 from ops.cli.main import cli
 
 QUICK = ("--max-batch", "2", "--wait-buckets", "2")
@@ -54,6 +55,16 @@ def test_a_table_is_solved_and_stored(tmp_path: Path) -> None:
     assert [item["rate_per_s"] for item in answer["policies"]] == [0.5, 2.0]
 
 
+def test_a_pool_makes_the_pressure_a_part_of_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    pool = ("--pool-tokens", "1000", "--kv-pressures", "0,0.6", "--pressure-hold-s", "5")
+    result = fairgate("policy", "solve", "--rates", "1", *QUICK, *pool, "--out", str(out), "--json")
+
+    assert result.exit_code == 0, result.output
+    assert [item["kv_pressure"] for item in json.loads(result.stdout)["policies"]] == [0.0, 0.6]
+    assert BatchOrWaitTable.load(out).pool == Pool(1000, (0.0, 0.6), 5.0)
+
+
 def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Path) -> None:
     out, times = tmp_path / "table.json", tmp_path / "times.json"
     numbers = {"base_s": 0.5, "per_token_s": 0.0, "per_context_token_s": 0.0, "per_sequence_s": 0.0}
@@ -79,6 +90,13 @@ def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Pa
         (("--max-batch", "65"), "max-batch"),
         (("--wait-buckets", "100000"), "states"),
         (("--pool-tokens", "-1"), "pool tokens"),
+        (("--pool-tokens", "639"), "hold no long request of 640 tokens"),
+        (("--kv-pressures", "x"), "parts of the pool"),
+        (("--kv-pressures", "0.5,0.2"), "must rise"),
+        (("--kv-pressures", "0,1"), "0 <= pressure < 1"),
+        (("--pressure-hold-s", "0"), "pressure_hold_s"),
+        (("--longest-wait-s", "-1"), "longest_wait_s"),
+        (("--long-share", "1.5"), "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_solved_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

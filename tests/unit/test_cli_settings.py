@@ -15,6 +15,7 @@ from ops.settings import (
     load,
     settings_table,
 )
+from tenants.pricing import FREE
 
 
 def write(path: Path, text: str) -> Path:
@@ -120,11 +121,13 @@ def test_a_price_table_reads_the_same_from_file_and_environment(tmp_path: Path) 
     assert from_file["my/model"].cached_input_nanousd == 5
 
 
-def test_the_shipped_model_has_a_price_and_another_is_free_until_priced() -> None:
+def test_the_shipped_model_has_a_price_and_another_has_none_until_it_is_priced() -> None:
     assert load().model_prices == {SHIPPED_MODEL_NAME: SHIPPED_PRICE}
     other = load({"model": "/models/other"})
     assert other.served_model_name == "other"
-    assert other.model_prices["other"].input_nanousd == 0
+    assert other.model_prices == {}
+    free = load({"model": "/models/other", "prices": "other=0/0"})
+    assert free.model_prices == {"other": FREE}
 
 
 def test_the_database_defaults_to_sqlite_in_the_data_directory() -> None:

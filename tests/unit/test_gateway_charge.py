@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.messages import Outcome
+from engine.messages import Delta, Outcome
 from gateway.account.charge import SequenceUse, Use, charge, use_of, use_of_outcomes
 from tenants.types import Amounts
 
@@ -57,14 +57,16 @@ def test_cached_tokens_are_input_that_nobody_computed() -> None:
 def test_without_the_engines_word_what_arrived_counts() -> None:
     use = SequenceUse(10)
     assert use_of([use], 1, dispatched=True).input_tokens == 0, "nothing came: nothing is known"
-    use.received(3)
-    use.received(2)
-    assert use_of([use], 1, dispatched=True) == Use(10, 10, 0, 5, True)
+    use.received(Delta("r.0", gpu_us=900))
+    assert use_of([use], 1, dispatched=True) == Use(0, 0, 0, 0, True, 900), "it computed, and emitted nothing"
+    use.received(Delta("r.0", 0, [1, 2, 3], cached_tokens=4, gpu_us=1_100))
+    use.received(Delta("r.0", 3, [1, 2], cached_tokens=4, gpu_us=1_500))
+    assert use_of([use], 1, dispatched=True) == Use(10, 6, 4, 5, True, 1_500)
 
 
 def test_the_engines_word_replaces_what_arrived() -> None:
     use = SequenceUse(10)
-    use.received(3)
+    use.received(Delta("r.0", 0, [1, 2, 3]))
     use.ended(outcome(0, 10, 8))
     assert use.output_tokens == 8
 
@@ -74,6 +76,18 @@ def test_never_more_is_charged_than_was_held() -> None:
     assert charge(Use(11, 11, 0, 21, True), 101, held) == held
     assert charge(Use(5, 5, 0, 3, True), 7, held) == Amounts(5, 3, 7, 1)
     assert charge(Use(0, 0, 0, 0, False), 0, held) == Amounts(0, 0, 0, 0), "no request either"
+
+
+def test_device_time_is_rounded_up_once_and_may_pass_what_was_held() -> None:
+    held = Amounts(input_tokens=10, output_tokens=20, requests=1, gpu_ms=2)
+    assert charge(Use(10, 10, 0, 20, True, gpu_us=2_001), 0, held).gpu_ms == 3
+    assert charge(Use(10, 10, 0, 20, True, gpu_us=2_000), 0, held).gpu_ms == 2
+
+
+def test_choices_that_never_began_say_nothing_of_what_was_cached() -> None:
+    begun, waits = SequenceUse(10), SequenceUse(10)
+    begun.received(Delta("r.0", 0, [1], cached_tokens=8))
+    assert use_of([begun, waits], 2, dispatched=True).cached_tokens == 8
 
 
 def test_a_restarted_gateway_sums_up_as_the_first_would_have() -> None:

@@ -17,7 +17,7 @@ from engine.scheduling.order import Entry
 from gateway.estimates import LENGTHS_FILE, Estimates, Size, flights_of, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
-from tenants.pricing import Price, PriceBook
+from tenants.pricing import Price, uniform_book
 from tenants.types import Tier
 
 MODEL = "m"
@@ -70,7 +70,7 @@ class Bench:
             flow=self.flow,
             upstreams=[self.engine],
             lengths=LengthForecast(),
-            prices=PriceBook({MODEL: Price(100, 50, 300)}),
+            prices=lambda: uniform_book({MODEL: Price(100, 50, 300)}),
             model=MODEL,
             cache_s=0.05,
             stopwatch=lambda: next(readings) * replay_took_s,

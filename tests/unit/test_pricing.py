@@ -1,4 +1,4 @@
-"""Is the price of a request exact, monotone and known?"""
+"""Is the price of a request exact, monotone and known, and what does a token count for limits?"""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants.errors import Invalid, UnknownPrice
-from tenants.pricing import FREE, Price, PriceBook
-from tenants.types import Tier
+from tenants.metering import counted, output_tokens_within
+from tenants.price_acts import PriceChange, changed
+from tenants.pricing import FREE, PLAIN, Entry, Price, PriceBook, Weights, uniform_book
+from tenants.types import Amounts, Meter, Tier
 
-BOOK = PriceBook({"small": Price(150, 75, 600), "gift": FREE})
+BOOK = uniform_book({"small": Price(150, 75, 600), "gift": FREE})
+WEIGHTED = PriceBook(
+    {("m", Tier.STANDARD): Entry(Price(10, 1, 40), 1_000, Weights(2_500, 250, 3_000, 1_500))}, version=7
+)
 counts = st.integers(0, 1_000_000)
+factors = st.integers(0, 100_000)
 
 
 @pytest.mark.parametrize(
@@ -26,16 +32,31 @@ def test_the_tier_multiplies_the_list_price(tier: Tier, cost: int) -> None:
 
 
 def test_fractions_of_a_nanodollar_are_rounded_up_once() -> None:
-    book = PriceBook({"m": Price(1, 1, 1)}, {Tier.INTERACTIVE: 1, Tier.STANDARD: 999, Tier.BATCH: 0})
+    book = uniform_book({"m": Price(1, 1, 1)}, {Tier.INTERACTIVE: 1, Tier.STANDARD: 999, Tier.BATCH: 0})
     assert book.cost_nanousd("m", Tier.INTERACTIVE, 1, 0, 1) == 1
     assert book.cost_nanousd("m", Tier.STANDARD, 1_000, 0, 1) == 1_000
     assert book.cost_nanousd("m", Tier.BATCH, 1_000, 0, 1) == 0
 
 
-def test_a_free_model_is_free_and_an_unknown_one_is_an_error() -> None:
+def test_a_tier_may_have_a_price_of_its_own() -> None:
+    book = PriceBook(
+        {
+            ("m", Tier.STANDARD): Entry(Price(10, 5, 20), 1_000),
+            ("m", Tier.BATCH): Entry(Price(3, 3, 7), 1_000),
+        }
+    )
+    assert book.cost_nanousd("m", Tier.STANDARD, 10, 0, 10) == 300
+    assert book.cost_nanousd("m", Tier.BATCH, 10, 0, 10) == 100
+
+
+def test_a_free_model_is_free_and_an_unknown_one_is_an_error_that_says_what_to_do() -> None:
     assert BOOK.cost_nanousd("gift", Tier.INTERACTIVE, 1_000, 0, 1_000) == 0
-    with pytest.raises(UnknownPrice, match="'other'"):
+    with pytest.raises(UnknownPrice, match=r"'other' has no price in tier standard.*price set other.*--free"):
         BOOK.cost_nanousd("other", Tier.STANDARD, 1, 0, 1)
+    with pytest.raises(UnknownPrice, match="batch"):
+        WEIGHTED.cost_nanousd("m", Tier.BATCH, 1, 0, 1)
+    with pytest.raises(UnknownPrice):
+        counted(BOOK, "other", Tier.STANDARD, input_tokens=1, output_tokens=1)
 
 
 @given(tier=st.sampled_from(Tier), prompt=counts, cached=counts, output=counts, fewer=counts)
@@ -70,10 +91,118 @@ def test_impossible_counts_are_refused(field: str, arguments: tuple[int, int, in
     with pytest.raises(Invalid) as caught:
         BOOK.cost_nanousd("small", Tier.STANDARD, *arguments)
     assert caught.value.field == field
+    prompt, cached, output = arguments
+    with pytest.raises(Invalid, match=field):
+        counted(BOOK, "small", Tier.STANDARD, input_tokens=prompt, output_tokens=output, cached_tokens=cached)
 
 
 def test_multipliers_are_bounded_and_complete() -> None:
     with pytest.raises(Invalid, match="batch"):
-        PriceBook({}, {Tier.INTERACTIVE: 1, Tier.STANDARD: 1})
-    with pytest.raises(Invalid, match="standard"):
-        PriceBook({}, {Tier.INTERACTIVE: 1, Tier.STANDARD: -1, Tier.BATCH: 1})
+        uniform_book({"m": FREE}, {Tier.INTERACTIVE: 1, Tier.STANDARD: 1})
+    with pytest.raises(Invalid, match="multiplier"):
+        uniform_book({"m": FREE}, {Tier.INTERACTIVE: 1, Tier.STANDARD: -1, Tier.BATCH: 1})
+    with pytest.raises(Invalid, match="at most"):
+        uniform_book({f"m{index}": FREE for index in range(1_001)})
+
+
+# ---------------------------------------------------------------- what limits count
+
+
+def test_without_weights_a_token_counts_one_and_the_cost_is_the_books() -> None:
+    amounts = counted(
+        BOOK, "small", "batch", input_tokens=1_200, output_tokens=1_000, cached_tokens=200, gpu_ms=5
+    )
+    assert amounts == Amounts(1_200, 1_000, 382_500, requests=1, gpu_ms=5)
+    assert amounts.of(Meter.GPU_MS) == 5
+
+
+def test_weights_count_cached_and_reasoning_tokens_apart_and_round_up_once() -> None:
+    amounts = counted(
+        WEIGHTED, "m", Tier.STANDARD,
+        input_tokens=101, cached_tokens=100, output_tokens=3, reasoning_tokens=1, requests=0,
+    )  # fmt: skip
+    # 1 x 2.5 + 100 x 0.25 = 27.5 and 2 x 3 + 1 x 1.5 = 7.5; the cost knows nothing of weights.
+    assert amounts == Amounts(28, 8, 1 * 10 + 100 * 1 + 3 * 40, requests=0)
+
+
+@given(
+    weights=st.tuples(factors, factors, factors, factors),
+    tokens=st.tuples(counts, counts, counts, counts),
+    more=st.tuples(counts, counts),
+)
+def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
+    weights: tuple[int, int, int, int], tokens: tuple[int, int, int, int], more: tuple[int, int]
+) -> None:
+    largest = Weights(weights[0], min(weights[0], weights[1]), weights[2], min(weights[2], weights[3]))
+    book = PriceBook({("m", Tier.BATCH): Entry(Price(7, 3, 11), 500, largest)})
+    prompt, cached, output, reasoning = tokens
+    actual = counted(
+        book, "m", Tier.BATCH, input_tokens=prompt, cached_tokens=min(cached, prompt), output_tokens=output,
+        reasoning_tokens=min(reasoning, output),
+    )  # fmt: skip
+    held = counted(book, "m", Tier.BATCH, input_tokens=prompt + more[0], output_tokens=output + more[1])
+    for meter in Meter:
+        assert 0 <= actual.of(meter) <= held.of(meter)
+
+
+@given(weight=factors, units=counts)
+def test_leased_output_tokens_are_the_most_that_the_units_cover(weight: int, units: int) -> None:
+    book = PriceBook({("m", Tier.BATCH): Entry(FREE, 500, Weights(output=weight, reasoning=0))})
+    tokens = output_tokens_within(book, "m", Tier.BATCH, units)
+    if tokens is None:
+        assert weight == 0
+        return
+
+    def units_of(output_tokens: int) -> int:
+        return -(-output_tokens * weight // 1_000)
+
+    assert units_of(tokens) <= units < units_of(tokens + 1)
+    if tokens <= 10_000_000:
+        assert counted(book, "m", Tier.BATCH, input_tokens=0, output_tokens=tokens).output_tokens <= units
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("input_weight", {"input": -1}),
+        ("input_weight", {"input": True}),
+        ("output_weight", {"output": 100_001}),
+        ("output_weight", {"output": 0.5}),
+        ("cached_input_weight", {"cached_input": 1_001}),
+        ("reasoning_weight", {"output": 900}),
+    ],
+)
+def test_impossible_weights_are_refused(field: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        Weights(**arguments)
+    assert caught.value.field == field
+
+
+# ---------------------------------------------------------------- changing an entry
+
+
+def test_a_change_keeps_what_it_does_not_name() -> None:
+    old = Entry(Price(10, 5, 20), 2_000, Weights(reasoning=500))
+    assert changed("m", old, PriceChange(), 1) == old
+    assert changed("m", old, PriceChange(output_nanousd=30), 1) == Entry(Price(10, 5, 30), 2_000, old.weights)
+    assert changed("m", old, PriceChange(multiplier=0, input_weight=2_000), 1) == Entry(
+        old.price, 0, Weights(input=2_000, reasoning=500)
+    )
+    assert changed("m", old, PriceChange(free=True), 1) == Entry(FREE, 2_000, old.weights)
+
+
+def test_a_new_model_needs_a_whole_price_or_to_be_free() -> None:
+    assert changed("m", None, PriceChange(input_nanousd=4, output_nanousd=9), 700) == Entry(
+        Price(4, 4, 9), 700, PLAIN
+    )
+    assert changed("m", None, PriceChange(free=True, multiplier=1), 700) == Entry(FREE, 1, PLAIN)
+    for change, field in (
+        (PriceChange(input_nanousd=4), "output_nanousd"),
+        (PriceChange(output_nanousd=4), "input_nanousd"),
+        (PriceChange(multiplier=4), "input_nanousd"),
+        (PriceChange(free=True, input_nanousd=4, output_nanousd=9), "free"),
+        (PriceChange(input_nanousd=4, output_nanousd=9, cached_input_nanousd=5), "cached_input_nanousd"),
+    ):
+        with pytest.raises(Invalid) as caught:
+            changed("m", None, change, 700)
+        assert caught.value.field == field

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenants.quota import rules
-from tenants.quota.rules import BucketCounter, WindowCounter
+from tenants.quota import rules, wire
+from tenants.quota.rules import BucketCounter, Part, WindowCounter, Wish
+from tenants.quota.store import Hold
 from tenants.records import from_us, to_us
-from tenants.types import Meter, Window
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
 from tests.quota import limit
 
 ZONES = (
@@ -132,7 +133,7 @@ def test_no_number_of_any_counter_leaves_the_range_that_doubles_hold_exactly() -
 
 def test_the_charge_name_says_which_window() -> None:
     minute = limit(window=Window.MINUTE, time_zone="Asia/Tokyo")
-    counter = WindowCounter(1_700_136_000_000_000, 1_700_136_060_000_000, 0, 0)
+    counter = WindowCounter(1_700_136_000_000_000, 1_700_136_060_000_000, 0, 0, 0)
     assert rules.charge_name(minute, counter) == "tenant:ten_a:total_tokens:minute/Asia/Tokyo:*@1700136000"
 
 
@@ -142,3 +143,74 @@ def test_a_clock_that_steps_back_neither_refills_nor_empties() -> None:
     assert rules.advance(bucket, counter, 500_000_000) == counter
     window = rules.advance(minute, None, us("2025-06-01T12:00:30Z"))
     assert rules.advance(minute, window, us("2025-06-01T11:59:59Z")) == window
+
+
+# ---------------------------------------------------------------- promises
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    amount=st.integers(0, 50),
+    used=st.integers(0, 50),
+    others_held=st.integers(0, 50),
+    others_open=st.integers(0, 50),
+    asked=st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)).map(sorted),
+    may_be_cut=st.booleans(),
+    claims=st.lists(st.integers(0, 40), max_size=4),
+)
+def test_an_admitted_promise_can_be_claimed_and_takes_nothing_from_others(
+    amount: int,
+    used: int,
+    others_held: int,
+    others_open: int,
+    asked: list[int],
+    may_be_cut: bool,
+    claims: list[int],
+) -> None:
+    budget, counter = limit(amount=amount), WindowCounter(0, 0, used, others_held, others_open)
+    first, ahead, most = (Amounts(output_tokens=count) for count in asked)
+    wish, nothing = rules.wish(budget, Hold(first, ahead, most, may_be_cut)), Part()
+    fits = used + others_held + others_open + (asked[0] if may_be_cut else asked[2]) <= amount
+    assert rules.is_short(budget, counter, nothing, wish) == (
+        not fits and (asked[0] if may_be_cut else asked[2]) > 0
+    )
+    if not fits:
+        return
+    part = rules.reach(budget, counter, nothing, wish)
+    after = rules.changed(counter, nothing, part)
+    for claim in (0, *claims):
+        more = Wish(claim, claim, 0)
+        assert isinstance(after, WindowCounter)
+        assert asked[0] <= part.covered
+        assert after.used + after.held + after.worst_open <= amount
+        # Everybody else's is untouched.
+        assert after.held - part.held == others_held
+        assert after.worst_open - part.open == others_open
+        is_promised = not may_be_cut and claim <= asked[2]
+        is_short = rules.is_short(budget, after, part, more)
+        assert not (is_promised and is_short)
+        if not is_short:
+            raised = rules.reach(budget, after, part, more)
+            assert raised.covered >= max(claim, part.covered)
+            after, part = rules.changed(after, part, raised), raised
+
+
+def test_a_limit_survives_the_way_to_redis_and_back() -> None:
+    limits = [
+        Limit(
+            "lim_1",
+            "ten_a",
+            SubjectKind.KEY,
+            "key_a",
+            Meter.COST_NANOUSD,
+            5,
+            window=Window.DAY,
+            time_zone="Asia/Tokyo",
+            mode=Mode.SOFT,
+            tier=Tier.BATCH,
+            thresholds=(50, 80),
+        ),
+        limit(Meter.GPU_MS, 7, rate_per_s=0.5, mode=Mode.SHADOW),
+        limit(Meter.CONCURRENCY, 3),
+    ]
+    assert wire.unpack(wire.pack(limits).encode()) == limits

@@ -302,12 +302,23 @@ def test_one_paused_for_long_makes_room_one_paused_just_now_does_not() -> None:
     run(scheduler, now_s=0.0)
     add(scheduler, "runs", tenant="r", prompt=4)
     run(scheduler, now_s=0.5)
-    starts = add(scheduler, "starts", tenant="s", prompt=12)
+    starts = add(scheduler, "starts", tenant="p", prompt=12)
     run(scheduler, now_s=1.0)
     assert (paused.state, starts.state) == (State.PAUSED, State.WAITING)
     run(scheduler, now_s=2.5)
     assert (paused.state, starts.state) == (State.PREEMPTED, State.RUNNING)
     assert paused.block_table == []
+
+
+def test_one_that_rests_for_its_lease_makes_room_for_another_tenant_at_once() -> None:
+    scheduler = make_scheduler(num_blocks=6, paused_keep_s=2.0)
+    rests = add(scheduler, "rests", tenant="slow", prompt=12, lease=1)
+    run(scheduler, now_s=0.0)
+    add(scheduler, "runs", tenant="r", prompt=4)
+    run(scheduler, now_s=0.5)
+    starts = add(scheduler, "starts", tenant="s", prompt=12)
+    run(scheduler, now_s=0.5)
+    assert (rests.state, starts.state) == (State.PREEMPTED, State.RUNNING)
 
 
 def test_with_nothing_running_a_paused_one_makes_room_at_once() -> None:

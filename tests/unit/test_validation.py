@@ -30,6 +30,15 @@ from tenants.types import Meter, Tier
             lambda value: validation.seconds("s", value, 10, least=1),
             [0, 11, math.nan, math.inf, True, "1"],
         ),
+        ("reason", validation.reason, ["", " ", "x" * 201, None]),
+        ("model", lambda value: validation.model("model", value), ["", " ", "x" * 257, 7, None]),
+        ("until", lambda value: validation.instant("until", value), ["", "soon", "2026-01-31T00:00", None]),
+        (
+            "thresholds",
+            lambda value: validation.thresholds("soft", value),
+            [[], [0], [-1], [1_001], [0.5], ["80"], [True], list(range(1, 10))],
+        ),
+        ("thresholds", lambda value: validation.thresholds("hard", value), [[80]]),
         ("time_zone", validation.iana_zone, ["", "Mars/Olympus", "../etc/passwd", "x" * 100, "\0"]),
         ("tier", lambda value: validation.choice("tier", Tier, value), ["", "gold", "STANDARD"]),
         (
@@ -57,6 +66,11 @@ def test_bad_values_name_their_field(field: str, check: Callable[[Any], object],
         ("window", {"meter": "requests", "window": "day", "rate_per_s": 1.0, "burst": 1}),
         ("amount", {"meter": "requests", "window": "day"}),
         ("amount", {"meter": "requests", "window": "day", "amount": -1}),
+        ("amount", {"meter": "concurrency", "amount": -1}),
+        ("amount", {"meter": "gpu_ms", "window": "lifetime", "amount": -1}),
+        ("burst", {"meter": "gpu_ms", "rate_per_s": 1.0, "burst": -5}),
+        ("rate_per_s", {"meter": "gpu_ms", "rate_per_s": -1.0, "burst": 5}),
+        ("rate_per_s", {"meter": "gpu_ms", "rate_per_s": 0.0, "burst": 5}),
         ("amount", {"meter": "requests", "window": "day", "amount": 1.5}),
         ("amount", {"meter": "requests", "window": "day", "amount": True}),
         ("amount", {"meter": "requests", "window": "day", "amount": 10**16}),
@@ -81,7 +95,17 @@ def test_limits_that_make_no_sense_name_their_field(field: str, arguments: dict[
     assert caught.value.field == field
 
 
+def test_a_limit_of_zero_admits_nothing_and_may_be_set() -> None:
+    for fields in ({"meter": "requests", "window": "day"}, {"meter": "concurrency", "window": None}):
+        columns = validation.limit_columns(
+            **fields, amount=0, rate_per_s=None, burst=None, mode="hard", tier=None, time_zone="UTC"
+        )  # type: ignore[arg-type]
+        assert columns["amount"] == 0
+
+
 def test_good_values_pass() -> None:
+    assert validation.thresholds("soft", [1_000, 1, 80, 1]) == [1, 80, 1_000]
+    assert validation.thresholds("hard", None) is None
     assert validation.name("name", "Team-7.a_b") == "Team-7.a_b"
     assert [validation.weight(value) for value in (0.01, 1, 1_000)] == [0.01, 1.0, 1_000.0]
     assert validation.rate_milli(Meter.TOTAL_TOKENS, 100, 0.001) == 1

@@ -2,13 +2,17 @@
 -- All numbers are integers below 2^53, which doubles hold exactly.
 --
 -- One hash holds a tenant's counters by identity, as space-separated integers:
---   window       start_us end_us used held      (end_us 0: never)
---   bucket       level at_ms held               (level in units * scale)
+--   window       start_us end_us used held worst_open      (end_us 0: never)
+--   bucket       level at_ms held                          (level in units * scale)
 --   concurrency  held
--- A window that is over stays, as `identity@start_us`, while something is held on it.
+-- A window that is over stays, as `identity@start_us`, while something is held or promised on it.
 -- One hash holds the tenant's holds by request id (MessagePack), one sorted set their lease ends.
+-- A hold is {limits = as text, ahead = by meter, on = one part for each limit}; a part is what its limit says
+-- (name, shape, mode, meter, amount, scale, rate, lowest), the start of its window, and rules.Part.
 
-local READY = '#ready'
+local EPOCH, ATTEMPT = '#epoch', '#attempt'
+local HELD = {w = 4, b = 3, c = 1}
+local SOFT, HARD, SHADOW = 0, 1, 2
 
 -- tostring() would round to 14 digits.
 local function text(number)
@@ -29,7 +33,7 @@ local function parse(raw)
     return nil
   end
   local numbers = {}
-  for number in string.gmatch(raw, '%d+') do
+  for number in string.gmatch(raw, '-?%d+') do
     numbers[#numbers + 1] = tonumber(number)
   end
   return numbers
@@ -43,14 +47,18 @@ local function store(counters, name, counter)
   redis.call('HSET', counters, name, table.concat(parts, ' '))
 end
 
--- rules._refill; fmod keeps the quotient exact where a rounded division might not be.
+-- Exact, where a rounded division might not be. (Towards zero.)
+local function quotient(dividend, divisor)
+  return (dividend - math.fmod(dividend, divisor)) / divisor
+end
+
+-- rules._refill
 local function refill(limit, level, since_ms)
   local cap = limit.amount * limit.scale
   if level > cap then
     level = cap
   end
-  local missing = cap - level
-  if since_ms > (missing - math.fmod(missing, limit.rate)) / limit.rate then
+  if since_ms > quotient(cap - level, limit.rate) then
     return cap
   end
   if since_ms < 0 then
@@ -69,33 +77,99 @@ local function advance_bucket(limit, counter, now_us)
   return {refill(limit, counter[1], now_ms - at_ms), math.max(now_ms, at_ms), counter[3]}
 end
 
--- rules.room, before it is cut off at zero.
+-- rules.room
 local function room(limit, counter)
+  local free
   if limit.shape == 'w' then
-    return limit.amount - counter[3] - counter[4]
+    free = limit.amount - counter[3] - counter[4] - counter[5]
   elseif limit.shape == 'b' then
-    return math.floor(counter[1] / limit.scale) - counter[3]
+    free = quotient(counter[1], limit.scale) - counter[3]
+  else
+    free = limit.amount - counter[1]
   end
-  return limit.amount - counter[1]
+  return math.max(0, free)
 end
 
--- `held` is the last number of every kind of counter.
-local function add_held(counter, amount)
-  counter[#counter] = counter[#counter] + amount
+-- rules.Part.covered, rules.Part.open
+local function covered(part)
+  return part.held + part.charged
 end
 
--- The counter that a hold was taken from (nil: forgotten), and the name it is stored under.
-local function locate(keys, held)
-  local counter = parse(redis.call('HGET', keys.counters, held.name))
-  if held.shape == 'w' and (not counter or counter[1] ~= held.start) then
-    local name = held.name .. '@' .. text(held.start)
+local function open(part)
+  return math.max(0, part.most - covered(part))
+end
+
+-- rules.changed: the part becomes what is given, and the counter with it.
+local function change(counter, part, held, charged, most)
+  local open_before = open(part)
+  counter[HELD[part.shape]] = counter[HELD[part.shape]] + held - part.held
+  part.held, part.charged, part.most = held, charged, most
+  if part.shape == 'w' then
+    counter[5] = counter[5] + open(part) - open_before
+  end
+end
+
+-- rules.is_short
+local function is_short(counter, part, first, most)
+  local lacking = math.max(0, math.max(first, most) - covered(part) - open(part))
+  return lacking > (counter and room(part, counter) or 0)
+end
+
+-- rules.reach
+local function reach(counter, part, ahead, most)
+  local upto = ahead
+  if part.mode == HARD then
+    upto = math.min(upto, covered(part) + room(part, counter) + open(part))
+  end
+  change(counter, part, math.max(part.held, upto - part.charged), part.charged, math.max(part.most, most))
+end
+
+-- rules.charge
+local function charge(counter, part, amount)
+  if part.shape == 'w' then
+    counter[3] = counter[3] + amount
+  elseif part.shape == 'b' then
+    counter[1] = math.max(part.lowest, counter[1] - amount * part.scale)
+  end
+end
+
+-- rules.use
+local function use(counter, part, used)
+  if part.shape == 'b' then
+    local flowed = math.max(0, used - part.charged)
+    change(counter, part, math.max(0, part.held - flowed), part.charged + flowed, part.most)
+    charge(counter, part, flowed)
+  elseif part.shape == 'w' then
+    change(counter, part, math.max(part.held, used), part.charged, part.most)
+  end
+end
+
+-- rules.check_covered: the answer that raises Overrun; nil: all is covered.
+local function overrun(hold, used)
+  for _, part in ipairs(hold.on) do
+    if part.exact and used[part.meter] > covered(part) then
+      return {'overrun', part.name, covered(part), used[part.meter]}
+    end
+  end
+end
+
+local keys = {counters = KEYS[1], leases = KEYS[2], holds = KEYS[3]}
+local now_us = clock_us(ARGV[1])
+
+-- The counter that a part was taken from (nil: forgotten), advanced, and the name it is stored under.
+local function locate(part)
+  local counter = parse(redis.call('HGET', keys.counters, part.name))
+  if part.shape == 'w' and (not counter or counter[1] ~= part.start) then
+    local name = part.name .. '@' .. text(part.start)
     return parse(redis.call('HGET', keys.counters, name)), name
+  elseif part.shape == 'b' then
+    return advance_bucket(part, counter, now_us), part.name
   end
-  return counter, held.name
+  return counter, part.name
 end
 
-local function store_located(keys, held, name, counter)
-  if name ~= held.name and counter[4] == 0 then
+local function store_located(part, name, counter)
+  if name ~= part.name and counter[4] == 0 and counter[5] == 0 then
     redis.call('HDEL', keys.counters, name)
   else
     store(keys.counters, name, counter)
@@ -103,41 +177,79 @@ local function store_located(keys, held, name, counter)
 end
 
 -- Before a new window takes the place of one that is over.
-local function keep_window(keys, name, over)
-  if over[4] > 0 then
+local function keep_window(name, over)
+  if over[4] > 0 or over[5] > 0 then
     store(keys.counters, name .. '@' .. text(over[1]), over)
   end
 end
 
--- Ends a hold: rules.settle on every counter it was taken from. `actual` is by meter number; nil: nothing used.
-local function finish(keys, request_id, hold, now_us, actual)
-  for _, held in ipairs(hold.on) do
-    local counter, name = locate(keys, held)
+-- Seven numbers, one for each meter, from ARGV[from] on.
+local METERS = 7
+local function by_meter(from)
+  local numbers = {}
+  for i = 1, METERS do
+    numbers[i] = tonumber(ARGV[from + i - 1])
+  end
+  return numbers
+end
+
+-- A part that nothing is held on yet, from the 14 arguments of one limit (redis.py lists them).
+local COLUMNS = 14
+local function read_part(i)
+  return {
+    name = ARGV[i], shape = ARGV[i + 1], mode = tonumber(ARGV[i + 2]), meter = tonumber(ARGV[i + 3]),
+    exact = ARGV[i + 4] == '1', amount = tonumber(ARGV[i + 8]), scale = tonumber(ARGV[i + 11]),
+    rate = tonumber(ARGV[i + 12]), lowest = tonumber(ARGV[i + 13]),
+    start = 0, held = 0, charged = 0, most = 0,
+  }
+end
+
+local function find_hold(request_id)
+  local packed = redis.call('HGET', keys.holds, request_id)
+  return packed and cmsgpack.unpack(packed)
+end
+
+local function store_hold(request_id, hold)
+  redis.call('HSET', keys.holds, request_id, cmsgpack.pack(hold))
+end
+
+-- Ends a hold: rules.settle on every counter it was taken from.
+local function finish(request_id, hold, actual)
+  for _, part in ipairs(hold.on) do
+    local counter, name = locate(part)
     if counter then
-      local used = actual and actual[held.meter] or 0
-      if held.shape == 'w' then
-        counter[3] = counter[3] + used
-      elseif held.shape == 'b' then
-        counter = advance_bucket(held, counter, now_us)
-        counter[1] = math.max(0, counter[1] - used * held.scale)
-      end
-      add_held(counter, -held.wanted)
-      store_located(keys, held, name, counter)
+      local charged = part.charged
+      change(counter, part, 0, 0, 0)
+      charge(counter, part, math.max(0, (actual and actual[part.meter] or 0) - charged))
+      store_located(part, name, counter)
     end
   end
   redis.call('HDEL', keys.holds, request_id)
   redis.call('ZREM', keys.leases, request_id)
 end
 
--- What a grant tells its caller: the limits as they were reserved, the windows, the counters now.
-local function granted(keys, hold, now_us)
-  local starts, raws = {}, {}
-  for i, held in ipairs(hold.on) do
-    starts[i] = text(held.start)
-    raws[i] = redis.call('HGET', keys.counters, held.name) or ''
+-- What a grant tells its caller: the limits as they were reserved, the windows, the parts, the counters now.
+local function granted(hold, would_deny)
+  local starts, raws, parts = {}, {}, {}
+  for i, part in ipairs(hold.on) do
+    starts[i] = part.start
+    raws[i] = redis.call('HGET', keys.counters, part.name) or ''
+    parts[i] = {part.held, part.charged, part.most}
   end
-  return {'granted', text(now_us), hold.limits, starts, raws}
+  return {'granted', now_us, hold.limits, raws, parts, starts, hold.ahead, would_deny}
 end
 
-local keys = {counters = KEYS[1], leases = KEYS[2], holds = KEYS[3]}
-local now_us = clock_us(ARGV[1])
+-- Were the counters lost? Every script asks this first.
+local function is_lost()
+  return redis.call('HGET', keys.counters, EPOCH) ~= ARGV[2]
+end
+
+-- Only the latest attempt at a rebuild may write; its first write drops what was there.
+local function may_rebuild(attempt)
+  local latest = tonumber(redis.call('HGET', keys.counters, ATTEMPT) or '0')
+  if attempt > latest then
+    redis.call('DEL', keys.counters, keys.leases, keys.holds)
+    redis.call('HSET', keys.counters, ATTEMPT, text(attempt))
+  end
+  return attempt >= latest
+end

@@ -1,12 +1,16 @@
--- Drops holds whose lease has run out; returns their request ids, at most ARGV[2].
+-- Drops holds whose lease has run out; returns their request ids, at most ARGV[3].
+-- ARGV: now_us, epoch, most
 
-local ended = redis.call('ZRANGEBYSCORE', keys.leases, '-inf', text(now_us), 'LIMIT', 0, ARGV[2])
+if is_lost() then
+  return {'lost'}
+end
+local ended = redis.call('ZRANGEBYSCORE', keys.leases, '-inf', text(now_us), 'LIMIT', 0, ARGV[3])
 for _, request_id in ipairs(ended) do
-  local packed = redis.call('HGET', keys.holds, request_id)
-  if packed then
-    finish(keys, request_id, cmsgpack.unpack(packed), now_us, nil)
+  local hold = find_hold(request_id)
+  if hold then
+    finish(request_id, hold, nil)
   else
     redis.call('ZREM', keys.leases, request_id)
   end
 end
-return ended
+return {'expired', ended}

@@ -1,22 +1,25 @@
--- Sets counters from the ledger; what live requests hold stays held.
--- ARGV: now_us, then for each limit: name, shape, used, amount, start_us, end_us, scale
+-- Sets counters from the ledger; what requests hold stays held.
+-- ARGV: now_us, number of the attempt, 1 (to repair a store in use: the epoch, 0),
+--   then for each limit: name, shape, used, amount, start_us, end_us, scale
 
-for i = 2, #ARGV, 7 do
+if ARGV[3] == '1' and not may_rebuild(tonumber(ARGV[2])) or ARGV[3] == '0' and is_lost() then
+  return {'lost'}
+end
+for i = 4, #ARGV, 7 do
   local start_us, end_us = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   if ARGV[i + 1] == 'w' and end_us > 0 and (now_us < start_us or now_us >= end_us) then
-    return {'clock', text(now_us)}
+    return {'clock', now_us}
   end
 end
-redis.call('HSET', keys.counters, READY, '1')
-for i = 2, #ARGV, 7 do
+for i = 4, #ARGV, 7 do
   local name, shape, used = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
   local counter = parse(redis.call('HGET', keys.counters, name))
   if shape == 'w' then
     if not counter or (counter[2] > 0 and now_us >= counter[2]) then
       if counter then
-        keep_window(keys, name, counter)
+        keep_window(name, counter)
       end
-      counter = {tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), 0, 0}
+      counter = {tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), 0, 0, 0}
     end
     counter[3] = used
     store(keys.counters, name, counter)
@@ -25,4 +28,4 @@ for i = 2, #ARGV, 7 do
     store(keys.counters, name, {level, math.floor(now_us / 1000), counter and counter[3] or 0})
   end
 end
-return {'rebuilt', text(now_us)}
+return {'rebuilt', now_us}

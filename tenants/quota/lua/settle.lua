@@ -1,18 +1,17 @@
 -- Replaces a hold by what was used.
--- ARGV: now_us, request id, then what was used for each meter number
+-- ARGV: now_us, epoch, request id, then what was used by meter
 
-local packed = redis.call('HGET', keys.holds, ARGV[2])
-if not packed then
+if is_lost() then
+  return {'lost'}
+end
+local hold = find_hold(ARGV[3])
+if not hold then
   return {'gone'}
 end
-local hold, actual = cmsgpack.unpack(packed), {}
-for i = 3, #ARGV do
-  actual[i - 2] = tonumber(ARGV[i])
+local actual = by_meter(4)
+local too_much = overrun(hold, actual)
+if too_much then
+  return too_much
 end
-for _, held in ipairs(hold.on) do
-  if held.hard and actual[held.meter] > held.wanted then
-    return {'overrun', held.name, text(held.wanted), text(actual[held.meter])}
-  end
-end
-finish(keys, ARGV[2], hold, now_us, actual)
+finish(ARGV[3], hold, actual)
 return {'settled'}

@@ -1,8 +1,11 @@
 -- Counters now, changing nothing.
--- ARGV: now_us, then names of counters
+-- ARGV: now_us, epoch, then names of counters
 
-local raws = {}
-for i = 2, #ARGV do
-  raws[i - 1] = redis.call('HGET', keys.counters, ARGV[i]) or ''
+if is_lost() then
+  return {'lost'}
 end
-return {text(now_us), raws}
+local raws = {}
+for i = 3, #ARGV do
+  raws[i - 2] = redis.call('HGET', keys.counters, ARGV[i]) or ''
+end
+return {'states', now_us, raws}

@@ -1,36 +1,57 @@
--- Adds to a live hold, on the limits it was reserved on, or to none of them.
--- ARGV: now_us, request id, then the amount for each meter number
+-- Charges buckets with what was used, then raises a live hold on the limits it was reserved on, or on none.
+-- ARGV: now_us, epoch, request id, used by meter, first by meter, ahead by meter
 
-local packed = redis.call('HGET', keys.holds, ARGV[2])
-if not packed then
+if is_lost() then
+  return {'lost'}
+end
+local request_id = ARGV[3]
+local hold = find_hold(request_id)
+if not hold then
   return {'gone'}
 end
-local hold = cmsgpack.unpack(packed)
-local found, raws, current, refused = {}, {}, {}, false
-for i, held in ipairs(hold.on) do
-  local counter, name = locate(keys, held)
-  if held.shape == 'b' and counter then
-    counter = advance_bucket(held, counter, now_us)
+local used, first, ahead = by_meter(4), by_meter(4 + METERS), by_meter(4 + 2 * METERS)
+local too_much = overrun(hold, used)
+if too_much then
+  return too_much
+end
+
+local found, names, would_deny, refused = {}, {}, {}, false
+for i, part in ipairs(hold.on) do
+  local counter, name = locate(part)
+  if counter then
+    use(counter, part, used[part.meter])
+    store_located(part, name, counter)
   end
-  local more = tonumber(ARGV[2 + held.meter])
-  -- What is forgotten (a window that is over and held nothing) has no room.
-  if held.hard and more > (counter and math.max(0, room(held, counter)) or 0) then
-    refused = true
+  found[i], names[i] = counter, name
+  if is_short(counter, part, first[part.meter], 0) then
+    if part.mode == HARD then
+      refused = true
+    elseif part.mode == SHADOW then
+      would_deny[#would_deny + 1] = i
+    end
   end
-  found[i] = {name, counter, more}
-  raws[i] = redis.call('HGET', keys.counters, name) or ''
-  current[i] = redis.call('HGET', keys.counters, held.name) or ''
 end
 if refused then
-  return {'denied', text(now_us), hold.limits, raws, current}
-end
-for i, held in ipairs(hold.on) do
-  local name, counter, more = found[i][1], found[i][2], found[i][3]
-  if counter then
-    add_held(counter, more)
-    store_located(keys, held, name, counter)
+  store_hold(request_id, hold)
+  local mine, current, parts = {}, {}, {}
+  for i, part in ipairs(hold.on) do
+    mine[i] = found[i] and redis.call('HGET', keys.counters, names[i]) or ''
+    current[i] = redis.call('HGET', keys.counters, part.name) or ''
+    parts[i] = {part.held, part.charged, part.most}
   end
-  held.wanted = held.wanted + more
+  return {'denied', now_us, hold.limits, current, parts, mine}
 end
-redis.call('HSET', keys.holds, ARGV[2], cmsgpack.pack(hold))
-return granted(keys, hold, now_us)
+
+for i, part in ipairs(hold.on) do
+  if found[i] then
+    -- A bucket is asked for no more than the next step needs.
+    local upto = part.shape == 'b' and first[part.meter] or ahead[part.meter]
+    reach(found[i], part, upto, 0)
+    store_located(part, names[i], found[i])
+  end
+end
+for meter = 1, METERS do
+  hold.ahead[meter] = math.max(hold.ahead[meter], ahead[meter])
+end
+store_hold(request_id, hold)
+return granted(hold, would_deny)

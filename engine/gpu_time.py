@@ -1,0 +1,60 @@
+"""Whose was the time that a step took?
+
+A step computes many sequences at once; its measured duration is shared among them in proportion to what the
+fitted step-time model says of each one's part: tokens computed, context attended, the sequence itself. The
+step's fixed cost follows these shares, so that who runs alone pays for the whole step.
+
+Whole microseconds, and the shares of a step sum to its duration exactly. What goes into recomputing tokens
+that gave way to others is kept apart: it is nobody's to pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from engine.messages import StepTime
+from engine.scheduling.room import attended_tokens
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+PICOSECONDS = 10**12
+"""Weights are whole: coefficients of the step-time model in units of this."""
+
+
+def split_us(duration_us: int, weights: SequenceOf[int]) -> list[int]:
+    """`duration_us` in proportion to `weights` (each at least 1), in whole parts that sum to it."""
+    total = sum(weights)
+    shares: list[int] = []
+    before = 0
+    for reached in accumulate(weights):
+        until = duration_us * reached // total
+        shares.append(until - before)
+        before = until
+    return shares
+
+
+def share_step(parts: Mapping[Sequence, int], duration_s: float, step_time: StepTime) -> None:
+    """Adds to every sequence of a step its share; `parts` says how many tokens each one had computed, and
+    their own counts are those before the step."""
+    per_token = max(1, round(step_time.per_token_s * PICOSECONDS))
+    per_context = max(0, round(step_time.per_context_token_s * PICOSECONDS))
+    per_sequence = max(0, round(step_time.per_sequence_s * PICOSECONDS))
+    weights = [
+        per_sequence
+        + per_token * tokens
+        + per_context
+        * (sequence.computed_tokens + 1 if tokens == 1 else attended_tokens(sequence.computed_tokens, tokens))
+        for sequence, tokens in parts.items()
+    ]
+    shares = split_us(round(duration_s * 1e6), weights)
+    for (sequence, tokens), share_us in zip(parts.items(), shares, strict=True):
+        again = sequence.ever_computed_tokens - sequence.computed_tokens
+        if again > 0:
+            again_us = share_us * min(again, tokens) // tokens
+            sequence.recomputed_gpu_us += again_us
+            share_us -= again_us
+        sequence.gpu_us += share_us

@@ -1,0 +1,117 @@
+"""How many streams can a tenant's rate feed, and who waits until one of them ends?
+
+A token bucket that flows at 100 tokens a second feeds two streams of 50, however many are asked for. More of
+them would only rest in the engine most of the time and hold memory there; so they wait here, first come,
+first served for each bucket, before they hold any budget. A request whose limits are no token buckets passes
+through.
+
+Each gateway counts its own: with several of them a tenant may have so many times more streams, which then
+rest more often. The limit itself is kept by the quota store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.lease import Sizes
+from tenants.quota.rules import identity
+from tenants.types import Limit, Mode
+
+_MANY_TOKENS = 1_000
+"""Sizes are rounded; of so many tokens it does not show."""
+
+
+class FeedFull(Exception):
+    """Too many requests wait already."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} requests wait already")
+        self.most = most
+
+
+def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: float) -> dict[str, int]:
+    """For every hard token bucket that counts output: how many streams at the engine's pace it can feed, at
+    least one; by the bucket's identity."""
+    nothing, many = sizes(0), sizes(_MANY_TOKENS)
+    fed: dict[str, int] = {}
+    for limit in limits:
+        if limit.rate_per_s is None or limit.mode is not Mode.HARD:
+            continue
+        size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
+        if size > 0:
+            fed[identity(limit)] = max(1, -int(-limit.rate_per_s // (size * stream_tokens_per_s)))
+    return fed
+
+
+@dataclass(slots=True)
+class _Waiting:
+    needs: Mapping[str, int]
+    """How many streams each of its buckets feeds."""
+    sequences: int
+    may_pass: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class FeedGate:
+    """Lets as many streams pass as their buckets can feed. Use from one event loop."""
+
+    def __init__(self, *, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._waiting: dict[str, _Waiting] = {}
+        self._passed: dict[str, tuple[Mapping[str, int], int]] = {}
+        self._running: dict[str, int] = {}
+        """Sequences by bucket."""
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    async def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> bool:
+        """Waits until the buckets in `needs` feed `sequences` more; a request with more than they ever feed
+        goes alone. Every request that passed, and every one whose wait was cancelled, must `leave`. Returns
+        whether it has to be patient: others are fed by the same bucket, or were when it came. Raises
+        `FeedFull`."""
+        if not needs:
+            return False
+        if len(self._waiting) >= self._max_waiting:
+            raise FeedFull(self._max_waiting)
+        waiting = self._waiting[request_id] = _Waiting(needs, sequences)
+        self._let_pass()
+        if waiting.may_pass.done():
+            return any(self._running[bucket] > sequences for bucket in needs)
+        await waiting.may_pass
+        return True
+
+    def leave(self, request_id: str) -> None:
+        """The request is over, or waits no more. Harmless to repeat."""
+        self._waiting.pop(request_id, None)
+        passed = self._passed.pop(request_id, None)
+        if passed is not None:
+            needs, sequences = passed
+            for bucket in needs:
+                self._running[bucket] -= sequences
+                if not self._running[bucket]:
+                    del self._running[bucket]
+        self._let_pass()
+
+    def _let_pass(self) -> None:
+        """Nobody overtakes somebody who waits for one of the same buckets."""
+        blocked: set[str] = set()
+        for request_id, waiting in list(self._waiting.items()):
+            if waiting.may_pass.cancelled():
+                continue  # it is about to leave
+            if blocked.isdisjoint(waiting.needs) and all(
+                self._feeds(bucket, most, waiting.sequences) for bucket, most in waiting.needs.items()
+            ):
+                del self._waiting[request_id]
+                self._passed[request_id] = waiting.needs, waiting.sequences
+                for bucket in waiting.needs:
+                    self._running[bucket] = self._running.get(bucket, 0) + waiting.sequences
+                waiting.may_pass.set_result(None)
+            else:
+                blocked.update(waiting.needs)
+
+    def _feeds(self, bucket: str, most: int, sequences: int) -> bool:
+        running = self._running.get(bucket, 0)
+        return running == 0 or running + sequences <= most

@@ -1,0 +1,275 @@
+"""Who keeps a running request's lease ahead of what it emits?
+
+One task a request, beside those that read its tokens. It asks for more before a sequence comes to the end of
+its lease, for all sequences in one call; what is granted is durable before an engine hears of it. A rate that
+is used up lets the sequences rest until the bucket has refilled; a spent budget lets them go on to the end of
+what is covered, and stops them there.
+
+What to ask for, and when, is decided in `lease.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway import lease
+from gateway.account.charge import SequenceUse
+from gateway.books import Books
+from gateway.lease import Part
+from gateway.upstream.base import Upstream, UpstreamUnavailable
+from tenants.errors import DatabaseUnavailable
+from tenants.quota.store import Denied, Granted, QuotaStoreUnavailable
+from tenants.types import Amounts, Limit
+
+RETRY_FIRST_S = 0.1
+RETRY_MOST_S = 1.0
+
+log = logging.getLogger("fairgate.gateway.topping")
+
+
+class AccountsLost(Exception):
+    """The quota store or the ledger was away for too long to go on; `cause` is its last word."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class Leases:
+    """What a request holds, and which of its sequences may use how much of it."""
+
+    limits: tuple[Limit, ...]
+    sizes: lease.Sizes
+    most_each: int
+    """`max_tokens`."""
+    uses: Sequence[SequenceUse]
+    used: Callable[[], Amounts]
+    """What is certain to be charged by now, as limits count it: never more than the settlement will say."""
+    covered: Amounts = field(default_factory=lambda: Amounts(requests=0))
+    """As limits count it."""
+    covered_output_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    """By sequence."""
+    gpu_us: list[int | None] = field(default_factory=list)
+    """By sequence; None: no limit counts it."""
+    top_ups: int = 0
+    """Granted."""
+
+    def granted(self, covered: Amounts) -> None:
+        """So much is held now: shares it out."""
+        self.covered = covered
+        most = self.most_each * len(self.uses)
+        self.covered_output_tokens = max(
+            self.covered_output_tokens, lease.covered_tokens(covered, self.sizes, most)
+        )
+        self.share_out()
+
+    def share_out(self) -> None:
+        """What is covered and not used by those that have ended is for the others."""
+        self.tokens = lease.share_out(self.covered_output_tokens, self.parts())
+        if not lease.has_gpu_limit(self.limits):
+            self.gpu_us = [None] * len(self.uses)
+            return
+        before = self.gpu_us or [0] * len(self.uses)
+        parts = [
+            Part(use.gpu_us, old or 0, lease.FOR_EVER, use.outcome is None)
+            for use, old in zip(self.uses, before, strict=True)
+        ]
+        self.gpu_us = list(lease.share_out(max(self.covered.gpu_ms * 1000, self.used_gpu_us), parts))
+
+    @property
+    def used_gpu_us(self) -> int:
+        """Device time so far, all sequences."""
+        return sum(use.gpu_us for use in self.uses)
+
+    def parts(self) -> list[Part]:
+        """The sequences as they stand."""
+        leases = self.tokens or [0] * len(self.uses)
+        return [
+            Part(use.output_tokens, old, self.most_each, use.outcome is None)
+            for use, old in zip(self.uses, leases, strict=True)
+        ]
+
+    def is_used_up(self, index: int) -> bool:
+        """Whether a sequence has come to the end of what is covered, but not to its own end."""
+        use, gpu_us = self.uses[index], self.gpu_us[index]
+        if use.outcome is not None or use.output_tokens >= self.most_each:
+            return False
+        return use.output_tokens >= self.tokens[index] or (gpu_us is not None and use.gpu_us >= gpu_us)
+
+
+class Topping:
+    """Tops one request up while it decodes."""
+
+    def __init__(
+        self,
+        request_id: str,
+        leases: Leases,
+        upstream: Upstream,
+        books: Books,
+        *,
+        predict: Callable[[int], int],
+        sequence_ids: Sequence[str],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        hold_wait_s: float,
+        accounts_wait_s: float,
+    ) -> None:
+        """`predict` gives the predicted length of a sequence that has emitted so much."""
+        self._request_id = request_id
+        self._leases = leases
+        self._upstream = upstream
+        self._books = books
+        self._predict = predict
+        self._sequence_ids = sequence_ids
+        self._clock = clock
+        self._sleep = sleep
+        self._hold_wait_s = hold_wait_s
+        self._accounts_wait_s = accounts_wait_s
+        self._first_token_s: float | None = None
+        self._wake = asyncio.Event()
+        self._is_untold = False
+        """The engine did not take the last word on the leases."""
+        self.is_spent = False
+        """A budget refuses more: what is covered is the last."""
+
+    def seen(self, index: int) -> None:
+        """Something came from sequence `index`, or it ended."""
+        leases = self._leases
+        if self._first_token_s is None:
+            self._first_token_s = self._clock()
+        if leases.uses[index].outcome is not None and any(use.outcome is None for use in leases.uses):
+            leases.share_out()
+            self._tell()
+            self._wake.set()
+        if self.is_spent:
+            self._stop_used_up()
+        elif self._is_due():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises `AccountsLost`."""
+        while True:
+            if self._is_untold:
+                await self._sleep(RETRY_FIRST_S)
+                self._tell()
+            elif self.is_spent:
+                # Said again until the outcomes are here: the engine may have taken no command just then.
+                self._stop_used_up()
+                await self._sleep(RETRY_MOST_S)
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._is_due():
+                    await self._top_up()
+
+    # ------------------------------------------------------------ asking
+
+    async def _top_up(self) -> None:
+        """One top-up, asked for until it is granted or refused for good."""
+        leases = self._leases
+        since_s = self._clock()
+        takes_least = False
+        while True:
+            parts = leases.parts()
+            first, ahead = lease.wanted_tokens(parts, self._chunk(), self._predicted())
+            used = leases.used()
+            gpu_ms = first_gpu_ms = lease.wanted_gpu_ms(leases.limits, used.gpu_ms)
+            if takes_least:
+                first = min(first, leases.covered_output_tokens + 1)
+                first_gpu_ms = min(gpu_ms, used.gpu_ms + 1)
+            answer = await self._ask(
+                used,
+                replace(leases.sizes(first), gpu_ms=first_gpu_ms),
+                replace(leases.sizes(ahead), gpu_ms=gpu_ms),
+            )
+            if isinstance(answer, Granted):
+                leases.top_ups += 1
+                leases.granted(answer.covered)
+                self._tell()
+                return
+            retry_s = lease.retry_in_s(answer, self._clock() - since_s, self._hold_wait_s)
+            if retry_s is not None:
+                await self._sleep(retry_s)
+            elif not takes_least:
+                # Not enough for a whole chunk: the last tokens of a budget are worth something, too.
+                takes_least = True
+            else:
+                self.is_spent = True
+                return
+
+    async def _ask(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
+        """Durable when it returns. While the store or the ledger is away the sequences rest at their leases'
+        end; not for ever."""
+        since_s = self._clock()
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                return await self._ask_once(used, first, ahead)
+            except (QuotaStoreUnavailable, DatabaseUnavailable) as error:
+                if self._clock() - since_s >= self._accounts_wait_s:
+                    raise AccountsLost(error) from None
+                log.warning("request %s: a top-up waits: %s", self._request_id, type(error).__name__)
+            await self._sleep(delay_s)
+            delay_s = min(RETRY_MOST_S, delay_s * 2)
+
+    async def _ask_once(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
+        asking = asyncio.create_task(self._books.top_up(self._request_id, used, first, ahead))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # Whoever cancels is about to settle the request: it must not be topped up after that.
+            await asyncio.wait([asking], timeout=self._accounts_wait_s)
+            asking.cancel()
+            raise
+
+    def _is_due(self) -> bool:
+        leases = self._leases
+        if any(lease_tokens < leases.most_each for lease_tokens in leases.tokens) and lease.is_due(
+            leases.parts(), self._chunk(), self._tokens_per_s()
+        ):
+            return True
+        if not lease.has_gpu_limit(leases.limits):
+            return False
+        used_us = leases.used_gpu_us
+        chunk_ms = lease.wanted_gpu_ms(leases.limits, 0)
+        return leases.covered.gpu_ms * 1000 - used_us <= chunk_ms * 500
+
+    def _chunk(self) -> int:
+        live = sum(use.outcome is None for use in self._leases.uses)
+        return lease.chunk_tokens(self._leases.limits, self._leases.sizes, live, self._tokens_per_s())
+
+    def _tokens_per_s(self) -> float:
+        """The pace of its fastest sequence so far."""
+        if self._first_token_s is None or (elapsed_s := self._clock() - self._first_token_s) <= 0:
+            return 0.0
+        return (max(use.output_tokens for use in self._leases.uses) - 1) / elapsed_s
+
+    def _predicted(self) -> int:
+        return sum(
+            self._predict(use.output_tokens) if use.outcome is None else use.output_tokens
+            for use in self._leases.uses
+        )
+
+    # ------------------------------------------------------------ telling the engine
+
+    def _tell(self) -> None:
+        self._is_untold = False
+        for index, use in enumerate(self._leases.uses):
+            if use.outcome is None:
+                try:
+                    self._upstream.top_up(
+                        self._sequence_ids[index], self._leases.tokens[index], self._leases.gpu_us[index]
+                    )
+                except UpstreamUnavailable:
+                    # Gone, which its readers will hear, or too busy to listen now.
+                    self._is_untold = True
+
+    def _stop_used_up(self) -> None:
+        for index, sequence_id in enumerate(self._sequence_ids):
+            if self._leases.is_used_up(index):
+                self._upstream.cancel(sequence_id, "budget")

@@ -1,0 +1,97 @@
+"""What does every admin act do, whatever it changes?
+
+One transaction that makes the change, bumps the directory's revision (running servers notice within a
+second) and writes the audit row. `admin.py` puts the acts together; this is what they share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, update
+
+from tenants import audit, tables
+from tenants.audit import Actor
+from tenants.database import Database
+from tenants.keys import check_pepper
+from tenants.pricing import DEFAULT_MULTIPLIERS
+from tenants.types import Tier
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """What an act did: its result, and what the audit says of it."""
+
+    result: T
+    target: str
+    tenant_id: str | None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+
+class Acts:
+    """Reads and changes the directory."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        clock: Callable[[], float] = time.time,
+        tier_multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS,
+    ) -> None:
+        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): those of a model that is priced
+        for the first time, where the act names none."""
+        self._database = database
+        self._pepper = check_pepper(pepper)
+        self._clock = clock
+        self._tier_multipliers = tier_multipliers
+
+    async def note(
+        self,
+        actor: Actor | str,
+        action: str,
+        target: str,
+        *,
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Audits an act on the running system, before it is done; no row of the directory changes."""
+        await self._act(actor, action, lambda *_: Change(None, target, None, before, after))
+
+    async def _act(
+        self, actor: Actor | str, action: str, change: Callable[[Connection, int], Change[T]]
+    ) -> T:
+        """The one way in which anything in the directory changes."""
+        who = Actor(actor) if isinstance(actor, str) else actor
+        now_us = round(self._clock() * 1e6)
+
+        def transaction(connection: Connection) -> T:
+            # First of all: on PostgreSQL this row's lock makes admin acts one after the other, so that
+            # revisions become visible in order and a check followed by an insert is safe.
+            revision = connection.execute(
+                update(tables.directory_revision)
+                .values(revision=tables.directory_revision.c.revision + 1)
+                .returning(tables.directory_revision.c.revision)
+            ).scalar_one()
+            done = change(connection, now_us)
+            connection.execute(
+                update(tables.tenants).where(tables.tenants.c.id == done.tenant_id).values(revision=revision)
+            )
+            audit.record(
+                connection,
+                who,
+                action,
+                done.target,
+                at_us=now_us,
+                tenant_id=done.tenant_id,
+                before=done.before,
+                after=done.after,
+            )
+            return done.result
+
+        return await self._database.write(transaction)

@@ -1,0 +1,167 @@
+"""Which request runs under an `Idempotency-Key`, and what was its answer?
+
+A row is claimed before anything is held, so that of any number of gateways one runs the request. It becomes
+the answer when the request has ended, or goes away where nothing was charged. Keys belong to the API key that
+sent them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenants import queries
+from tenants.database import Database
+from tenants.tables import idempotent_answers as table
+
+MAX_KEY_CHARACTERS = 255
+MAX_PURGED = 10_000
+_pack, _unpack = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class TooManyKeys(Exception):
+    """An API key has as many idempotency keys in use as are kept."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} idempotency keys of this API key are in use, the most that are kept")
+        self.most = most
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """An idempotency key of one API key."""
+
+    key_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was sent. `pieces` None: it was too large to be kept."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: Sequence[bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Somebody was there first. `answer` None: it has not ended, as far as is known."""
+
+    fingerprint: str
+    request_id: str
+    gateway_id: str
+    answer: Answer | None
+
+
+class IdempotentAnswers:
+    """Reads and writes rows. Every method raises `DatabaseUnavailable`."""
+
+    def __init__(self, database: Database, *, max_per_key: int) -> None:
+        """`max_per_key`: rows that one API key may have at once."""
+        self._database = database
+        self._max_per_key = max_per_key
+
+    async def claim(
+        self,
+        scope: Scope,
+        fingerprint: str,
+        request_id: str,
+        gateway_id: str,
+        *,
+        now_us: int,
+        expires_us: int,
+        instead_of: str | None = None,
+    ) -> Claimed | None:
+        """None: the key is this request's, durably. Otherwise who has it. `instead_of`: a request that never
+        began, whose gateway is gone; its claim is taken over. Raises `TooManyKeys`."""
+
+        def write(connection: Connection) -> Claimed | None:
+            gone = table.c.expires_us <= now_us
+            if instead_of is not None:
+                gone = gone | and_(table.c.request_id == instead_of, table.c.status == 0)
+            connection.execute(delete(table).where(_is(scope), gone))
+            dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+            claimed = connection.execute(
+                dialect.insert(table)
+                .values(
+                    key_id=scope.key_id,
+                    idempotency_key=scope.idempotency_key,
+                    fingerprint=fingerprint,
+                    request_id=request_id,
+                    gateway_id=gateway_id,
+                    status=0,
+                    headers={},
+                    expires_us=expires_us,
+                )
+                .on_conflict_do_nothing()
+                .returning(table.c.request_id)
+            ).first()
+            if claimed is None:
+                return _claimed(connection.execute(select(table).where(_is(scope))).mappings().one())
+            if queries.count(connection, table, table.c.key_id == scope.key_id) > self._max_per_key:
+                # Raising takes the row back.
+                raise TooManyKeys(self._max_per_key)
+            return None
+
+        return await self._database.write(write)
+
+    async def keep(self, scope: Scope, request_id: str, answer: Answer) -> bool:
+        """The request has ended: its answer is the key's from now on. False when the claim was lost."""
+        pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
+
+        def write(connection: Connection) -> bool:
+            kept = connection.execute(
+                update(table)
+                .where(_is(scope), table.c.request_id == request_id, table.c.status == 0)
+                .values(status=answer.status, headers=dict(answer.headers), pieces=pieces)
+            )
+            return kept.rowcount == 1
+
+        return await self._database.write(write)
+
+    async def release(self, scope: Scope, request_id: str) -> None:
+        """Nothing was charged: the key is free again."""
+
+        def write(connection: Connection) -> None:
+            connection.execute(
+                delete(table).where(_is(scope), table.c.request_id == request_id, table.c.status == 0)
+            )
+
+        await self._database.write(write)
+
+    async def purge(self, now_us: int) -> int:
+        """Forgets what has expired, at most `MAX_PURGED` rows; returns how many."""
+
+        def write(connection: Connection) -> int:
+            expired = list(
+                connection.execute(
+                    select(table.c.key_id, table.c.idempotency_key)
+                    .where(table.c.expires_us <= now_us)
+                    .limit(MAX_PURGED)
+                )
+            )
+            for key_id, idempotency_key in expired:
+                connection.execute(
+                    delete(table).where(_is(Scope(key_id, idempotency_key)), table.c.expires_us <= now_us)
+                )
+            return len(expired)
+
+        return await self._database.write(write)
+
+
+def _claimed(row: RowMapping) -> Claimed:
+    answer = None
+    if row["status"]:
+        pieces = None if row["pieces"] is None else _unpack(zlib.decompress(row["pieces"]))
+        answer = Answer(row["status"], row["headers"], pieces)
+    return Claimed(row["fingerprint"], row["request_id"], row["gateway_id"], answer)
+
+
+def _is(scope: Scope) -> ColumnElement[bool]:
+    return and_(table.c.key_id == scope.key_id, table.c.idempotency_key == scope.idempotency_key)

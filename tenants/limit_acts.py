@@ -1,0 +1,257 @@
+"""How are limits set, overridden for a time, and removed?
+
+Usage belongs to what a limit counts (subject, meter, shape, tier), never to its amount: no act here wipes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, update
+
+from tenants import limit_events, queries, tables, validation
+from tenants.acts import Acts, Change
+from tenants.audit import Actor
+from tenants.errors import Invalid, NotFound
+from tenants.keys import new_id
+from tenants.limit_events import LimitEvent
+from tenants.records import Tenant, limit_as_json, to_us
+from tenants.types import Limit, Mode, SubjectKind
+
+
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """A limit as it is set and as it is in force, and what it noticed."""
+
+    limit: Limit
+    now_s: float
+    """When it was looked at; seconds since 1970."""
+    events: tuple[LimitEvent, ...]
+    """Newest window first."""
+
+    @property
+    def is_overridden(self) -> bool:
+        """Does its override (still) last?"""
+        override = self.limit.override
+        return override is not None and self.now_s * 1e6 < override.until_us
+
+    def as_json(self) -> dict[str, Any]:
+        in_force = self.limit.at(self.now_s)
+        return {
+            **limit_as_json(self.limit),
+            "overridden": self.is_overridden,
+            "in_force": {"amount": in_force.amount, "rate_per_s": in_force.rate_per_s},
+            "events": [event.as_json() for event in self.events],
+        }
+
+
+class LimitActs(Acts):
+    """The acts on limits."""
+
+    async def set_limit(
+        self,
+        actor: Actor | str,
+        tenant: str,
+        *,
+        meter: str,
+        amount: int | None = None,
+        window: str | None = None,
+        rate_per_s: float | None = None,
+        burst: int | None = None,
+        mode: str = Mode.HARD,
+        project: str | None = None,
+        key: str | None = None,
+        tier: str | None = None,
+        time_zone: str = "UTC",
+        thresholds: Iterable[int] | None = None,
+    ) -> Limit:
+        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `window` with
+        `amount`; `rate_per_s` with `burst` (or `amount`, the same thing); or meter `concurrency` with
+        `amount`. `thresholds` (per cent of the amount) are where a soft limit alerts; None: the default ones.
+
+        There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
+        thresholds, and keeps what was used; an override stays. The time zone of a window cannot be changed,
+        as another zone's windows are other windows, of which nothing was used: remove the limit first.
+        """
+        if project is not None and key is not None:
+            raise Invalid("key", "a limit binds a project or a key, not both")
+        draft = validation.limit_columns(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
+        draft["thresholds"] = validation.thresholds(draft["mode"], thresholds)
+
+        def change(connection: Connection, now_us: int) -> Change[Limit]:
+            owner = queries.find_tenant(connection, tenant)
+            kind, subject_id = _subject(connection, owner, project, key)
+            table = tables.limits
+            identity = {
+                "kind": kind.value,
+                "subject_id": subject_id,
+                "meter": draft["meter"],
+                "shape": draft["shape"],
+                "tier": draft["tier"],
+            }
+            same = [table.c[column] == value for column, value in identity.items()]
+            existing = next(iter(queries.limits_where(connection, *same)), None)
+            if existing is None:
+                _check_room(connection, owner, kind, subject_id)
+                limit_id = new_id("lim")
+                connection.execute(
+                    insert(table).values(
+                        id=limit_id,
+                        tenant_id=owner.tenant_id,
+                        kind=kind.value,
+                        subject_id=subject_id,
+                        created_us=now_us,
+                        **draft,
+                    )
+                )
+            else:
+                limit_id = existing.limit_id
+                if existing.window is not None and existing.time_zone != draft["time_zone"]:
+                    raise Invalid(
+                        "time_zone",
+                        f"this limit's windows are those of {existing.time_zone}, and its usage is counted "
+                        f"there; remove {limit_id} first to start anew in {draft['time_zone']}",
+                    )
+                connection.execute(update(table).where(table.c.id == limit_id).values(**draft))
+            after = queries.find_limit(connection, limit_id)
+            if after.override is not None:
+                override = after.override
+                validation.override_rate_milli(after, override.amount, override.rate_per_s)
+            before = None if existing is None else limit_as_json(existing)
+            return Change(after, limit_id, owner.tenant_id, before, limit_as_json(after))
+
+        return await self._act(actor, "limit.set", change)
+
+    async def override_limit(
+        self,
+        actor: Actor | str,
+        limit_id: str,
+        *,
+        amount: int,
+        reason: str,
+        until: datetime | None = None,
+        for_s: float | None = None,
+        rate_per_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Limit:
+        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to an
+        instant: `until`, or `for_s` seconds from now. Then the limit is as it was set, by itself. A limit has
+        at most one override; a new one replaces it. With `tenant` only a limit of that tenant is found."""
+        validation.reason(reason)
+
+        def change(connection: Connection, now_us: int) -> Change[Limit]:
+            before = self._find_limit(connection, limit_id, tenant)
+            until_us = validation.override_until_us(now_us, None if until is None else to_us(until), for_s)
+            columns = {
+                "amount": amount,
+                "rate_milli": validation.override_rate_milli(before, amount, rate_per_s),
+                "until_us": until_us,
+                "reason": reason,
+                "created_us": now_us,
+            }
+            table = tables.limit_overrides
+            connection.execute(delete(table).where(table.c.limit_id == limit_id))
+            connection.execute(insert(table).values(limit_id=limit_id, **columns))
+            after = queries.find_limit(connection, limit_id)
+            return Change(after, limit_id, after.tenant_id, limit_as_json(before), limit_as_json(after))
+
+        return await self._act(actor, "limit.override", change)
+
+    async def clear_override(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
+        """Ends an override before its time. Raises `NotFound` where there is none."""
+
+        def change(connection: Connection, now_us: int) -> Change[Limit]:
+            before = self._find_limit(connection, limit_id, tenant)
+            if before.override is None:
+                raise NotFound("override", limit_id)
+            table = tables.limit_overrides
+            connection.execute(delete(table).where(table.c.limit_id == limit_id))
+            after = queries.find_limit(connection, limit_id)
+            return Change(after, limit_id, after.tenant_id, limit_as_json(before), limit_as_json(after))
+
+        return await self._act(actor, "limit.clear_override", change)
+
+    async def remove_limit(self, actor: Actor | str, limit_id: str, tenant: str | None = None) -> Limit:
+        """Removes a limit with its override and events, and returns it. With `tenant` only one of that
+        tenant is found."""
+
+        def change(connection: Connection, now_us: int) -> Change[Limit]:
+            before = self._find_limit(connection, limit_id, tenant)
+            table = tables.limit_overrides
+            connection.execute(delete(table).where(table.c.limit_id == limit_id))
+            connection.execute(delete(tables.limits).where(tables.limits.c.id == limit_id))
+            limit_events.forget(connection, limit_id)
+            return Change(before, limit_id, before.tenant_id, before=limit_as_json(before))
+
+        return await self._act(actor, "limit.remove", change)
+
+    async def list_limits(self, tenant: str | None = None) -> list[Limit]:
+        """Of one tenant (its projects and keys included), or of all."""
+        return await self._database.read(lambda connection: _limits(connection, tenant))
+
+    async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
+        """The same with what is in force and what was noticed in each limit's newest window."""
+
+        def view(connection: Connection) -> list[LimitView]:
+            found = _limits(connection, tenant)
+            events = limit_events.events_of(connection, [limit.limit_id for limit in found])
+            return [self._view(limit, newest_window(events.get(limit.limit_id, []))) for limit in found]
+
+        return await self._database.read(view)
+
+    async def show_limit(self, limit_id: str) -> LimitView:
+        """One limit with everything it noticed. Raises `NotFound`."""
+
+        def view(connection: Connection) -> LimitView:
+            found = queries.find_limit(connection, limit_id)
+            return self._view(found, limit_events.events_of(connection, [limit_id]).get(limit_id, []))
+
+        return await self._database.read(view)
+
+    def _view(self, limit: Limit, events: list[LimitEvent]) -> LimitView:
+        return LimitView(limit, self._clock(), tuple(events))
+
+    def _find_limit(self, connection: Connection, limit_id: str, tenant: str | None) -> Limit:
+        tenant_id = None if tenant is None else queries.find_tenant(connection, tenant).tenant_id
+        return queries.find_limit(connection, limit_id, tenant_id)
+
+
+def newest_window(events: Sequence[LimitEvent]) -> list[LimitEvent]:
+    """Those of the newest window among `events`."""
+    newest = max((event.key.window_start_s for event in events), default=0)
+    return [event for event in events if event.key.window_start_s == newest]
+
+
+def _limits(connection: Connection, tenant: str | None) -> list[Limit]:
+    if tenant is None:
+        return queries.limits_where(connection)
+    return queries.limits_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
+
+
+def _subject(
+    connection: Connection, owner: Tenant, project: str | None, key: str | None
+) -> tuple[SubjectKind, str]:
+    if project is not None:
+        return SubjectKind.PROJECT, queries.find_project(connection, owner, project).project_id
+    if key is not None:
+        return SubjectKind.KEY, queries.find_key(connection, key, owner.tenant_id).key_id
+    return SubjectKind.TENANT, owner.tenant_id
+
+
+def _check_room(connection: Connection, owner: Tenant, kind: SubjectKind, subject_id: str) -> None:
+    table = tables.limits
+    if (
+        queries.count(connection, table, table.c.tenant_id == owner.tenant_id)
+        >= validation.MAX_LIMITS_PER_TENANT
+    ):
+        raise Invalid("limit", f"a tenant has at most {validation.MAX_LIMITS_PER_TENANT} limits")
+    if (
+        queries.count(connection, table, table.c.subject_id == subject_id)
+        >= validation.MAX_LIMITS_PER_SUBJECT
+    ):
+        raise Invalid(
+            "limit", f"a {kind.value} has at most {validation.MAX_LIMITS_PER_SUBJECT} limits; remove one"
+        )

@@ -1,0 +1,189 @@
+"""What did soft and shadow limits notice?
+
+A soft limit notices grants at and above its thresholds; a shadow limit those that it would have refused.
+Both are counted per limit, window and level. Pure: `noticed` reads it off the answer of a reservation.
+Stored: one row for each, so that the numbers of several gateways add up; of a limit's windows only the
+newest are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, case, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tenants import queries
+from tenants.database import Database
+from tenants.quota.store import Granted, LimitState
+from tenants.records import from_us
+from tenants.tables import limit_events, limits
+from tenants.types import Mode
+
+MAX_WINDOWS_KEPT = 100
+"""Of each limit; with a window of a minute that is the last hour and forty minutes in which it noticed
+anything."""
+
+
+class EventKind(StrEnum):
+    """What was noticed."""
+
+    THRESHOLD = "threshold"
+    WOULD_DENY = "would_deny"
+
+
+@dataclass(frozen=True, slots=True)
+class EventKey:
+    """What is counted together."""
+
+    limit_id: str
+    window_start_s: int
+    """Seconds since 1970; 0 where the limit has no windows."""
+    kind: EventKind
+    level: int
+    """Per cent of the amount; 0 for `would_deny`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often, and when first and last (microseconds since 1970)."""
+
+    count: int
+    first_us: int
+    last_us: int
+
+    def and_at(self, now_us: int) -> Tally:
+        """Once more."""
+        return self.with_newer(Tally(1, now_us, now_us))
+
+    def with_newer(self, other: Tally) -> Tally:
+        """Both together."""
+        first_us, last_us = min(self.first_us, other.first_us), max(self.last_us, other.last_us)
+        return Tally(self.count + other.count, first_us, last_us)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEvent:
+    """One row, as it is shown."""
+
+    key: EventKey
+    count: int
+    first: datetime
+    last: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        start_s = self.key.window_start_s
+        return {
+            "window_start": from_us(start_s * 1_000_000).isoformat() if start_s else None,
+            "kind": self.key.kind.value,
+            "level": self.key.level,
+            "count": self.count,
+            "first": self.first.isoformat(),
+            "last": self.last.isoformat(),
+        }
+
+
+def noticed(granted: Granted) -> list[EventKey]:
+    """What this grant tells of its limits: each threshold that use and holds now reach, and each shadow
+    limit that would have refused."""
+    keys: list[EventKey] = []
+    shadows = {limit.limit_id for limit in granted.would_deny}
+    for state in granted.states:
+        limit = state.limit
+        if limit.mode is Mode.SOFT:
+            taken = state.used + state.held
+            keys += [
+                EventKey(limit.limit_id, _window_start_s(state), EventKind.THRESHOLD, level)
+                for level in limit.thresholds
+                if taken * 100 >= level * limit.amount
+            ]
+        elif limit.limit_id in shadows:
+            keys.append(EventKey(limit.limit_id, _window_start_s(state), EventKind.WOULD_DENY, 0))
+    return keys
+
+
+def _window_start_s(state: LimitState) -> int:
+    # The counter's name ends in its window's start (`rules.counter_name`).
+    return 0 if state.limit.window is None else int(state.counter.rpartition("@")[2])
+
+
+async def add(database: Database, tallies: Mapping[EventKey, Tally]) -> None:
+    """Adds to the rows. Limits that are gone are passed over. Raises `DatabaseUnavailable`; as with every
+    failed write it is then unknown whether the numbers were added, so a repeat may count them twice."""
+    await database.write(lambda connection: _add(connection, tallies))
+
+
+def _add(connection: Connection, tallies: Mapping[EventKey, Tally]) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    wanted = sorted({key.limit_id for key in tallies})
+    known = {
+        limit_id
+        for chunk in queries.chunks(wanted)
+        for limit_id in connection.execute(select(limits.c.id).where(limits.c.id.in_(chunk))).scalars()
+    }
+    # In one order everywhere: two gateways that write the same rows never wait for each other in a circle.
+    for key in sorted(tallies, key=lambda key: (key.limit_id, key.window_start_s, key.kind, key.level)):
+        if key.limit_id not in known:
+            continue
+        tally = tallies[key]
+        new = dialect.insert(limit_events).values(
+            limit_id=key.limit_id,
+            window_start_s=key.window_start_s,
+            kind=key.kind.value,
+            level=key.level,
+            count=tally.count,
+            first_us=tally.first_us,
+            last_us=tally.last_us,
+        )
+        have, more = limit_events.c, new.excluded
+        connection.execute(
+            new.on_conflict_do_update(
+                index_elements=["limit_id", "window_start_s", "kind", "level"],
+                set_={
+                    "count": have["count"] + more["count"],
+                    "first_us": case((have.first_us < more.first_us, have.first_us), else_=more.first_us),
+                    "last_us": case((have.last_us > more.last_us, have.last_us), else_=more.last_us),
+                },
+            )
+        )
+    for limit_id in known:
+        _forget_old_windows(connection, limit_id)
+
+
+def _forget_old_windows(connection: Connection, limit_id: str) -> None:
+    starts = select(limit_events.c.window_start_s).where(limit_events.c.limit_id == limit_id).distinct()
+    oldest_kept = connection.execute(
+        starts.order_by(limit_events.c.window_start_s.desc()).offset(MAX_WINDOWS_KEPT - 1).limit(1)
+    ).scalar()
+    if oldest_kept is not None:
+        connection.execute(
+            delete(limit_events).where(
+                limit_events.c.limit_id == limit_id, limit_events.c.window_start_s < oldest_kept
+            )
+        )
+
+
+def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[LimitEvent]]:
+    """Per limit, newest window first, then by level."""
+    found: dict[str, list[LimitEvent]] = {}
+    table = limit_events
+    for chunk in queries.chunks(limit_ids):
+        query = select(table).where(table.c.limit_id.in_(chunk))
+        order = (table.c.limit_id, table.c.window_start_s.desc(), table.c.kind, table.c.level)
+        for row in connection.execute(query.order_by(*order)).mappings():
+            found.setdefault(row["limit_id"], []).append(_event(row))
+    return found
+
+
+def forget(connection: Connection, limit_id: str) -> None:
+    """With the limit go its events."""
+    connection.execute(delete(limit_events).where(limit_events.c.limit_id == limit_id))
+
+
+def _event(row: RowMapping) -> LimitEvent:
+    key = EventKey(row["limit_id"], row["window_start_s"], EventKind(row["kind"]), row["level"])
+    return LimitEvent(key, row["count"], from_us(row["first_us"]), from_us(row["last_us"]))

@@ -1,0 +1,228 @@
+"""How is the price book changed?
+
+Every change is a new version; what a version said is never changed, since ledger rows name it. A version's
+rows are the models and tiers that changed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from tenants import queries, tables, validation
+from tenants.acts import Acts, Change
+from tenants.audit import Actor
+from tenants.errors import Invalid, NotFound
+from tenants.pricing import FREE, Entry, Price, PriceBook, Weights
+from tenants.records import from_us
+from tenants.types import Tier
+
+MAX_VERSIONS = 1_000_000
+MAX_PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PriceRow:
+    """What one version said of one model in one tier. Money in nano-dollars a token before the multiplier;
+    multiplier and weights in thousandths."""
+
+    version: int
+    model: str
+    tier: Tier
+    entry: Entry
+    created_at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        price, weights = self.entry.price, self.entry.weights
+        return {
+            "version": self.version,
+            "model": self.model,
+            "tier": self.tier.value,
+            "input_nanousd": price.input_nanousd,
+            "cached_input_nanousd": price.cached_input_nanousd,
+            "output_nanousd": price.output_nanousd,
+            "multiplier": self.entry.multiplier,
+            "input_weight": weights.input,
+            "cached_input_weight": weights.cached_input,
+            "output_weight": weights.output,
+            "reasoning_weight": weights.reasoning,
+            "created_at": self.created_at.isoformat(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PriceChange:
+    """What is to change; None: stays, or for a model that has no price yet: the default."""
+
+    input_nanousd: int | None = None
+    cached_input_nanousd: int | None = None
+    """For a new model: what other input costs."""
+    output_nanousd: int | None = None
+    multiplier: int | None = None
+    """Thousandths; for a new model: the tier's of the installation."""
+    input_weight: int | None = None
+    cached_input_weight: int | None = None
+    output_weight: int | None = None
+    reasoning_weight: int | None = None
+    free: bool = False
+    """Nothing costs anything: on purpose, not by omission."""
+
+
+class PriceActs(Acts):
+    """The acts on prices."""
+
+    async def set_price(
+        self, actor: Actor | str, model: str, change: PriceChange, tier: str | None = None
+    ) -> list[PriceRow]:
+        """Makes a new version of the book, in force at once; `tier` None: in all tiers. Requests that were
+        reserved before are charged by the version they were reserved with. Returns the model's rows now.
+        A change that changes nothing makes no version."""
+        validation.model("model", model)
+        tiers = list(Tier) if tier is None else [validation.choice("tier", Tier, tier)]
+
+        def act(connection: Connection, now_us: int) -> Change[list[PriceRow]]:
+            book = queries.price_book(connection)
+            before = _rows_of(connection, model)
+            old = {each: book.entries.get((model, each)) for each in tiers}
+            new = {each: changed(model, old[each], change, self._tier_multipliers[each]) for each in tiers}
+            entries = {(model, each): new[each] for each in tiers if new[each] != old[each]}
+            _insert(connection, book, entries, now_us)
+            after = _rows_of(connection, model)
+            return Change(after, model[:128], None, _as_json(before), _as_json(after))
+
+        return await self._act(actor, "price.set", act)
+
+    async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
+        """Prices models that the book does not know, in all tiers, and returns their names. What the book
+        says of the others stays."""
+        known = (await self._database.read(queries.price_book)).models
+        if not set(prices) - known:
+            return []
+
+        def act(connection: Connection, now_us: int) -> Change[list[str]]:
+            book = queries.price_book(connection)
+            missing = sorted(set(prices) - book.models)
+            entries = {
+                (model, tier): Entry(prices[model], self._tier_multipliers[tier])
+                for model in missing
+                for tier in Tier
+            }
+            version = _insert(connection, book, entries, now_us)
+            return Change(missing, f"version {version}", None, after={"models": missing})
+
+        return await self._act(actor, "price.seed", act)
+
+    async def list_prices(self) -> list[PriceRow]:
+        """What is in force, by model and tier."""
+        return await self._database.read(_in_force)
+
+    async def price_history(self, model: str, *, most: int = 100) -> list[PriceRow]:
+        """Every version's rows of one model, newest first. Raises `NotFound` for a model without any."""
+        if not 1 <= most <= MAX_PAGE:
+            raise Invalid("limit", f"must lie between 1 and {MAX_PAGE}")
+        rows = await self._database.read(lambda connection: _history(connection, model, most))
+        if not rows:
+            raise NotFound("price", model)
+        return rows
+
+
+def changed(model: str, old: Entry | None, change: PriceChange, default_multiplier: int) -> Entry:
+    """The entry after `change`; `old` None: the model had no price in this tier. Raises `Invalid`."""
+    if change.free and (change.input_nanousd or change.cached_input_nanousd or change.output_nanousd):
+        raise Invalid("free", "give prices or free, not both")
+    if change.free:
+        price = FREE
+    elif old is None:
+        if change.input_nanousd is None or change.output_nanousd is None:
+            raise Invalid(
+                "input_nanousd" if change.input_nanousd is None else "output_nanousd",
+                f"is missing: model {model!r} has no price yet; give input and output, or mark it free",
+            )
+        cached = change.cached_input_nanousd
+        price = Price(
+            change.input_nanousd, change.input_nanousd if cached is None else cached, change.output_nanousd
+        )
+    else:
+        price = replace(
+            old.price, **_given(change, "input_nanousd", "cached_input_nanousd", "output_nanousd")
+        )
+    weights = Weights() if old is None else old.weights
+    names = ("input_weight", "cached_input_weight", "output_weight", "reasoning_weight")
+    given = {name.removesuffix("_weight"): value for name, value in _given(change, *names).items()}
+    multiplier = default_multiplier if old is None else old.multiplier
+    return Entry(
+        price, multiplier if change.multiplier is None else change.multiplier, replace(weights, **given)
+    )
+
+
+def _given(change: PriceChange, *names: str) -> dict[str, int]:
+    return {name: getattr(change, name) for name in names if getattr(change, name) is not None}
+
+
+def _insert(
+    connection: Connection, book: PriceBook, entries: Mapping[tuple[str, Tier], Entry], now_us: int
+) -> int:
+    """The new version, or the old one where there is nothing to insert."""
+    if not entries:
+        return book.version
+    if book.version >= MAX_VERSIONS:
+        raise Invalid("price", f"the price book has {MAX_VERSIONS} versions, which is the most")
+    version = book.version + 1
+    PriceBook({**book.entries, **entries}, version)  # refuses too many models
+    values = [
+        {
+            "version": version,
+            "model": model,
+            "tier": tier.value,
+            "input_nanousd": entry.price.input_nanousd,
+            "cached_input_nanousd": entry.price.cached_input_nanousd,
+            "output_nanousd": entry.price.output_nanousd,
+            "multiplier": entry.multiplier,
+            "input_weight": entry.weights.input,
+            "cached_input_weight": entry.weights.cached_input,
+            "output_weight": entry.weights.output,
+            "reasoning_weight": entry.weights.reasoning,
+            "created_us": now_us,
+        }
+        for (model, tier), entry in entries.items()
+    ]
+    connection.execute(insert(tables.prices), values)
+    return version
+
+
+def _history(connection: Connection, model: str, most: int) -> list[PriceRow]:
+    table = tables.prices
+    query = select(table).where(table.c.model == model).order_by(table.c.version.desc(), table.c.tier)
+    return _in_order(connection, query.limit(most))
+
+
+def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
+    """What is in force for one model."""
+    return [row for row in _in_force(connection) if row.model == model]
+
+
+def _in_force(connection: Connection) -> list[PriceRow]:
+    return _in_order(connection, queries.prices_in_force(queries.price_version(connection)))
+
+
+def _in_order(connection: Connection, query: Any) -> list[PriceRow]:
+    rows = [
+        PriceRow(
+            row["version"],
+            row["model"],
+            Tier(row["tier"]),
+            queries.entry_from(row),
+            from_us(row["created_us"]),
+        )
+        for row in connection.execute(query).mappings()
+    ]
+    order = list(Tier)
+    return sorted(rows, key=lambda row: (row.model, -row.version, order.index(row.tier)))
+
+
+def _as_json(rows: list[PriceRow]) -> dict[str, Any] | None:
+    return {row.tier.value: row.as_json() for row in rows} or None

@@ -1,0 +1,8 @@
+-- The rebuild is complete. (KEYS: the registry. ARGV: now_us, number of the attempt, epoch)
+
+if redis.call('HGET', KEYS[1], 'attempt') ~= ARGV[2] then
+  return {'lost'}
+end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[3])
+redis.call('HDEL', KEYS[1], 'owner', 'until_us')
+return {'finished'}

@@ -1,0 +1,102 @@
+"""Which tenants have counters in Redis, and are those counters to be trusted?
+
+One hash says it, so that it is lost as a whole or not at all:
+
+    fairgate:registry   epoch      named by the rebuild that filled the counters; missing: they were lost
+                        t:ten_…    `in` when the tenant has counters of this epoch, `joining` just before that
+                        owner, until_us, attempt      of a rebuild under way
+
+Every tenant's counters carry the epoch as well, and each script compares it with its caller's. Where it is
+missing, `join` finds out why: a tenant nobody asked for before begins with nothing; in any other case
+something was lost, and nothing is admitted until one owner has rebuilt everything. A Redis that comes back
+with an *old* copy of its data cannot be told from one that lost nothing: let it keep everything
+(`appendonly yes`) or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tenants.quota import wire
+from tenants.quota.store import QuotaStoreRecovering
+
+IN = b"in"
+_FIELD = "t:"
+
+Call = Callable[[str, list[str], list[Any]], Awaitable[list[Any]]]
+"""Calls a script by its name, with keys and arguments."""
+
+
+class Registry:
+    """The hash above."""
+
+    def __init__(self, client: Any, prefix: str, call: Call) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._key = f"{prefix}:registry"
+        self._call = call
+        self.attempt = 0
+        """Of this process's rebuild; 0: it is not at one."""
+
+    async def join(self, tenant_id: str) -> str:
+        """The epoch, of which the tenant is a part then. Raises `QuotaStoreRecovering`."""
+        state, *rest = await self._call("join", [self._key], [_FIELD + tenant_id])
+        if state == b"lost":
+            raise recovering()
+        epoch = str(rest[0].decode())
+        if state != IN:
+            # Nobody holds anything before the second step; so whoever finds it half done may repeat it.
+            await self._client.hset(f"{self._prefix}:{{{tenant_id}}}:counters", "#epoch", epoch)
+            await self._client.hset(self._key, _FIELD + tenant_id, IN)
+        return epoch
+
+    async def lose(self, epoch: str) -> None:
+        """This epoch's counters are not complete any more."""
+        await self._call("lose", [self._key], [epoch])
+
+    async def read(self) -> tuple[str, list[str]]:
+        """The epoch, and everybody with counters. Raises `QuotaStoreRecovering`."""
+        epoch, fields = (
+            await self._client.pipeline(transaction=False).hget(self._key, "epoch").hkeys(self._key).execute()
+        )
+        if epoch is None:
+            raise recovering()
+        return epoch.decode(), _tenants(fields)
+
+    async def begin(self, owner: str, ttl_s: float) -> bool:
+        """See `QuotaStore.begin_rebuild`."""
+        reply = await self._call("begin", [self._key], [owner, wire.lease_us(ttl_s)])
+        if reply[0] != b"begun":
+            return False
+        self.attempt = int(reply[1])
+        return True
+
+    async def enter(self, tenant_id: str) -> int:
+        """Notes a tenant that is being rebuilt, before anything of it is written; returns the number of the
+        attempt. Raises `QuotaStoreRecovering` for who is not at it."""
+        if not self.attempt:
+            raise recovering()
+        await self._client.hset(self._key, _FIELD + tenant_id, IN)
+        return self.attempt
+
+    async def entered(self) -> list[str]:
+        """Everybody, also while the epoch is missing."""
+        return _tenants(await self._client.hkeys(self._key))
+
+    async def finish(self, epoch: str) -> None:
+        """The last step. Raises `QuotaStoreRecovering` when the right was lost meanwhile."""
+        attempt, self.attempt = self.attempt, 0
+        reply = await self._call("finish", [self._key], [attempt, epoch])
+        if reply[0] != b"finished":
+            raise recovering()
+
+
+def recovering() -> QuotaStoreRecovering:
+    """The error to raise."""
+    return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
+
+
+def _tenants(fields: list[bytes]) -> list[str]:
+    names = (field.decode() for field in fields)
+    return sorted(name.removeprefix(_FIELD) for name in names if name.startswith(_FIELD))

@@ -1,0 +1,230 @@
+"""How do limits, holds and counters travel to Redis and back?
+
+What the scripts (`lua/*.lua`) take as arguments and answer with, as values of `rules.py`. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tenants.quota import rules
+from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, Part, WindowCounter, Wish
+from tenants.quota.store import Denied, Granted, LimitState
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+
+_METERS = tuple(Meter)
+_MODES = {Mode.SOFT: 0, Mode.HARD: 1, Mode.SHADOW: 2}
+
+
+# ---------------------------------------------------------------- there
+
+
+def lease_us(lease_ttl_s: float) -> int:
+    """A lease as the scripts count it."""
+    return round(lease_ttl_s * 1e6)
+
+
+def by_meter(amounts: Amounts) -> list[int]:
+    """One number for each meter, in the order of `Meter`."""
+    return [amounts.of(meter) for meter in _METERS]
+
+
+def reserve_columns(limit: Limit, wish: Wish, now_us: int) -> list[Any]:
+    """The arguments of one limit, for a new hold."""
+    return _columns(limit, (wish.first, wish.ahead, wish.most), _bounds(limit, now_us))
+
+
+def restore_columns(limit: Limit, part: Part, start_us: int) -> list[Any]:
+    """The arguments of one limit, for a hold that was there before (in the window that began at
+    `start_us`)."""
+    return _columns(limit, (part.held, part.charged, part.most), _bounds(limit, start_us))
+
+
+def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
+    """The arguments of one limit whose counter is set."""
+    start_us, end_us = _bounds(limit, now_us)
+    return [
+        rules.identity(limit),
+        _shape(limit),
+        used,
+        limit.amount,
+        start_us,
+        end_us,
+        rules.scale(limit.meter),
+    ]
+
+
+def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int]) -> list[Any]:
+    return [
+        rules.identity(limit),
+        _shape(limit),
+        _MODES[limit.mode],
+        _METERS.index(limit.meter) + 1,
+        int(rules.is_exact(limit)),
+        *numbers,
+        limit.amount,
+        *bounds,
+        rules.scale(limit.meter),
+        rules.rate_per_ms(limit) if limit.is_bucket else 0,
+        rules.lowest_level(limit),
+    ]
+
+
+def _shape(limit: Limit) -> str:
+    if limit.window is not None:
+        return "w"
+    return "b" if limit.is_bucket else "c"
+
+
+def _bounds(limit: Limit, at_us: int) -> tuple[int, int]:
+    if limit.window is None:
+        return 0, 0
+    return rules.window_bounds_us(limit.window, limit.time_zone, at_us)
+
+
+# ---------------------------------------------------------------- and back
+
+
+def granted(reply: list[Any]) -> Granted:
+    """The answer of a script that held."""
+    now_us, limits = int(reply[1]), unpack(reply[2])
+    counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
+    pairs = list(zip(limits, counters, strict=True))
+    return Granted(
+        states=_views(limits, counters, now_us),
+        exceeded=tuple(
+            limit
+            for limit, counter in pairs
+            if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
+        ),
+        charged_to=tuple(map(rules.charge_name_at, limits, reply[5])),
+        covered=rules.covered(limits, [Part(*part) for part in reply[4]], _amounts(reply[6])),
+        would_deny=tuple(limits[index - 1] for index in reply[7]),
+    )
+
+
+def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[Any]) -> Denied:
+    """The answer of `reserve` when it refused."""
+    now_us = int(reply[1])
+    counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[2], strict=True)]
+    return _denied(limits, counters, counters, [Part()] * len(limits), wishes, now_us)
+
+
+def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:
+    """The answer of `top_up` when it refused."""
+    now_us, limits = int(reply[1]), unpack(reply[2])
+    current = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
+    # A window that is over is judged as it is, not as the one that came after it.
+    counters = [
+        _parsed(limit, raw) if limit.window is not None else advanced(limit, raw, now_us)
+        for limit, raw in zip(limits, reply[5], strict=True)
+    ]
+    parts = [Part(*part) for part in reply[4]]
+    wishes = [rules.wish_more(limit, first, ahead) for limit in limits]
+    return _denied(limits, counters, current, parts, wishes, now_us)
+
+
+def _denied(
+    limits: Sequence[Limit],
+    counters: Sequence[Counter | None],
+    current: Sequence[Counter],
+    parts: Sequence[Part],
+    wishes: Sequence[Wish],
+    now_us: int,
+) -> Denied:
+    denied = rules.refuse(limits, counters, parts, wishes, now_us)
+    assert denied is not None, "the Lua scripts and rules.py disagree"
+    return replace(denied, states=_views(limits, current, now_us))
+
+
+def _views(limits: Iterable[Limit], counters: Iterable[Counter], now_us: int) -> tuple[LimitState, ...]:
+    return tuple(rules.view(limit, counter, now_us) for limit, counter in zip(limits, counters, strict=True))
+
+
+def advanced(limit: Limit, raw: bytes, now_us: int) -> Counter:
+    """A counter as it stands now; empty: it was never used."""
+    return rules.advance(limit, _parsed(limit, raw), now_us)
+
+
+def _parsed(limit: Limit, raw: bytes) -> Counter | None:
+    numbers = [int(number) for number in raw.split()]
+    if not numbers:
+        return None
+    if limit.window is not None:
+        return WindowCounter(*numbers)
+    return BucketCounter(*numbers) if limit.is_bucket else ConcurrencyCounter(*numbers)
+
+
+def _amounts(numbers: Sequence[int]) -> Amounts:
+    by = dict(zip(_METERS, numbers, strict=True))
+    return Amounts(
+        input_tokens=by[Meter.INPUT_TOKENS],
+        output_tokens=by[Meter.OUTPUT_TOKENS],
+        cost_nanousd=by[Meter.COST_NANOUSD],
+        requests=by[Meter.REQUESTS],
+        gpu_ms=by[Meter.GPU_MS],
+    )
+
+
+# ---------------------------------------------------------------- limits as text
+
+
+def pack(limits: Sequence[Limit]) -> str:
+    """Limits as text that Redis keeps with the hold, so that another process can go on with it."""
+    return json.dumps(
+        [
+            [
+                limit.limit_id,
+                limit.tenant_id,
+                limit.kind,
+                limit.subject_id,
+                limit.meter,
+                limit.amount,
+                limit.window,
+                limit.time_zone,
+                limit.rate_per_s,
+                limit.mode,
+                limit.tier,
+                limit.thresholds,
+            ]
+            for limit in limits
+        ],
+        separators=(",", ":"),
+    )
+
+
+def unpack(text: bytes) -> list[Limit]:
+    """The limits that `pack` made `text` of."""
+    return [
+        Limit(
+            limit_id,
+            tenant_id,
+            SubjectKind(kind),
+            subject_id,
+            Meter(meter),
+            amount,
+            None if window is None else Window(window),
+            time_zone,
+            rate_per_s,
+            Mode(mode),
+            None if tier is None else Tier(tier),
+            tuple(thresholds),
+        )
+        for (
+            limit_id,
+            tenant_id,
+            kind,
+            subject_id,
+            meter,
+            amount,
+            window,
+            time_zone,
+            rate_per_s,
+            mode,
+            tier,
+            thresholds,
+        ) in json.loads(text)
+    ]

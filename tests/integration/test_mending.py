@@ -1,0 +1,187 @@
+"""When Redis has lost its memory under several gateways: is it filled once, with everything, and not before?
+
+Two gateways' books on one ledger and one private Redis that forgets everything in the middle of their work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from engine.messages import SamplingParams
+from gateway.account.outcomes import RequestOutcome
+from gateway.books import Books, BudgetDenied
+from gateway.understand import Call
+from tenants.database import Database
+from tenants.ledger import Ledger
+from tenants.quota.redis import RedisQuotaStore
+from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
+from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
+from tenants.verify import verify_ledger
+from tests import services
+
+PROMPT = [1, 2, 3, 4, 5]
+BUDGET = Limit("lim", "ten", SubjectKind.TENANT, "ten", Meter.TOTAL_TOKENS, 10_000, Window.LIFETIME)
+BUCKET = Limit("buc", "ten", SubjectKind.KEY, "key", Meter.OUTPUT_TOKENS, 40, rate_per_s=0.001)
+LIMITS = [BUDGET, BUCKET]
+HOLD = Hold(Amounts(5, 5, 0, 1), Amounts(5, 10, 0, 1), Amounts(5, 100, 0, 1))
+
+
+@pytest.fixture(scope="module")
+def redis_service() -> Iterator[services.Service]:
+    service = services.start_redis()
+    yield service
+    service.stop()
+
+
+@dataclass
+class Gateway:
+    """One gateway's books and its connection to Redis."""
+
+    name: str
+    store: RedisQuotaStore
+    books: Books
+    requests: int = 0
+
+    def call(self, *limits: Limit) -> Call:
+        self.requests += 1
+        principal = Principal(
+            "ten", "acme", "prj", "key", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
+            frozenset(Tier), None, limits or (BUDGET,),
+        )  # fmt: skip
+        return Call(
+            request_id=f"req_{self.name}_{self.requests}", chat=True, model="m", principal=principal,
+            tier=Tier.STANDARD, prompts=(PROMPT,), choices=1, max_tokens=100, sampling=SamplingParams(),
+            stream=True, include_usage=True, created=1,
+        )  # fmt: skip
+
+    async def admitted(self, *limits: Limit) -> Call:
+        """A request that was admitted, once the store is right again."""
+        async with asyncio.timeout(30):
+            while True:
+                call = self.call(*limits)
+                with contextlib.suppress(QuotaStoreUnavailable):
+                    await self.books.reserve(call, HOLD)
+                    return call
+                await asyncio.sleep(0.01)
+
+    async def settle(self, call: Call, output_tokens: int) -> None:
+        amounts = Amounts(5, output_tokens, 0, 1)
+        settlement = self.books.settle(call, amounts, RequestOutcome.COMPLETED, {}, lambda: None)
+        await asyncio.wait_for(settlement.durable.wait(), 30)
+
+
+@pytest.fixture
+async def house(
+    database: Database, redis_service: services.Service
+) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    redis.Redis.from_url(redis_service.url).flushall()
+    made = []
+    for name in ("a", "b"):
+        store = RedisQuotaStore(redis_service.url, timeout_s=10)
+        books = Books(
+            Ledger(database), store, name, lease_ttl_s=60, wall_clock=lambda: 1e9, all_limits=lambda: LIMITS
+        )
+        made.append(Gateway(name, store, books))
+    await made[0].books.fill(is_new=False)
+    for each in made:
+        each.books.start()
+    yield made[0], made[1]
+    for each in made:
+        await each.books.close(5)
+        await each.store.close()
+
+
+async def test_lost_counters_are_filled_once_with_what_was_settled_and_what_runs(
+    house: tuple[Gateway, Gateway], database: Database, redis_service: services.Service
+) -> None:
+    a, b = house
+    for gateway in house:
+        done = gateway.call()
+        await gateway.books.reserve(done, HOLD)
+        await gateway.settle(done, 7)
+    running, stream = a.call(), b.call(BUDGET, BUCKET)
+    await a.books.reserve(running, HOLD)
+    assert (await b.books.reserve(stream, HOLD)).covered == Amounts(5, 5, 0, 1)
+    used, ahead = Amounts(5, 4, 0, 1), Amounts(5, 20, 0, 1)
+    assert isinstance(await b.books.top_up(stream.request_id, used, ahead, ahead), Granted)
+    before = await Ledger(database).epoch()
+    redis.Redis.from_url(redis_service.url).flushall()
+    first = a.call()
+    with pytest.raises(QuotaStoreUnavailable):
+        await a.books.reserve(first, HOLD)
+    assert a.books.is_recovering
+    await asyncio.gather(a.admitted(), b.admitted())
+    after = await Ledger(database).epoch()
+    assert int(after) == int(before) + 1, "one rebuild for two gateways"
+    assert a.store.epoch == b.store.epoch == after
+    window, bucket = await a.store.states(LIMITS)
+    # Two that ran, one that runs, two that were admitted since, and the stream with its top-up.
+    assert (window.used, window.held) == (2 * 12, 15 + 2 * 15 + 25)
+    assert (bucket.used, bucket.held) == (40, 16), "the bucket of a running stream is filled in empty"
+    assert (await verify_ledger(database, a.store, running=a.books.live | b.books.live)).problems == ()
+    # It goes on where it was: the repeated top-up changes nothing, and nothing is settled twice.
+    await b.books.top_up(stream.request_id, used, ahead, ahead)
+    await b.settle(stream, 18)
+    await a.settle(running, 9)
+    [window] = await b.store.states([BUDGET])
+    assert (window.used, window.held) == (2 * 12 + 23 + 14, 2 * 15)
+
+
+async def test_whatever_settles_or_begins_while_they_are_filled_is_counted_once(
+    house: tuple[Gateway, Gateway], database: Database, redis_service: services.Service
+) -> None:
+    client = redis.Redis.from_url(redis_service.url)
+    rebuilds_before = int(await Ledger(database).epoch())
+    charged = 0
+
+    async def one(gateway: Gateway, output_tokens: int) -> None:
+        nonlocal charged
+        call = await gateway.admitted()
+        more = Amounts(5, 30, 0, 1)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await gateway.books.top_up(call.request_id, Amounts(5, 1, 0, 1), more, more)
+                    break
+                except QuotaStoreUnavailable:
+                    await asyncio.sleep(0.01)
+        await gateway.settle(call, output_tokens)
+        charged += 5 + output_tokens
+
+    for round_ in range(12):
+        requests = [one(gateway, 1 + index) for gateway in house for index in range(6)]
+        working = asyncio.gather(*requests)
+        for _ in range(round_):  # each round it is lost a little later
+            await asyncio.sleep(0.004)
+        await asyncio.to_thread(client.flushall)
+        await working
+    for gateway in house:
+        await gateway.admitted()
+    [window] = await house[0].store.states([BUDGET])
+    assert (window.used, window.held) == (charged, 2 * 15)
+    assert int(await Ledger(database).epoch()) - rebuilds_before >= 6, "the case was met"
+    live = house[0].books.live | house[1].books.live
+    assert (await verify_ledger(database, house[0].store, running=live)).problems == ()
+
+
+async def test_a_budget_is_not_whole_again_after_it_was_lost(
+    house: tuple[Gateway, Gateway], redis_service: services.Service
+) -> None:
+    a, b = house
+    small = Limit("small", "ten", SubjectKind.PROJECT, "prj", Meter.REQUESTS, 3, Window.LIFETIME)
+    LIMITS.append(small)
+    try:
+        for gateway in (a, b, a):
+            await gateway.books.reserve(gateway.call(small), HOLD)
+        redis.Redis.from_url(redis_service.url).flushall()
+        for gateway in (a, b):
+            with pytest.raises(BudgetDenied):
+                await gateway.admitted(small)
+    finally:
+        LIMITS.remove(small)

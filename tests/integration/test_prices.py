@@ -1,0 +1,158 @@
+"""Is the price book versioned, followed by running servers, and never silent about an unknown model?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tenants import price_acts, pricing
+from tenants.admin import Admin
+from tenants.database import Database, open_database
+from tenants.directory import Directory
+from tenants.errors import Invalid, NotFound, UnknownPrice
+from tenants.price_acts import PriceChange
+from tenants.pricing import FREE, Entry, Price, Weights
+from tenants.types import Tier
+from tests.quota import Clock
+
+ACTOR = "cli:tester"
+MULTIPLIERS = {Tier.INTERACTIVE: 3_000, Tier.STANDARD: 1_000, Tier.BATCH: 100}
+SMALL = Price(150, 75, 600)
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes) -> Admin:
+    return Admin(database, pepper, Clock(), MULTIPLIERS)
+
+
+@pytest.fixture
+async def directory(database: Database, pepper: bytes) -> AsyncIterator[Directory]:
+    made = Directory(database, pepper)
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_settings_seed_what_the_book_does_not_know_and_change_nothing_else(
+    admin: Admin, directory: Directory
+) -> None:
+    assert directory.prices.version == 0
+    assert await admin.seed_prices(ACTOR, {"small": SMALL, "gift": FREE}) == ["gift", "small"]
+    await directory.refresh()
+    book = directory.prices
+    assert book.version == 1
+    assert {tier: book.entry("small", tier).multiplier for tier in Tier} == MULTIPLIERS
+    assert book.cost_nanousd("small", Tier.BATCH, 100, 0, 10) == (100 * 150 + 10 * 600) // 10
+    assert await admin.seed_prices(ACTOR, {"small": FREE}) == []
+    assert await admin.seed_prices(ACTOR, {"small": FREE, "large": SMALL}) == ["large"]
+    await directory.refresh()
+    assert (directory.prices.version, directory.prices.entry("small", Tier.STANDARD).price) == (2, SMALL)
+    assert [row.action for row in await admin.read_audit()] == ["price.seed", "price.seed"]
+
+
+async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
+    admin: Admin, directory: Directory
+) -> None:
+    await admin.seed_prices(ACTOR, {"small": SMALL})
+    rows = await admin.set_price(ACTOR, "small", PriceChange(output_nanousd=700))
+    assert [(row.version, row.tier, row.entry.price.output_nanousd) for row in rows] == [
+        (2, tier, 700) for tier in Tier
+    ]
+    change = PriceChange(input_nanousd=10, cached_input_nanousd=1, multiplier=400, cached_input_weight=250)
+    await admin.set_price(ACTOR, "small", change, tier="batch")
+    await admin.set_price(ACTOR, "gift", PriceChange(free=True))
+    await admin.set_price(ACTOR, "gift", PriceChange(multiplier=400), tier="batch")
+    await directory.refresh()
+    assert directory.prices.version == 5
+    assert directory.prices.entry("small", Tier.BATCH) == Entry(
+        Price(10, 1, 700), 400, Weights(cached_input=250)
+    )
+    assert directory.prices.entry("small", Tier.STANDARD) == Entry(Price(150, 75, 700), 1_000)
+    outputs = []
+    for version in range(1, 6):
+        book = await directory.prices_at(version)
+        assert book.version == version
+        outputs.append(book.entry("small", Tier.STANDARD).price.output_nanousd)
+    assert outputs == [600, 700, 700, 700, 700]
+    assert (await directory.prices_at(2)).entry("small", Tier.BATCH).multiplier == 100
+    with pytest.raises(UnknownPrice):
+        (await directory.prices_at(3)).entry("gift", Tier.STANDARD)
+    assert (await directory.prices_at(0)) is directory.prices
+    history = await admin.price_history("small")
+    assert [(row.version, row.tier) for row in history] == [
+        (3, Tier.BATCH),
+        *((2, tier) for tier in Tier),
+        *((1, tier) for tier in Tier),
+    ]
+    assert [row.version for row in await admin.price_history("small", most=1)] == [3]
+
+
+async def test_a_change_that_changes_nothing_makes_no_version(admin: Admin, directory: Directory) -> None:
+    await admin.seed_prices(ACTOR, {"small": SMALL})
+    await admin.set_price(ACTOR, "small", PriceChange(input_nanousd=150, output_nanousd=600))
+    await admin.set_price(ACTOR, "small", PriceChange(multiplier=100), tier="batch")
+    await directory.refresh()
+    assert directory.prices.version == 1
+
+
+async def test_acts_on_prices_are_audited(admin: Admin) -> None:
+    await admin.seed_prices(ACTOR, {"small": SMALL})
+    await admin.set_price(ACTOR, "small", PriceChange(output_nanousd=700), tier="batch")
+    seeded, changed = await admin.read_audit()
+    assert (seeded.action, seeded.target, seeded.after) == ("price.seed", "version 1", {"models": ["small"]})
+    assert (changed.action, changed.target) == ("price.set", "small")
+    assert changed.before is not None
+    assert changed.after is not None
+    assert changed.before["batch"]["output_nanousd"] == 600
+    assert (changed.after["batch"]["output_nanousd"], changed.after["batch"]["version"]) == (700, 2)
+    assert changed.after["standard"] == changed.before["standard"]
+
+
+async def test_a_new_price_reaches_a_running_server_by_itself(
+    directory: Directory, database_url: str, pepper: bytes
+) -> None:
+    elsewhere = open_database(database_url)
+    other = Admin(elsewhere, pepper)
+    held = directory.prices
+    await other.set_price(ACTOR, "small", PriceChange(input_nanousd=3, output_nanousd=5))
+    await directory.next_poll()
+    await directory.next_poll()
+    assert directory.prices.cost_nanousd("small", Tier.STANDARD, 1, 0, 1) == 8
+    with pytest.raises(UnknownPrice):
+        held.entry("small", Tier.STANDARD)  # a book in somebody's hands never changes
+    assert await directory.prices_at(1) is directory.prices
+    await elsewhere.close()
+
+
+async def test_bad_prices_name_their_field_and_make_no_version(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.seed_prices(ACTOR, {"small": SMALL})
+    whole = PriceChange(input_nanousd=1, output_nanousd=1)
+    for field, model, change, tier in (
+        ("tier", "small", whole, "gold"),
+        ("model", "", whole, None),
+        ("model", "x" * 257, whole, None),
+        ("input_nanousd", "new", PriceChange(output_nanousd=1), None),
+        ("input_nanousd", "small", PriceChange(input_nanousd=-1), None),
+        ("cached_input_nanousd", "small", PriceChange(cached_input_nanousd=151), None),
+        ("multiplier", "small", PriceChange(multiplier=100_001), None),
+        ("cached_input_weight", "small", PriceChange(input_weight=500), None),
+        ("free", "small", PriceChange(free=True, output_nanousd=1), None),
+    ):
+        with pytest.raises(Invalid) as caught:
+            await admin.set_price(ACTOR, model, change, tier)
+        assert caught.value.field == field
+    with pytest.raises(NotFound, match="price"):
+        await admin.price_history("new")
+    with pytest.raises(Invalid, match="limit"):
+        await admin.price_history("small", most=0)
+    monkeypatch.setattr(pricing, "MAX_MODELS", 1)
+    with pytest.raises(Invalid, match="at most 1 models"):
+        await admin.set_price(ACTOR, "new", whole)
+    monkeypatch.setattr(price_acts, "MAX_VERSIONS", 1)
+    with pytest.raises(Invalid, match="versions"):
+        await admin.set_price(ACTOR, "small", PriceChange(free=True))
+    assert {row.version for row in await admin.list_prices()} == {1}
+    assert len(await admin.read_audit()) == 1

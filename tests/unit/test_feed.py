@@ -1,0 +1,111 @@
+"""Do as many streams pass as a rate can feed, in order, and do the others wait without holding anything?"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.feed import FeedFull, FeedGate, fed_streams
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+
+
+def bucket(rate_per_s: float, meter: Meter = Meter.OUTPUT_TOKENS, mode: Mode = Mode.HARD) -> Limit:
+    return Limit("l", "t", SubjectKind.TENANT, "t", meter, 10, rate_per_s=rate_per_s, mode=mode)
+
+
+def sizes(output_tokens: int) -> Amounts:
+    """A token counts two units, and costs 300 nano-dollars."""
+    return Amounts(7, 2 * output_tokens, 300 * output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("limit", "streams"),
+    [
+        (bucket(200), 2),
+        (bucket(201), 3),
+        (bucket(1), 1),
+        (bucket(60_000, Meter.COST_NANOUSD), 4),
+        (bucket(200, Meter.TOTAL_TOKENS), 2),
+    ],
+)
+def test_a_rate_feeds_as_many_streams_as_its_tokens_make(limit: Limit, streams: int) -> None:
+    assert list(fed_streams([limit], sizes, 50.0).values()) == [streams]
+
+
+def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
+    window = Limit("l", "t", SubjectKind.TENANT, "t", Meter.OUTPUT_TOKENS, 10, Window.DAY)
+    others = [window, bucket(5, Meter.REQUESTS), bucket(5, Meter.INPUT_TOKENS), bucket(5, mode=Mode.SHADOW)]
+    assert fed_streams(others, sizes, 50.0) == {}
+
+
+def entering(gate: FeedGate, name: str, needs: dict[str, int], sequences: int = 1) -> asyncio.Task[bool]:
+    return asyncio.create_task(gate.enter(name, needs, sequences), name=name)
+
+
+async def passed(*tasks: asyncio.Task[bool]) -> list[str]:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return [task.get_name() for task in tasks if task.done()]
+
+
+async def test_they_pass_in_order_as_others_leave() -> None:
+    gate = FeedGate(max_waiting=10)
+    tasks = [entering(gate, name, {"b": 2}) for name in "abcd"]
+    assert await passed(*tasks) == ["a", "b"]
+    assert len(gate) == 2
+    gate.leave("b")
+    assert await passed(*tasks) == ["a", "b", "c"]
+    assert [task.result() for task in tasks[:3]] == [False, True, True], "who shares a rate is patient"
+    gate.leave("a")
+    gate.leave("c")
+    assert await passed(*tasks) == ["a", "b", "c", "d"]
+
+
+async def test_nobody_overtakes_who_waits_for_the_same_bucket() -> None:
+    gate = FeedGate(max_waiting=10)
+    tasks = [
+        entering(gate, "first", {"b": 3}, 2),
+        entering(gate, "large", {"b": 3}, 2),
+        entering(gate, "small", {"b": 3}, 1),
+        entering(gate, "elsewhere", {"c": 1}, 1),
+    ]
+    assert await passed(*tasks) == ["first", "elsewhere"], "the small one would starve the large one"
+    gate.leave("first")
+    assert await passed(*tasks) == ["first", "large", "small", "elsewhere"]
+
+
+async def test_one_larger_than_the_rate_goes_alone() -> None:
+    gate = FeedGate(max_waiting=10)
+    tasks = [entering(gate, "large", {"b": 2}, 8), entering(gate, "next", {"b": 2})]
+    assert await passed(*tasks) == ["large"]
+    gate.leave("large")
+    assert await passed(*tasks) == ["large", "next"]
+
+
+async def test_who_gives_up_makes_room_for_those_behind() -> None:
+    gate = FeedGate(max_waiting=10)
+    tasks = [entering(gate, name, {"b": 1}) for name in "abc"]
+    assert await passed(*tasks) == ["a"]
+    tasks[1].cancel()
+    gate.leave("a")
+    gate.leave("b")
+    assert await passed(tasks[0], tasks[2]) == ["a", "c"]
+    gate.leave("c")
+    assert len(gate) == 0
+    assert await gate.enter("d", {"b": 1}, 1) is False, "nobody is left: it need not wait"
+
+
+async def test_only_so_many_wait() -> None:
+    gate = FeedGate(max_waiting=1)
+    tasks = [entering(gate, "a", {"b": 1}), entering(gate, "b", {"b": 1})]
+    assert await passed(*tasks) == ["a"]
+    with pytest.raises(FeedFull):
+        await gate.enter("c", {"b": 1}, 1)
+    assert await gate.enter("free", {}, 1) is False, "no rate, no wait"
+    tasks[1].cancel()
+
+
+def test_limits_of_other_tiers_are_another_bucket() -> None:
+    one = Limit("l", "t", SubjectKind.TENANT, "t", Meter.OUTPUT_TOKENS, 9, rate_per_s=50, tier=Tier.BATCH)
+    assert len(fed_streams([bucket(100), one], sizes, 50.0)) == 2

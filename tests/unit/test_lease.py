@@ -1,0 +1,185 @@
+"""Is held what a request probably needs, asked for in time, and never divided beyond what is covered?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import lease
+from gateway.lease import Part
+from tenants.quota.store import Denied
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
+
+PROMPT = 10
+
+
+def sizes(output_tokens: int) -> Amounts:
+    return Amounts(PROMPT, output_tokens, 100 * PROMPT + 300 * output_tokens)
+
+
+def window(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 10_000) -> Limit:
+    return Limit("w", "t", SubjectKind.TENANT, "t", meter, amount, Window.DAY)
+
+
+def bucket(amount: int, meter: Meter = Meter.OUTPUT_TOKENS, mode: Mode = Mode.HARD) -> Limit:
+    return Limit("b", "t", SubjectKind.TENANT, "t", meter, amount, rate_per_s=100.0, mode=mode)
+
+
+def hold(limits: list[Limit], *, sequences: int = 1, ahead: int = 120, most: int = 4_000) -> lease.Hold:
+    return lease.first_hold(
+        limits, sizes, lambda tokens: 5 * tokens, sequences, ahead, most, may_be_cut=False
+    )
+
+
+def outputs(made: lease.Hold) -> tuple[int, int, int]:
+    return made.first.output_tokens, made.ahead.output_tokens, made.most.output_tokens
+
+
+# ---------------------------------------------------------------- how much
+
+
+def test_windows_hold_the_quantile_and_buckets_a_first_chunk() -> None:
+    assert outputs(hold([window(), bucket(1_000)])) == (16, 120, 4_000)
+    assert outputs(hold([window(), bucket(1_000)], sequences=4, ahead=480)) == (64, 480, 4_000)
+    assert outputs(hold([window()], sequences=4, ahead=480)) == (4, 480, 4_000), "as far as there is room"
+
+
+def test_the_first_chunk_takes_half_a_burst_at_most_and_leaves_room_for_the_prompt() -> None:
+    assert outputs(hold([bucket(10)])) == (5, 120, 4_000)
+    assert outputs(hold([bucket(PROMPT + 3, Meter.TOTAL_TOKENS)]))[0] == 3
+    assert outputs(hold([bucket(100 * PROMPT + 300 * 2, Meter.COST_NANOUSD)]))[0] == 2
+    assert outputs(hold([bucket(1, mode=Mode.SHADOW), bucket(1_000)]))[0] == 16, "a shadow shapes nothing"
+
+
+def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
+    # The store will say that it can never be held.
+    assert outputs(hold([bucket(2)], sequences=3))[0] == 3
+
+
+def test_where_nothing_counts_the_output_all_of_it_is_covered_at_once() -> None:
+    assert outputs(hold([])) == (1, 4_000, 4_000)
+    assert outputs(hold([window(Meter.REQUESTS), window(Meter.INPUT_TOKENS)]))[1] == 4_000
+
+
+def test_a_short_prediction_still_covers_a_first_token() -> None:
+    assert outputs(hold([window()], ahead=0)) == (1, 1, 4_000)
+    assert outputs(hold([window(), bucket(1_000)], ahead=9, most=4)) == (4, 4, 4)
+
+
+def test_device_time_is_held_only_where_it_is_limited() -> None:
+    made = hold([window()])
+    assert (made.first.gpu_ms, made.ahead.gpu_ms, made.most.gpu_ms) == (0, 0, 0)
+    made = hold([window(Meter.GPU_MS)])
+    assert (made.first.gpu_ms, made.ahead.gpu_ms, made.most.gpu_ms) == (250, 600, 20_000)
+    assert hold([bucket(100, Meter.GPU_MS)]).first.gpu_ms == 50
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(0, 5_000),
+    st.integers(1, 5_000),
+    st.lists(st.sampled_from([window(), bucket(10), bucket(900, Meter.TOTAL_TOKENS), window(Meter.GPU_MS)])),
+)
+def test_what_is_asked_for_never_falls_from_first_to_most(
+    sequences: int, ahead: int, most_each: int, limits: list[Limit]
+) -> None:
+    made = hold(limits, sequences=sequences, ahead=ahead, most=most_each * sequences)
+    for meter in (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS):
+        assert made.first.of(meter) <= made.ahead.of(meter) <= made.most.of(meter)
+    assert made.first.output_tokens >= sequences
+
+
+@pytest.mark.parametrize(
+    ("covered", "tokens"),
+    [
+        (sizes(50), 50),
+        (Amounts(PROMPT, 50, 100 * PROMPT + 300 * 20), 20),
+        (Amounts(PROMPT, 50, 100 * PROMPT + 300 * 20 + 299), 20),
+        (Amounts(PROMPT, 7, 10**9), 7),
+        (Amounts(PROMPT, 10**9, 10**12), 100),
+        (Amounts(PROMPT, 50, 0), 0),
+    ],
+)
+def test_the_scarcest_meter_says_how_many_tokens_are_covered(covered: Amounts, tokens: int) -> None:
+    assert lease.covered_tokens(covered, sizes, 100) == tokens
+
+
+# ---------------------------------------------------------------- for whom
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[Part]:
+    made = []
+    for _ in range(draw(st.integers(1, 6))):
+        most = draw(st.integers(1, 200))
+        old = draw(st.integers(0, most))
+        made.append(Part(draw(st.integers(0, old)), old, most, draw(st.booleans())))
+    return made
+
+
+@given(parts(), st.integers(0, 2_000))
+def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(before: list[Part], more: int) -> None:
+    covered = sum(part.lease for part in before) + more
+    leases = lease.share_out(covered, before)
+    assert sum(leases) <= covered
+    live = [(part, now) for part, now in zip(before, leases, strict=True) if part.is_live]
+    for part, now in zip(before, leases, strict=True):
+        if part.is_live:
+            assert part.lease <= now <= part.most
+        else:
+            assert now == part.emitted
+    if any(now < part.most for part, now in live):
+        assert sum(leases) == covered, "somebody could have used what is left"
+    # Equally far: who got more than another one had it already, or the other one needs no more.
+    for one, has in live:
+        for other, got in live:
+            if has - one.emitted > got - other.emitted + 1:
+                assert has == one.lease or got == other.most
+
+
+def test_what_one_did_not_use_is_the_others() -> None:
+    assert lease.share_out(20, [Part(0, 0, 50), Part(0, 0, 50)]) == [10, 10]
+    assert lease.share_out(20, [Part(3, 10, 50, is_live=False), Part(10, 10, 50)]) == [3, 17]
+
+
+# ---------------------------------------------------------------- when, and how much more
+
+
+def test_it_is_asked_for_before_the_engine_would_wait() -> None:
+    # 40 tokens a second: a quarter of a second is 10 tokens.
+    assert not lease.is_due([Part(89, 100, 500)], 40, 40.0)
+    assert lease.is_due([Part(90, 100, 500)], 40, 40.0)
+    assert not lease.is_due([Part(100, 100, 100)], 40, 40.0), "it is at its own end"
+    assert not lease.is_due([Part(100, 100, 500, is_live=False)], 40, 40.0)
+    assert not lease.is_due([Part(97, 100, 500)], 4, 40.0), "never earlier than half a chunk"
+
+
+def test_a_chunk_is_a_second_of_decoding_that_fits_the_bursts() -> None:
+    assert lease.chunk_tokens([window()], sizes, 1, 0.0) == 16
+    assert lease.chunk_tokens([window()], sizes, 1, 99.5) == 100
+    assert lease.chunk_tokens([bucket(10)], sizes, 1, 99.5) == 5
+    assert lease.chunk_tokens([bucket(10)], sizes, 2, 99.5) == 2, "for both together"
+    assert lease.chunk_tokens([bucket(1)], sizes, 2, 99.5) == 1
+
+
+def test_a_top_up_covers_the_next_chunk_and_on_windows_what_is_predicted() -> None:
+    both = [Part(90, 100, 500), Part(10, 12, 500, is_live=False)]
+    assert lease.wanted_tokens(both, 40, 300) == (140, 300)
+    assert lease.wanted_tokens(both, 40, 100) == (140, 140)
+    assert lease.wanted_tokens(both, 4, 9_999) == (110, 510), "never less than before, never beyond the most"
+
+
+def denied(limit: Limit, retry_after_s: float | None) -> Denied:
+    return Denied(limit, 10, 0, retry_after_s)
+
+
+def test_a_rate_is_waited_for_and_a_spent_budget_is_not() -> None:
+    assert lease.retry_in_s(denied(bucket(10), 40.0), 500.0, 5.0) == 40.0
+    assert lease.retry_in_s(denied(window(), None), 0.0, 5.0) is None
+    assert lease.retry_in_s(denied(bucket(10), None), 0.0, 5.0) is None
+
+
+def test_what_others_hold_is_waited_for_so_long_and_no_longer() -> None:
+    assert lease.retry_in_s(denied(window(), 1.0), 3.9, 5.0) == 1.0
+    assert lease.retry_in_s(denied(window(), 1.0), 4.1, 5.0) is None
