@@ -1,0 +1,198 @@
+"""What do the contract's clients do, and what do they get to see?
+
+Each behaves as OpenAI's SDK does: refused, it asks again when it is told to (`retry-after`), unless it is
+told not to (`x-should-retry: false`); a stream that breaks off it does not ask for again. The tokens of a
+stream are counted from the log probabilities that come with them, not from what the server says it sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+TIMEOUT_S = 45.0
+CONNECT_S = 15.0
+LONGEST_WAIT_S = 2.0
+"""A client that is told to wait longer asks again all the same: a scenario has a minute."""
+DEFAULT_WAIT_S = 0.25
+RETRIED = (408, 409, 429)
+"""As the SDK does, beside 5xx and broken connections."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One attempt, as its client saw it."""
+
+    tenant_id: str
+    status: int = 0
+    """0: the connection broke before there was one."""
+    request_id: str = ""
+    code: str = ""
+    """Of the error, wherever in the answer it came."""
+    delivered_tokens: int = 0
+    is_whole: bool = False
+    """Everything arrived up to the end that the server itself made: nobody was killed, nobody left."""
+    has_left: bool = False
+    """The client closed the connection on purpose."""
+    is_replay: bool = False
+    idempotency_key: str = ""
+    finish: str = ""
+    text: str = ""
+    prompt_tokens: int = 0
+    usage_tokens: int | None = None
+    """Output tokens, as the server says: in the usage, or of an engine that died under the request."""
+    retry_after_s: float | None = None
+    may_retry: bool = True
+    token_times_s: list[float] = field(default_factory=list)
+    attempt: int = 0
+    """How often its client had asked before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one client wants."""
+
+    tenant_id: str
+    key: str
+    body: Mapping[str, Any]
+    leave_after_tokens: int | None = None
+    leave_after_s: float | None = None
+    idempotency_key: str = ""
+
+
+@contextlib.asynccontextmanager
+async def clients() -> AsyncIterator[httpx.AsyncClient]:
+    """Any number of connections."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S, pool=None)
+    async with httpx.AsyncClient(limits=limits, timeout=timeout) as client:
+        yield client
+
+
+async def ask_once(
+    client: httpx.AsyncClient, url: str, ask: Ask, on_token: Callable[[Answer], None] | None = None
+) -> Answer:
+    """One attempt; never raises for what the server does. `on_token` hears of each delivery."""
+    answer = Answer(ask.tenant_id, idempotency_key=ask.idempotency_key)
+    headers = {"authorization": f"Bearer {ask.key}"}
+    if ask.idempotency_key:
+        headers["idempotency-key"] = ask.idempotency_key
+    body = dict(ask.body)
+    if body.get("stream"):
+        body |= {"logprobs": True, "stream_options": {"include_usage": True}}
+    try:
+        async with (
+            asyncio.timeout(ask.leave_after_s),
+            client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as reply,
+        ):
+            _read_head(answer, reply)
+            if reply.status_code != 200 or not body.get("stream"):
+                _read_whole(answer, await reply.aread())
+            else:
+                async for line in reply.aiter_lines():
+                    if take_line(answer, line, time.monotonic()) and on_token is not None:
+                        on_token(answer)
+                    if (
+                        ask.leave_after_tokens is not None
+                        and answer.delivered_tokens >= ask.leave_after_tokens
+                    ):
+                        answer.has_left = True
+                        break
+    except TimeoutError:
+        answer.has_left = True
+    except httpx.HTTPError:
+        answer.is_whole = False
+    return answer
+
+
+def _read_head(answer: Answer, reply: httpx.Response) -> None:
+    answer.status = reply.status_code
+    answer.request_id = reply.headers.get("x-request-id", "")
+    answer.is_replay = reply.headers.get("x-fairgate-idempotent-replay") == "true"
+    answer.may_retry = reply.headers.get("x-should-retry") != "false"
+    with contextlib.suppress(ValueError):
+        after_ms, after_s = reply.headers.get("retry-after-ms"), reply.headers.get("retry-after")
+        if after_ms or after_s:
+            answer.retry_after_s = float(after_ms) / 1000 if after_ms else float(after_s)
+
+
+def _read_whole(answer: Answer, content: bytes) -> None:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return
+    answer.is_whole = True
+    if answer.status != 200:
+        _read_error(answer, found.get("error"))
+        return
+    choice = found["choices"][0]
+    answer.finish, answer.text = choice["finish_reason"] or "", choice["message"]["content"] or ""
+    answer.prompt_tokens = found["usage"]["prompt_tokens"]
+    answer.delivered_tokens = answer.usage_tokens = found["usage"]["completion_tokens"]
+
+
+def _read_error(answer: Answer, error: Any) -> None:
+    found = error if isinstance(error, dict) else {}
+    answer.code = str(found.get("code") or found.get("type") or "error")
+    if answer.code == "engine_lost" and (number := re.search(r"The (\d+) tokens", str(found.get("message")))):
+        answer.usage_tokens = int(number[1])
+
+
+def take_line(answer: Answer, line: str, now_s: float) -> bool:
+    """Takes one line of a stream; True: it brought tokens."""
+    if line == "data: [DONE]":
+        answer.is_whole = True
+    if not line.startswith("data: {"):
+        return False
+    chunk = json.loads(line.removeprefix("data: "))
+    if "error" in chunk:
+        answer.is_whole = True
+        _read_error(answer, chunk["error"])
+        return False
+    if usage := chunk.get("usage"):
+        answer.prompt_tokens, answer.usage_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    tokens = 0
+    for choice in chunk.get("choices", ()):
+        answer.finish = choice.get("finish_reason") or answer.finish
+        answer.text += choice["delta"].get("content") or ""
+        tokens += len((choice.get("logprobs") or {}).get("content") or ())
+    answer.delivered_tokens += tokens
+    answer.token_times_s += [now_s] * tokens
+    return tokens > 0
+
+
+async def persist(
+    client: httpx.AsyncClient,
+    urls: Sequence[str],
+    ask: Ask,
+    answers: list[Answer],
+    *,
+    first_url: int = 0,
+    until_s: float,
+    on_token: Callable[[Answer], None] | None = None,
+) -> Answer:
+    """Asks until there is an answer, or no sense in asking again, or `until_s` (monotonic); the next gateway
+    each time. Every attempt goes into `answers`; returns the last."""
+    for attempt in itertools.count():
+        answer = await ask_once(client, urls[(first_url + attempt) % len(urls)], ask, on_token)
+        answer.attempt = attempt
+        answers.append(answer)
+        if answer.status == 200 or answer.has_left or not answer.may_retry:
+            return answer
+        if 400 <= answer.status < 500 and answer.status not in RETRIED:
+            return answer
+        wait_s = DEFAULT_WAIT_S if answer.retry_after_s is None else answer.retry_after_s
+        wait_s = min(wait_s, LONGEST_WAIT_S)
+        if time.monotonic() + wait_s > until_s:
+            break
+        await asyncio.sleep(wait_s)
+    return answer
