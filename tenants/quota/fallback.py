@@ -1,0 +1,414 @@
+"""What may still be admitted while the quota store that is shared does not answer?
+
+With `store_failure: local`, a slice of each limit, counted in this process. Everything passes through to
+the shared store while it answers. Once it does not:
+
+- What is admitted fits into the slice: `local_slice` per cent of a limit's amount (and rate), at most what
+  was available when the limit was last seen; of a limit that was never seen: nothing. So with G gateways a
+  hard window is exceeded by at most G slices, whatever other gateways did meanwhile, and by nothing where
+  nothing was available at the last sight. A bucket's slice flows at `local_slice` per cent of its rate.
+- What runs keeps its hold, and a window's promise (`Hold.most`). Only what a top-up asks for beyond them
+  comes from the slice.
+- What ends is settled by its row in the ledger, which is durable before anybody asks here.
+
+When the store answers again its counters say nothing of all that, so its epoch is ended (`lose`) and the
+counters are rebuilt from the ledger (`gateway/mending.py`). Until this process knows of a later epoch than
+the one in which it began to count for itself, it goes on doing so, under the old epoch's name: the ledger
+takes rows of the old epoch only before the rebuild reads it. So what is granted here is either in the
+rebuilt counters or refused; counted once, without credit for the outage.
+
+A store that answers and has lost its counters is not down: while they are rebuilt nothing is admitted. A
+store that was never ready under this process has no slice: nothing is admitted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from tenants.quota import rules
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.store import (
+    Denied,
+    Granted,
+    Hold,
+    LimitState,
+    QuotaStore,
+    QuotaStoreRecovering,
+    QuotaStoreUnavailable,
+)
+from tenants.types import Amounts, Limit, Meter, Mode
+
+MAX_SEEN = 200_000
+"""Limits whose last sight is remembered; of others nothing is admitted."""
+MAX_RUNNING = 200_000
+"""Requests whose hold is remembered; others wait for the store with their next top-up."""
+MAX_ENDED = 100_000
+"""Requests that may end while the store is away; later ones wait for it with their settlement."""
+
+log = logging.getLogger("fairgate.quota.fallback")
+
+Result = TypeVar("Result")
+
+
+class SharedStore(QuotaStore, Protocol):
+    """What a store must know beyond `QuotaStore`, so that what was admitted without it can be filled in."""
+
+    async def lose(self, epoch: str) -> None:
+        """Ends `epoch`, if it is the current one: the counters have to be rebuilt."""
+        ...
+
+    def remember(self, request_id: str, tenant_id: str) -> None:
+        """Whose request it is, so that settling need not look for it."""
+        ...
+
+
+def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
+    """The part of a hard limit that one gateway may give out by itself; `available`: what it last saw of it.
+    Soft and shadow limits refuse nothing, so they stay whole. None: a bucket too small to be sliced.
+
+    A bucket is as large as its slice however little was in it (it begins with that): it goes on flowing."""
+    if limit.mode is not Mode.HARD:
+        return limit
+    amount = limit.amount * slice_percent // 100
+    if limit.rate_per_s is None:
+        return replace(limit, amount=min(amount, available))
+    part = replace(limit, amount=amount, rate_per_s=limit.rate_per_s * slice_percent / 100)
+    return part if amount and rules.rate_per_ms(part) else None
+
+
+def beyond(amounts: Amounts, base: Amounts) -> Amounts:
+    """Field by field, how much more than `base`."""
+    return Amounts(*(max(0, getattr(amounts, name) - getattr(base, name)) for name in rules.FIELDS))
+
+
+def together(one: Amounts, other: Amounts) -> Amounts:
+    """Field by field, the sum."""
+    return Amounts(*(getattr(one, name) + getattr(other, name) for name in rules.FIELDS))
+
+
+@dataclass(slots=True)
+class _Running:
+    """What a request of this process asked for, and what it holds in the shared store."""
+
+    limits: tuple[Limit, ...]
+    most: Amounts
+    may_be_cut: bool
+    covered: Amounts
+    epoch: str
+    """Of the store, when it said `covered`. After a rebuild it may hold something else."""
+
+    def sliced(self, ahead: Amounts) -> list[Limit]:
+        """The limits on which a top-up needs the slice: not on a window that has promised it."""
+        return [
+            limit
+            for limit in self.limits
+            if limit.mode is Mode.HARD
+            and limit.meter is not Meter.CONCURRENCY
+            and (self.may_be_cut or limit.window is None or ahead.of(limit.meter) > self.most.of(limit.meter))
+        ]
+
+
+@dataclass(slots=True)
+class _Outage:
+    """What this process counts for itself while the store is away."""
+
+    epoch: str
+    """In which it began."""
+    local: MemoryQuotaStore
+    seen: dict[str, int]
+    """By a limit's identity, what was available at the last sight."""
+    started: set[str] = field(default_factory=set)
+    """Buckets whose level was set."""
+    base: dict[str, Amounts] = field(default_factory=dict)
+    """What requests that are in `local` hold in the shared store."""
+    ended: dict[str, tuple[Amounts, str | None]] = field(default_factory=dict)
+    """What was settled, and whose it is (None: not known); in the ledger already."""
+
+
+class FallbackQuotaStore:
+    """Implements `QuotaStore` over a shared one. `clock` gives seconds since 1970. One object a gateway
+    process; use from one event loop."""
+
+    def __init__(
+        self, shared: SharedStore, slice_percent: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Raises ValueError for a slice that is not between 1 and 100 per cent."""
+        if not 1 <= slice_percent <= 100:
+            raise ValueError(f"slice_percent must be between 1 and 100, not {slice_percent}")
+        self._shared = shared
+        self._slice_percent = slice_percent
+        self._clock = clock
+        self._was_ready = False
+        self._outage: _Outage | None = None
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._running: OrderedDict[str, _Running] = OrderedDict()
+
+    @property
+    def is_local(self) -> bool:
+        """See `QuotaStore.is_local`."""
+        return self._outage is not None
+
+    @property
+    def epoch(self) -> str:
+        """See `QuotaStore.epoch`. While it is counted here, the epoch in which that began, though the store
+        may be in a later one already: see the top of this file."""
+        return self._shared.epoch if self._outage is None else self._outage.epoch
+
+    async def reserve(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+    ) -> Granted | Denied:
+        """See `QuotaStore.reserve`. A slice that has no room, other than a bucket's, raises
+        `QuotaStoreUnavailable`: the budget is not spent, it cannot be seen."""
+        if self._outage is None:
+            try:
+                answer = await self._shared.reserve(request_id, limits, hold, lease_ttl_s)
+            except QuotaStoreUnavailable as error:
+                self._fall_back(error)
+            else:
+                self._saw(answer.states)
+                self._runs(request_id, answer, limits, hold)
+                return answer
+        answer = await self._reserve_here(request_id, limits, hold, lease_ttl_s)
+        self._runs(request_id, answer, limits, hold)
+        return answer
+
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        """See `QuotaStore.top_up`; of a slice as `reserve`."""
+        if self._outage is None:
+            try:
+                answer = await self._shared.top_up(request_id, used, first, ahead)
+            except QuotaStoreUnavailable as error:
+                self._fall_back(error)
+            else:
+                self._saw(answer.states)
+                running = self._running.get(request_id)
+                if running is not None and isinstance(answer, Granted):
+                    running.covered, running.epoch = answer.covered, self._shared.epoch
+                return answer
+        return await self._top_up_here(request_id, used, first, ahead)
+
+    async def settle(self, request_id: str, actual: Amounts) -> bool:
+        """See `QuotaStore.settle`. While the store is away, the ledger's row is what counts: the counters are
+        rebuilt from it."""
+        if self._outage is None:
+            try:
+                settled = await self._shared.settle(request_id, actual)
+            except QuotaStoreUnavailable as error:
+                self._fall_back(error)
+            else:
+                self._running.pop(request_id, None)
+                return settled
+        return await self._settle_here(request_id, actual)
+
+    async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
+        """See `QuotaStore.renew`. Leases of the shared store cannot be renewed without it; they need not be,
+        as whoever lives holds again after the rebuild."""
+        await self._pass(lambda: self._shared.renew(request_ids, lease_ttl_s))
+
+    async def expire(self) -> list[str]:
+        """See `QuotaStore.expire`."""
+        return await self._pass(self._shared.expire)
+
+    async def overdue(self) -> list[str]:
+        """See `QuotaStore.overdue`."""
+        return await self._pass(self._shared.overdue)
+
+    async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
+        """See `QuotaStore.states`; the slice is not shown."""
+        states = await self._pass(lambda: self._shared.states(limits))
+        self._saw(states)
+        return states
+
+    async def ping(self) -> None:
+        """See `QuotaStore.ping`. After an outage this is what ends it: raises `QuotaStoreRecovering`
+        until the counters have been rebuilt since it began."""
+        try:
+            await self._shared.ping()
+        except QuotaStoreRecovering:
+            raise
+        except QuotaStoreUnavailable as error:
+            if self._outage is None:
+                self._fall_back(error)
+            raise
+        if self._outage is not None:
+            if self._shared.epoch == self._outage.epoch:
+                await self._shared.lose(self._outage.epoch)
+                raise QuotaStoreRecovering("what was admitted without the quota store is not in it yet")
+            await self._end_outage(self._outage)
+        self._was_ready = True
+
+    async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
+        """See `QuotaStore.begin_rebuild`."""
+        is_ours = await self._shared.begin_rebuild(owner, ttl_s)
+        if is_ours and self._outage is not None:
+            # Their rows will be in what is read from the ledger now.
+            self._outage.ended.clear()
+        return is_ours
+
+    async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
+        """See `QuotaStore.rebuild`."""
+        await self._shared.rebuild(used)
+
+    async def restore(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        charged_to: Sequence[str],
+        hold: Hold,
+        used: Amounts,
+        lease_ttl_s: float,
+    ) -> None:
+        """See `QuotaStore.restore`."""
+        await self._shared.restore(request_id, limits, charged_to, hold, used, lease_ttl_s)
+
+    async def finish_rebuild(self, owner: str, epoch: str) -> None:
+        """See `QuotaStore.finish_rebuild`."""
+        await self._shared.finish_rebuild(owner, epoch)
+        if self._outage is not None:
+            await self._end_outage(self._outage)
+        self._was_ready = True
+
+    # ------------------------------------------------------------ into an outage, and out of it
+
+    def _fall_back(self, error: QuotaStoreUnavailable) -> None:
+        """From now on it is counted here; or raises `error`, where that must not be."""
+        if isinstance(error, QuotaStoreRecovering) or not self._was_ready:
+            raise error
+        if self._outage is None:
+            log.warning(
+                "the quota store is away: %d %% of each limit is given out locally", self._slice_percent
+            )
+            self._outage = _Outage(self._shared.epoch, MemoryQuotaStore(self._clock), dict(self._seen))
+
+    async def _end_outage(self, outage: _Outage) -> None:
+        """The store's counters are of a later epoch. What was settled here after the ledger had been read for
+        them is still held there."""
+        while outage.ended:
+            request_id, (actual, tenant_id) = next(iter(outage.ended.items()))
+            if tenant_id is not None:
+                self._shared.remember(request_id, tenant_id)
+            await self._shared.settle(request_id, actual)
+            outage.ended.pop(request_id, None)
+        self._outage = None
+        # They were seen before the outage: the next one must not give the same room away again.
+        self._seen.clear()
+        log.info("the quota store is back, with everything that was given out locally")
+
+    async def _pass(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+        """Of the shared store only. Raises `QuotaStoreUnavailable` while it is away."""
+        if self._outage is None:
+            try:
+                return await ask()
+            except QuotaStoreUnavailable as error:
+                self._fall_back(error)
+        raise QuotaStoreUnavailable("the quota store is away")
+
+    def _saw(self, states: Iterable[LimitState]) -> None:
+        if self._outage is not None:
+            return
+        for state in states:
+            name = rules.identity(state.limit)
+            self._seen[name] = state.available
+            self._seen.move_to_end(name)
+        while len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+
+    def _runs(self, request_id: str, answer: Granted | Denied, limits: Sequence[Limit], hold: Hold) -> None:
+        if isinstance(answer, Granted) and request_id not in self._running:
+            self._running[request_id] = _Running(
+                tuple(limits), hold.most, hold.may_be_cut, answer.covered, self.epoch
+            )
+            if len(self._running) > MAX_RUNNING:
+                self._running.popitem(last=False)
+
+    # ------------------------------------------------------------ counting here
+
+    async def _reserve_here(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+    ) -> Granted | Denied:
+        outage = self._outage
+        assert outage is not None
+        slices = await self._slices(outage, limits)
+        answer = await outage.local.reserve(request_id, slices, hold, lease_ttl_s)
+        if isinstance(answer, Granted):
+            outage.base[request_id] = Amounts(requests=0)
+        return _in_full(answer, limits)
+
+    async def _top_up_here(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        """What goes beyond the hold in the shared store, its `base`, is a hold of its own on the slice."""
+        outage, running = self._outage, self._running.get(request_id)
+        assert outage is not None
+        if running is None:
+            raise QuotaStoreUnavailable("the quota store is away, and nobody here knows of this hold")
+        base = outage.base.get(request_id)
+        if base is None:
+            if running.epoch != outage.epoch:
+                raise QuotaStoreUnavailable(
+                    "the quota store is away, and what this request holds is not known"
+                )
+            base, limits = running.covered, running.sliced(ahead)
+            slices = await self._slices(outage, limits)
+            hold = Hold(beyond(first, base), beyond(ahead, base), beyond(ahead, base), may_be_cut=True)
+            answer = await outage.local.reserve(request_id, slices, hold, rules.MAX_LEASE_S)
+            if isinstance(answer, Granted):
+                outage.base[request_id] = base
+        else:
+            answer = await outage.local.top_up(
+                request_id, beyond(used, base), beyond(first, base), beyond(ahead, base)
+            )
+        answer = _in_full(answer, running.limits)
+        return (
+            answer if isinstance(answer, Denied) else replace(answer, covered=together(base, answer.covered))
+        )
+
+    async def _settle_here(self, request_id: str, actual: Amounts) -> bool:
+        outage = self._outage
+        assert outage is not None
+        rules.check_amounts(actual)
+        is_first = request_id not in outage.ended
+        if is_first and len(outage.ended) >= MAX_ENDED:
+            raise QuotaStoreUnavailable("the quota store is away, and too much has ended meanwhile")
+        if (base := outage.base.get(request_id)) is not None:
+            await outage.local.settle(request_id, beyond(actual, base))
+            del outage.base[request_id]
+        running = self._running.pop(request_id, None)
+        outage.ended[request_id] = actual, running.limits[0].tenant_id if running and running.limits else None
+        return is_first
+
+    async def _slices(self, outage: _Outage, limits: Sequence[Limit]) -> list[Limit]:
+        """Raises `QuotaStoreUnavailable` where a limit is too small for one."""
+        slices: list[Limit] = []
+        for limit in limits:
+            name = rules.identity(limit)
+            available = outage.seen.get(name, 0)
+            part = slice_of(limit, self._slice_percent, available)
+            if part is None:
+                raise QuotaStoreUnavailable(f"the quota store is away, and {name} is too small for a slice")
+            if part.is_bucket and part.mode is Mode.HARD and name not in outage.started:
+                outage.started.add(name)
+                await outage.local.rebuild([(part, max(0, part.amount - available))])
+            slices.append(part)
+        return slices
+
+
+def _in_full(answer: Granted | Denied, limits: Sequence[Limit]) -> Granted | Denied:
+    """The answer, speaking of the limits instead of their slices. Raises `QuotaStoreUnavailable` where a
+    slice is used up and will not refill: the limit itself may well have room."""
+    whole = {rules.identity(limit): limit for limit in limits}
+    states = tuple(replace(state, limit=whole[rules.identity(state.limit)]) for state in answer.states)
+    if isinstance(answer, Granted):
+        return replace(answer, states=states)
+    if not answer.limit.is_bucket or answer.retry_after_s is None:
+        raise QuotaStoreUnavailable(
+            "the quota store is away, and what may be given out without it is used up"
+        )
+    return replace(answer, limit=whole[rules.identity(answer.limit)], states=states)

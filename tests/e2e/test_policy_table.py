@@ -1,0 +1,90 @@
+"""Does a server use a batch-or-wait table that was solved beforehand, and say so where there is none?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ops.cli.main import cli
+from tests.e2e.test_policy import complete, policy
+from tests.server_process import ROOT, Server, server_process
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one, as `fairgate policy solve` makes it."""
+    path = tmp_path_factory.mktemp("table") / "table.json"
+    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
+    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
+    assert solved.exit_code == 0, solved.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def batching(tmp_path_factory: pytest.TempPathFactory, chat_model: Path, table: Path) -> Iterator[Server]:
+    arguments = ["--policy", "table", "--policy-table", str(table)]
+    with server_process(tmp_path_factory.mktemp("batching"), chat_model, *arguments) as running:
+        yield running
+
+
+def test_requests_are_admitted_by_the_table(batching: Server) -> None:
+    key = batching.tenant("batches")
+    (admitted,) = complete(batching, key, "wait for it")["fairgate"]["scheduling"]
+    assert admitted["rule"] == "order sjf, admit table"
+    shown = json.loads(policy(batching, "show", "--json").stdout)
+    assert (shown["policy"], shown["order"]) == ("table", "sjf")
+    assert "table" in shown["policies"]
+    assert shown["engines"][0]["choices"]["admit"] == "table"
+    for name in ("vtc", "table"):
+        changed = policy(batching, "set", name, "--json")
+        assert changed.exit_code == 0, changed.output
+        assert json.loads(changed.stdout)["engines"][0]["policy"] == name
+    assert complete(batching, key, "and again")["usage"]["completion_tokens"] == 3
+
+
+def test_without_a_table_the_policy_is_refused_and_nothing_changes(server: Server) -> None:
+    result = policy(server, "set", "table")
+    assert result.exit_code == 1
+    assert "name its file in the setting policy_table" in result.output
+    shown = json.loads(policy(server, "show", "--json").stdout)
+    assert shown["policy"] != "table"
+    assert "table" not in shown["policies"]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "no batch-or-wait table"),
+        ('{"format": "fairgate batch-or-wait table", "version": 1}', "solve it again"),
+    ],
+    ids=["missing", "broken", "older"],
+)
+def test_a_table_that_cannot_be_used_stops_the_start(
+    tmp_path: Path, chat_model: Path, content: str | None, complaint: str
+) -> None:
+    path = tmp_path / "table.json"
+    if content is not None:
+        path.write_text(content)
+    command = [sys.executable, "-m", "ops.cli.main", "serve", "--port", "0", "--policy-table", str(path)]
+    command += ["--data-dir", str(tmp_path / "data"), "--model", str(chat_model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_list_names_what_needs_a_table(table: Path) -> None:
+    plain = json.loads(CliRunner().invoke(cli, ["policy", "list", "--json"]).stdout)
+    assert plain["need_table"] == ["table"]
+    environment = {"FAIRGATE_POLICY_TABLE": str(table)}
+    listed = json.loads(CliRunner().invoke(cli, ["policy", "list", "--json"], env=environment).stdout)
+    assert listed["need_table"] == []
+    assert {"policy": "table", "order": "sjf", "admit": "table"}.items() <= listed["policies"][-1].items()
