@@ -168,8 +168,8 @@ class Planner:
         for runner in special:
             if runner.computed_tokens < runner.prompt_tokens:
                 return False
-        for runner in special:
-            scheduler.pool.extend(runner.block_table, 1)
+        if special:
+            scheduler.pool.extend_each([runner.block_table for runner in special])
         room.take_decodes(runners)
         return True
 
@@ -298,6 +298,8 @@ class Planner:
 
     def _runners_below(self, sequence: Sequence) -> list[Sequence]:
         tier = sequence.tier
+        if max(self._scheduler.running_by_tier, default=tier) <= tier:
+            return []
         return [runner for runner in self._scheduler.running if runner.submit.tier > tier]
 
     # ------------------------------------------------------------ admissions
@@ -385,6 +387,7 @@ class Planner:
             sequence.scheduled_s = self._now_s
         self._policy.admit.admitted(sequence, batch)
         batch.free_blocks = scheduler.pool.num_free
+        batch.most_promised_blocks = scheduler.most_promised_blocks
         batch.num_waiting = len(self._order)
         batch.admitted_now += 1
 
@@ -399,6 +402,8 @@ class Planner:
             block_tokens=scheduler.block_tokens,
             num_blocks=scheduler.pool.num_blocks,
             free_blocks=scheduler.pool.num_free,
+            kept_blocks=scheduler.watermark_blocks,
+            most_promised_blocks=scheduler.most_promised_blocks,
             step_time=scheduler.step_time,
             admitted_now=len(self.plan.admitted),
             waiting=self._order.entries,

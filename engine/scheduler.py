@@ -7,10 +7,12 @@ together by `engine.planner`, through the moves here. Integers only; time is pas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from engine.decisions import DecisionLog
 from engine.forecast.step_time import PRIOR
+from engine.kv.blocks import blocks_for
 from engine.kv.cache import KvCache
 from engine.kv.host import Copies
 from engine.kv.prefix import Match, PrefixCursor
@@ -67,7 +69,11 @@ class Scheduler:
         """The forecast of a step's time; its owner replaces it."""
         self.sequences: dict[str, Sequence] = {}
         self.running: list[Sequence] = []
-        """In order of admission."""
+        """In order of admission; changed by `_run` and `_rest` alone."""
+        self.running_by_tier: dict[int, int] = {}
+        """How many of them; a tier without any is not named."""
+        self._most_blocks = 0
+        """That the running ones can ever hold."""
         self.prefills: dict[Sequence, None] = {}
         """Running sequences with more than one token to compute, in the order in which they came to run."""
         self.paused: dict[str, Sequence] = {}
@@ -136,6 +142,13 @@ class Scheduler:
         )
 
     @property
+    def most_promised_blocks(self) -> int:
+        """Blocks that the running ones can ever take beyond those they hold, at the most: what a block that
+        several name would save is not counted. Takes no look at them."""
+        paused_blocks = sum([len(sequence.block_table) for sequence in self.paused.values()])
+        return self._most_blocks - self.pool.num_referenced + paused_blocks
+
+    @property
     def kv_costs(self) -> KvCosts:
         """What it costs to bring a sequence's KV back."""
         return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
@@ -173,11 +186,12 @@ class Scheduler:
 
     def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
         """A whole step was executed: `computed` for every share, `emitted` for every token of `chosen` (None:
-        its share was not the last of what is known), one tenant charged once. Returns, for every share, how
-        many prompt tokens it computed for the first time."""
+        its share was not the last of what is known), charged in one go. Returns, for every share, how many
+        prompt tokens it computed for the first time."""
         block_tokens, publish = self.block_tokens, self.pool.publish
-        charges: dict[str, int] = {}
-        emitted = 0
+        # Two lists rather than one of pairs: hundreds of new objects a step would keep the collector busy.
+        tenants: list[str] = []
+        charges: list[int] = []
         first_times: list[int] = []
         # One plain loop, nearly without calls: it runs over all that run in every step.
         for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
@@ -192,10 +206,9 @@ class Scheduler:
                 first_times.append(self.computed(sequence, tokens))
             if token_id is not None:
                 token_ids.append(token_id)
-                emitted += 1
-                tenant_id = sequence.submit.tenant_id
-                charges[tenant_id] = charges.get(tenant_id, 0) + sequence.token_charge
-        self.counters.charge_all(charges, emitted * OUTPUT_TOKEN_COST)
+                tenants.append(sequence.submit.tenant_id)
+                charges.append(sequence.token_charge)
+        self.counters.charge_all(zip(tenants, charges, strict=True), len(charges) * OUTPUT_TOKEN_COST)
         return first_times
 
     # ------------------------------------------------------------ moves, for the planner and the core
@@ -203,8 +216,7 @@ class Scheduler:
     def pause(self, sequence: Sequence, now_s: float) -> None:
         """Takes a running sequence out of the steps; it keeps its KV."""
         move(sequence, State.PAUSED)
-        self.running.remove(sequence)
-        self.prefills.pop(sequence, None)
+        self._rest(sequence)
         sequence.paused_since_s = now_s
         self.paused[sequence.sequence_id] = sequence
 
@@ -312,6 +324,8 @@ class Scheduler:
             sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
         }
         assert len(waiting) == len(self.waiting)
+        assert self.running_by_tier == Counter(sequence.tier for sequence in self.running)
+        assert self._most_blocks == sum(map(self._blocks_at_most, self.running))
         for sequence in live:
             slots = len(sequence.block_table) * self.block_tokens
             assert sequence.computed_tokens <= min(slots, sequence.total_tokens)
@@ -334,6 +348,23 @@ class Scheduler:
         self.running.append(sequence)
         if sequence.total_tokens - sequence.computed_tokens > 1:
             self.prefills[sequence] = None
+        tier = sequence.submit.tier
+        self.running_by_tier[tier] = self.running_by_tier.get(tier, 0) + 1
+        self._most_blocks += self._blocks_at_most(sequence)
+
+    def _rest(self, sequence: Sequence) -> None:
+        """Out of the steps."""
+        self.running.remove(sequence)
+        self.prefills.pop(sequence, None)
+        tier = sequence.submit.tier
+        self.running_by_tier[tier] -= 1
+        if not self.running_by_tier[tier]:
+            del self.running_by_tier[tier]
+        self._most_blocks -= self._blocks_at_most(sequence)
+
+    def _blocks_at_most(self, sequence: Sequence) -> int:
+        """For all tokens that can ever be known of it."""
+        return blocks_for(sequence.prompt_tokens + sequence.submit.max_tokens, self.block_tokens)
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
         self.waiting.add(sequence.entry(), front=front)
@@ -357,8 +388,7 @@ class Scheduler:
     def _drop(self, sequence: Sequence) -> None:
         """Out of the steps, and its blocks back to the pool."""
         if sequence.state is State.RUNNING:
-            self.running.remove(sequence)
-            self.prefills.pop(sequence, None)
+            self._rest(sequence)
         self.paused.pop(sequence.sequence_id, None)
         sequence.is_suspended = False
         self.pool.free(sequence.block_table, sequence.cursor)

@@ -102,12 +102,13 @@ class BlockPool:
 
         Raises ValueError for a block that is free already; the table is then left as it was.
         """
+        references = self._references
         for block, count in Counter(block_table).items():
-            if self._references[block] < count:
+            if references[block] < count:
                 raise ValueError(f"block {block} is freed more often than it is referenced")
         for block in reversed(block_table):
-            self._references[block] -= 1
-            if self._references[block] == 0:
+            left = references[block] = references[block] - 1
+            if left == 0:
                 self._num_referenced -= 1
                 if self._is_fenced:
                     self._fenced[block] = None

@@ -9,7 +9,7 @@ evicted, the deepest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine.kv.blocks import BlockPool, OutOfBlocks
@@ -115,7 +115,7 @@ class BlockTables:
         digest = blake2b(repr((salt, list(first))).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
-    def shortage(self, match: Match, count: int, giving_way: Iterable[list[int]] = ()) -> int:
+    def shortage(self, match: Match, count: int, giving_way: Sequence[list[int]] = ()) -> int:
         """Blocks that would lack (0 or less: none) for a table of `count` blocks that begins with `match`,
         once the tables `giving_way` were freed. Changes nothing.
 
@@ -127,7 +127,7 @@ class BlockTables:
         wanted = match.blocks
         revived = sum(self._pool.is_cached(block) for block in wanted)
         gained = 0
-        if not self._pool.is_fenced:
+        if giving_way and not self._pool.is_fenced:
             named = Counter(block for table in giving_way for block in table)
             kept = set(wanted)
             gained = sum(
@@ -160,10 +160,25 @@ class BlockTables:
         """
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks wanted, {self.num_free} free")
-        for _ in range(count - self._pool.num_free):
-            self._tree.remove(self._pool.evict())
-            self.counts.evicted_blocks += 1
+        lacking = count - self._pool.num_free
+        if lacking > 0:
+            self._evict(lacking)
         table += self._pool.allocate(count)
+
+    def extend_each(self, tables: Sequence[list[int]]) -> None:
+        """One block more for each of `tables`: the blocks that `extend` would give one after the other.
+
+        Raises `OutOfBlocks` and changes nothing when there are not enough.
+        """
+        if len(tables) > self.num_free:
+            raise OutOfBlocks(f"{len(tables)} blocks wanted, {self.num_free} free")
+        blank: list[int] = []
+        self.extend(blank, min(len(tables), self.num_blank))
+        evicted: list[int] = []
+        self.extend(evicted, len(tables) - len(blank))
+        # Of several that are evicted at once the last one is taken first.
+        for table, block in zip(tables, blank + evicted[::-1], strict=True):
+            table.append(block)
 
     def publish(
         self, table: list[int], cursor: PrefixCursor, token_ids: Sequence[int], computed_tokens: int
@@ -226,12 +241,16 @@ class BlockTables:
     def evict_cached(self) -> int:
         """Forgets everything that no table names (a cold start, to measure). Returns how many blocks."""
         count = self._pool.num_cached
-        for _ in range(count):
-            self._tree.remove(self._pool.evict())
-        self.counts.evicted_blocks += count
+        self._evict(count)
         return count
 
     # ------------------------------------------------------------ inside
+
+    def _evict(self, count: int) -> None:
+        evict, remove = self._pool.evict, self._tree.remove
+        for _ in range(count):
+            remove(evict())
+        self.counts.evicted_blocks += count
 
     def _name(self, blocks: list[int]) -> list[int]:
         """Adds a reference to published blocks."""

@@ -32,6 +32,10 @@ class Batch:
     free_blocks: int
     """Blocks that can be had without taking any from a sequence."""
     step_time: StepTime
+    kept_blocks: int = 0
+    """Of the free ones: those that no start may take."""
+    most_promised_blocks: int | None = None
+    """What the running ones can take at the very most beyond the blocks they hold; None: not known."""
     admitted_now: int = 0
     """Admitted in this very step."""
     waiting: Callable[[], Iterable[Entry]] = tuple
@@ -77,7 +81,8 @@ class Admit(Protocol):
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """Free blocks there must be for the candidate to start beside `batch.running` (nothing is allocated
-        for more than its known tokens)."""
+        for more than its known tokens). Where `batch.free_blocks` less `batch.kept_blocks` are enough for
+        more than that, it may be more."""
         ...
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:

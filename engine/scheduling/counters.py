@@ -18,7 +18,7 @@ Decisions that are easy to get silently, taken here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from engine.scheduling.order import COUNTER_SCALE
 
@@ -99,11 +99,11 @@ class ServiceCounters:
         self.set(tenant_id, self.value(tenant_id) + scaled(cost, weight))
         self._served_cost += cost
 
-    def charge_all(self, scaled_costs: dict[str, int], cost: int) -> None:
-        """Adds what many charges come to: by tenant the sum of their `scaled` costs, none negative, and
-        the `cost` tokens of all. The same as charging one by one."""
+    def charge_all(self, charges: Iterable[tuple[str, int]], cost: int) -> None:
+        """Adds many charges in one go: tenants with their `scaled` costs, none negative, and the `cost`
+        tokens of all. The same as charging one by one."""
         values, floor = self._values, self._floor
-        for tenant_id, amount in scaled_costs.items():
+        for tenant_id, amount in charges:
             values[tenant_id] = values.get(tenant_id, floor) + amount
         if len(values) > self._max_tenants:
             self._values, self._floor = forget_smallest(values, floor)

@@ -61,7 +61,11 @@ class Room:
 
     def take_decodes(self, sequences: list[Sequence]) -> None:
         """Notes one token for each of many decoding sequences; the same as `take`, in one go."""
-        self.given.update(dict.fromkeys(sequences, 1))
+        given = dict.fromkeys(sequences, 1)
+        if self.given:
+            self.given.update(given)
+        else:
+            self.given = given
         count = len(sequences)
         self.tokens -= count
         self.used_tokens += count

@@ -2,7 +2,7 @@
 
 The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
 the next is admitted, and as many wait as before. Timed are `Scheduler.schedule`, and the bookkeeping of what
-was computed and emitted. Time on the scheduler's own clock passes by a step-time model.
+was computed, emitted and ended. Time on the scheduler's own clock passes by a step-time model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from engine.core import EngineConfig, EngineCore
 from engine.forecast.step_time import PRIOR, predict_step_s
 from engine.messages import SamplingParams, Submit
+from engine.planner import Plan
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
 from engine.virtual import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
@@ -109,29 +110,40 @@ class SteadyState:
         """One step, and what it took."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
-        plan = self.scheduler.schedule(self._clock.now_s)
-        scheduled = time.perf_counter_ns()
         scheduler = self.scheduler
-        chosen = [
-            1 if sequence.computed_tokens + tokens == len(sequence.token_ids) else None
-            for sequence, tokens in plan.shares.items()
-        ]
+        plan = scheduler.schedule(self._clock.now_s)
+        scheduled = time.perf_counter_ns()
+        cpu = time.thread_time_ns() - cpu
+        # What a model and its texts would do is not timed: which tokens were sampled, and who ends with them.
+        chosen, ended = self._execute(plan)
+        cpu -= time.thread_time_ns()
+        executed = time.perf_counter_ns()
         scheduler.commit(plan.shares, chosen)
-        ended = [sequence for sequence in plan.shares if sequence.emitted_tokens >= self._ends[sequence]]
         for sequence in ended:
             scheduler.finish(sequence)
         booked = time.perf_counter_ns()
-        cpu = time.thread_time_ns() - cpu
+        cpu += time.thread_time_ns()
         self._clock.advance(predict_step_s(PRIOR, plan.num_tokens, plan.room.used_context, len(plan.shares)))
         for sequence in ended:
             del self._ends[sequence]
             self._add()
         return Timing(
             schedule_us=(scheduled - started) / 1e3,
-            books_us=(booked - scheduled) / 1e3,
+            books_us=(booked - executed) / 1e3,
             cpu_us=cpu / 1e3,
             admitted=len(plan.admitted),
         )
+
+    def _execute(self, plan: Plan) -> tuple[list[int | None], list[Sequence]]:
+        """A token for every share that is the last of what is known, and those that end with it."""
+        chosen: list[int | None] = []
+        ended = []
+        for sequence, tokens in plan.shares.items():
+            is_last = sequence.computed_tokens + tokens == sequence.total_tokens
+            chosen.append(1 if is_last else None)
+            if is_last and sequence.emitted_tokens + 1 >= self._ends[sequence]:
+                ended.append(sequence)
+        return chosen, ended
 
     def _add(self) -> None:
         number = self._added

@@ -1105,5 +1105,5 @@ def test_choices_that_do_not_exist_are_named_with_those_that_do() -> None:
 
 
 def test_the_table_must_be_handed_in() -> None:
-    with pytest.raises(ValueError, match="batch_or_wait_table, which is not set"):
+    with pytest.raises(ValueError, match="a batch-or-wait table, and none is set"):
         make_policy("fcfs", PolicyOptions(admit="table"))

@@ -485,3 +485,36 @@ def test_many_blocks_cost_what_is_touched() -> None:
     for _ in range(50_000):
         cache.extend(table, 1)
     assert cache.counts.evicted_blocks == 50_000
+
+
+# ---------------------------------------------------------------- one more for many
+
+
+def test_a_block_for_each_of_many_tables_is_what_each_alone_would_get() -> None:
+    def grown(at_once: bool) -> tuple[list[list[int]], int]:
+        cache = KvCache(7, BLOCK)
+        gone = Holder(cache, prompt(1, 2, 3)).start().compute()
+        gone.free()
+        holders = [Holder(cache, prompt(number)).start() for number in (4, 5, 6)]
+        assert (cache.num_blank, cache.num_cached) == (1, 3)
+        tables = [holder.table for holder in holders]
+        if at_once:
+            cache.extend_each(tables)
+        else:
+            for table in tables:
+                cache.extend(table, 1)
+        again = Holder(cache, prompt(7)).start()
+        check(cache, *holders, again)
+        return [*tables, again.table], cache.counts.evicted_blocks
+
+    assert grown(at_once=True) == grown(at_once=False)
+    assert grown(at_once=True)[1] == 3, "blank ones first, then cached ones"
+
+
+def test_too_few_blocks_for_many_tables_change_nothing() -> None:
+    cache = KvCache(3, BLOCK)
+    holders = [Holder(cache, prompt(number)).start() for number in (1, 2)]
+    with pytest.raises(OutOfBlocks, match="2 blocks wanted, 1 free"):
+        cache.extend_each([holder.table for holder in holders])
+    assert [len(holder.table) for holder in holders] == [1, 1]
+    check(cache, *holders)

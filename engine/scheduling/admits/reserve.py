@@ -39,14 +39,23 @@ class PredictedReserve:
         return None
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
-        """Its known tokens and its reserve, and what the running ones are still promised; see `lanes.py`."""
+        """Its known tokens and its reserve, and what the running ones are still promised; see `lanes.py`.
+
+        Where there is memory for all that the running ones can ever take, that is the answer, and nobody
+        looks at them.
+        """
+        own = self._still_wanted([candidate], batch.block_tokens)
+        lane = batch.num_blocks * self.small_permille // 1000
+        if batch.most_promised_blocks is not None:
+            most = own + batch.most_promised_blocks + (lane if candidate.yields_cost else 0)
+            if most + batch.kept_blocks <= batch.free_blocks:
+                return most
         promised = batch.memo.get(self.name)
         if promised is None:
             promised = batch.memo[self.name] = self._still_wanted(batch.running, batch.block_tokens)
-        wanted = int(promised) + self._still_wanted([candidate], batch.block_tokens)
-        if not self.small_permille:
+        wanted = int(promised) + own
+        if not lane:
             return wanted
-        lane = batch.num_blocks * self.small_permille // 1000
         if candidate.yields_cost:
             return wanted + min(lane, self._once_a_step(HELD, batch, _held_by_small))
         return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
@@ -57,6 +66,8 @@ class PredictedReserve:
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
         """Its reserve is promised from now on."""
+        if not batch.memo:
+            return
         wanted = self._still_wanted([candidate], batch.block_tokens)
         added = {self.name: wanted}
         if candidate.yields_cost:

@@ -19,6 +19,8 @@ class ByTenant:
     name: str
     claims: frozenset[str]
     interrupts = False
+    counts_turns = False
+    """Whether `_picked` is to be told of every turn."""
 
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
@@ -64,7 +66,8 @@ class ByTenant:
         tenant_id = self._heap.lowest(self._standing)
         if tenant_id is None:
             raise IndexError("pop from an empty order")
-        self._picked(tenant_id)
+        if self.counts_turns:
+            self._picked(tenant_id)
         entry = self._lines[tenant_id].pop(now_s)
         self._taken(entry)
         return entry
@@ -75,7 +78,7 @@ class ByTenant:
         if tenant_id is None:
             return None
         # Who runs the order may take what `peek` named by its name: a turn, too.
-        if tenant_id == self._heap.lowest(self._standing):
+        if self.counts_turns and tenant_id == self._heap.lowest(self._standing):
             self._picked(tenant_id)
         entry = self._lines[tenant_id].remove(entry_id)
         assert entry is not None, "the books disagree"
@@ -126,7 +129,7 @@ class ByTenant:
         """A tenant without a waiting entry is about to have one."""
 
     def _picked(self, tenant_id: str) -> None:
-        """The lowest tenant's turn is taken; its line is as it was before."""
+        """The lowest tenant's turn is taken; its line is as it was before. Asked where `counts_turns`."""
 
     def _leaves(self, tenant_id: str) -> None:
         """A tenant's last waiting entry is gone."""

@@ -43,6 +43,7 @@ class Drr(ByTenant):
 
     name = "drr"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
+    counts_turns = True
 
     def __init__(self, counters: ServiceCountersLike, *, quantum_cost: int = QUANTUM_COST) -> None:
         """`quantum_cost`: cost tokens a round, for a tenant of weight 1."""

@@ -72,6 +72,8 @@ class Hybrid:
 
     def peek(self, now_s: float) -> Entry | None:
         """The first of the one lane or of the other."""
+        if not len(self._large):
+            return self._small.peek(now_s)
         small, large = self._small.peek(now_s), self._large.peek(now_s)
         if small is None or large is None:
             return small or large

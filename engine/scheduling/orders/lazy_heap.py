@@ -8,41 +8,47 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from engine.scheduling.order import ServiceCountersLike
 
 Key = tuple[float, ...]
-"""Compared from the left. Keys should differ, or the smaller name wins."""
+"""Compared from the left, all of one heap of one length. Keys should differ, or the smaller name wins."""
+_Item = tuple[Any, ...]
+"""A key with its name behind it: in one tuple, because the heap compares them ten times a turn."""
 
 
 class LazyHeap:
     """Names by key, each once."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, str]] = []
-        self._keys: dict[str, Key] = {}
+        self._heap: list[_Item] = []
+        self._items: dict[str, _Item] = {}
+        """By name; whatever else the heap holds is stale."""
         self.operations = 0
         """Heap levels passed so far."""
 
     def put(self, name: str, key: Key) -> None:
         """Adds the name, or gives it another key."""
-        if self._keys.get(name) == key:
+        item = (*key, name)
+        if self._items.get(name) == item:
             return
-        self._keys[name] = key
-        heapq.heappush(self._heap, (key, name))
+        self._items[name] = item
+        heapq.heappush(self._heap, item)
         self._count()
         self._clean()
 
     def drop(self, name: str) -> None:
         """Takes the name out. Raises KeyError when it is not there."""
-        del self._keys[name]
+        del self._items[name]
         self._clean()
 
     def top(self) -> str | None:
         """The name of the smallest key; None when there is none."""
         while self._heap:
-            key, name = self._heap[0]
-            if self._keys.get(name) == key:
+            item = self._heap[0]
+            name: str = item[-1]
+            if self._items.get(name) == item:
                 return name
             self._count()
             heapq.heappop(self._heap)
@@ -50,38 +56,38 @@ class LazyHeap:
 
     def replace_top(self, key: Key) -> None:
         """Gives the name that `top` just named another key."""
-        name = self._heap[0][1]
-        self._keys[name] = key
+        name = self._heap[0][-1]
+        item = self._items[name] = (*key, name)
         self._count()
-        heapq.heapreplace(self._heap, (key, name))
+        heapq.heapreplace(self._heap, item)
 
     def key(self, name: str) -> Key:
         """The name's key. Raises KeyError when it is not there."""
-        return self._keys[name]
+        return self._items[name][:-1]
 
     def copy(self) -> LazyHeap:
         """An independent copy."""
         copy = LazyHeap()
         copy._heap = self._heap.copy()
-        copy._keys = self._keys.copy()
+        copy._items = self._items.copy()
         copy.operations = self.operations
         return copy
 
     def __contains__(self, name: str) -> bool:
-        return name in self._keys
+        return name in self._items
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._items)
 
     def _count(self) -> None:
         self.operations += len(self._heap).bit_length()
 
     def _clean(self) -> None:
-        if len(self._heap) > 2 * len(self._keys) + 64:
-            self._heap = [(key, name) for name, key in self._keys.items()]
+        if len(self._heap) > 2 * len(self._items) + 64:
+            self._heap = list(self._items.values())
             heapq.heapify(self._heap)
             self.operations += len(self._heap)
 
