@@ -69,6 +69,8 @@ class EngineOptions:
     policy_table: str = ""
     """File with the batch-or-wait table that policies may look up; empty: none."""
     threads: int = 0
+    niceness: int = 0
+    """How far the engine stands back for other processes of the machine, from 0 to 19."""
     orphan_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ class EngineOptions:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness must be from 0 to 19, not {self.niceness}")
         if not self.orphan_s > 0:
             raise ValueError(f"orphan_s must be more than 0, not {self.orphan_s}")
         if not self.engine_id or not all(c.isalnum() or c in "-_" for c in self.engine_id):
@@ -105,6 +109,7 @@ def run_engine(options: EngineOptions) -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     os.umask(0o077)
+    os.nice(options.niceness)
     try:
         with _lock(options), _bound_socket(options.address) as socket:
             return _serve(options, socket)

@@ -97,6 +97,13 @@ class EngineSettings:
         default=512,
         metadata=about(values.integer(16, 131_072), "Most tokens that one step computes: the token budget."),
     )
+    niceness: int = field(
+        default=0,
+        metadata=about(
+            values.integer(0, 19),
+            "How far the engine stands back for gateway and clients on the same cores; 0: it does not.",
+        ),
+    )
     orphan_s: float = field(
         default=60.0,
         metadata=about(

@@ -74,6 +74,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         policy_table=settings.resolved_policy_table,
         # Gateway and clients need cores, too: an engine that fights them for the last one crawls.
         threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
+        niceness=engine.niceness,
         orphan_s=engine.orphan_s,
     )
 

@@ -46,7 +46,7 @@ from ops.demo.watch import Watch
 from ops.local_server import LocalServer, LogReader, ServerFailed, local_server
 from ops.settings import SHIPPED_MODEL
 
-OVERLOAD = 1.8
+OVERLOAD = 1.6
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""
 CALIBRATION_REQUESTS = 128
 ENGINE_THREADS = 1
@@ -114,7 +114,8 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
-    arguments += ["--engine-max-sequences", str(options.max_sequences)]
+    # On few cores what is scarce must be the engine, not the gateway or the clients in front of it.
+    arguments += ["--engine-max-sequences", str(options.max_sequences), "--engine-niceness", "19"]
     if options.model:
         arguments += ["--prices", f"{model.resolve().name}=0/0"]
     trace = load_slice()
