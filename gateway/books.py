@@ -22,14 +22,14 @@ from typing import Any
 from gateway.account.outcomes import RequestOutcome
 from gateway.keeping import Keeper
 from gateway.mending import Mender
-from gateway.settling import NOTHING, Settlement, Settlements
+from gateway.settling import Settlement, Settlements
 from gateway.understand import Call
 from tenants.errors import EpochEnded
 from tenants.ledger import Kind, Ledger, LedgerRow, as_list, sum_of
 from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
-from tenants.types import Amounts, Limit
+from tenants.types import NOTHING, Amounts, Limit
 
-__all__ = ["NOTHING", "Books", "BudgetDenied", "Settlement"]
+__all__ = ["Books", "BudgetDenied", "Settlement"]
 
 log = logging.getLogger("fairgate.gateway.books")
 

@@ -15,11 +15,11 @@ from datetime import datetime
 
 from gateway.account.outcomes import RequestOutcome
 from gateway.mending import Mender
-from gateway.settling import NOTHING
 from tenants import queries
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import Ledger
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
+from tenants.types import NOTHING
 
 MAX_DOUBTFUL = 100_000
 

@@ -35,7 +35,7 @@ from gateway import errors, lease
 from gateway.account.charge import SequenceUse, Use, charge, use_of
 from gateway.account.estimate import Account, Times
 from gateway.account.outcomes import RequestOutcome
-from gateway.books import NOTHING, Books, BudgetDenied
+from gateway.books import Books, BudgetDenied
 from gateway.decoding import Decoding, StoppedByEngine
 from gateway.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
 from gateway.errors import ApiError
@@ -51,7 +51,7 @@ from gateway.understand import Call
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.metering import counted
 from tenants.pricing import PriceBook
-from tenants.types import Amounts, OnLowBudget, Tier
+from tenants.types import NOTHING, Amounts, OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
 """When to come back if too many requests wait for their tenant's rate."""

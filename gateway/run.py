@@ -17,7 +17,7 @@ from gateway.topping import Leases
 from gateway.understand import Call
 from tenants.pricing import PriceBook
 from tenants.quota.store import LimitState
-from tenants.types import Amounts
+from tenants.types import NOTHING, Amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Run:
     def held(self) -> Amounts:
         """Everything held so far, in tokens as they are billed."""
         if self.leases is None:
-            return Amounts(requests=0)
+            return NOTHING
         return replace(
             self.leases.covered,
             input_tokens=self.call.input_tokens,

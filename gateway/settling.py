@@ -20,11 +20,9 @@ from gateway.mending import Mender
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import Ledger, LedgerRow
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
-from tenants.types import Amounts
 
 RETRY_FIRST_S = 0.1
 RETRY_MOST_S = 5.0
-NOTHING = Amounts(requests=0)
 
 log = logging.getLogger("fairgate.gateway.settling")
 

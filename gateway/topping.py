@@ -22,7 +22,7 @@ from gateway.lease import Part
 from gateway.upstream.base import Upstream, UpstreamUnavailable
 from tenants.errors import DatabaseUnavailable
 from tenants.quota.store import Denied, Granted, QuotaStoreUnavailable
-from tenants.types import Amounts, Limit
+from tenants.types import NOTHING, Amounts, Limit
 
 RETRY_FIRST_S = 0.1
 RETRY_MOST_S = 1.0
@@ -49,7 +49,7 @@ class Leases:
     uses: Sequence[SequenceUse]
     used: Callable[[], Amounts]
     """What is certain to be charged by now, as limits count it: never more than the settlement will say."""
-    covered: Amounts = field(default_factory=lambda: Amounts(requests=0))
+    covered: Amounts = NOTHING
     """As limits count it."""
     covered_output_tokens: int = 0
     tokens: list[int] = field(default_factory=list)

@@ -41,10 +41,3 @@ def counted(
         requests=requests,
         gpu_ms=gpu_ms,
     )
-
-
-def output_tokens_within(book: PriceBook, model: str, tier: Tier | str, counted_output: int) -> int | None:
-    """The most output tokens that `counted_output` units cover; None: any number, as they count nothing.
-    The inverse of `counted`, for whoever leases tokens against units held. Raises `UnknownPrice`."""
-    weight = book.entry(model, tier).weights.output
-    return None if weight == 0 else counted_output * 1_000 // weight

@@ -14,12 +14,10 @@ from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, select
 from tenants import queries
 from tenants.quota import rules
 from tenants.tables import ledger, ledger_charges
-from tenants.types import Amounts, Limit
+from tenants.types import NOTHING, Amounts, Limit
 
 if TYPE_CHECKING:
     from tenants.ledger import OpenRequest
-
-NOTHING = Amounts(requests=0)
 
 
 def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:

@@ -152,6 +152,10 @@ class Amounts:
                 return 1
 
 
+NOTHING = Amounts(requests=0)
+"""Not even a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who is asking, resolved from an API key, with everything the hot path needs to know of them."""

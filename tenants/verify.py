@@ -19,9 +19,9 @@ from tenants.database import Database
 from tenants.gateways import GatewayRegistry
 from tenants.ledger import Ledger, OpenRequest, is_settled, sum_of
 from tenants.quota.store import LimitState, QuotaStore
-from tenants.replay import NOTHING, charged_sums, counted_columns
+from tenants.replay import charged_sums, counted_columns
 from tenants.tables import ledger, ledger_charges
-from tenants.types import Amounts, Limit, Meter
+from tenants.types import NOTHING, Amounts, Limit, Meter
 
 MAX_EXAMPLES = 20
 """Requests named per check."""

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tenants.types import Amounts, Limit
-
-NOTHING = Amounts(requests=0)
+from tenants.types import NOTHING, Amounts, Limit
 
 
 class QuotaStoreUnavailable(Exception):

@@ -19,7 +19,7 @@ from engine.messages import Inventory, Outcome, SamplingParams
 from engine.outcomes import OutcomeStore
 from gateway import recovery
 from gateway.account.outcomes import RequestOutcome
-from gateway.books import NOTHING, Books
+from gateway.books import Books
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.understand import Call
@@ -33,7 +33,7 @@ from tenants.ledger import Ledger, LedgerRow, sum_of
 from tenants.price_acts import PriceChange
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
-from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
+from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
 from tenants.verify import verify_ledger
 from tests.conftest import PEPPER
 from tests.quota import Clock

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants.errors import Invalid, UnknownPrice
-from tenants.metering import counted, output_tokens_within
+from tenants.metering import counted
 from tenants.price_acts import PriceChange, changed
 from tenants.pricing import FREE, PLAIN, Entry, Price, PriceBook, Weights, uniform_book
 from tenants.types import Amounts, Meter, Tier
@@ -143,22 +143,6 @@ def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
     held = counted(book, "m", Tier.BATCH, input_tokens=prompt + more[0], output_tokens=output + more[1])
     for meter in Meter:
         assert 0 <= actual.of(meter) <= held.of(meter)
-
-
-@given(weight=factors, units=counts)
-def test_leased_output_tokens_are_the_most_that_the_units_cover(weight: int, units: int) -> None:
-    book = PriceBook({("m", Tier.BATCH): Entry(FREE, 500, Weights(output=weight, reasoning=0))})
-    tokens = output_tokens_within(book, "m", Tier.BATCH, units)
-    if tokens is None:
-        assert weight == 0
-        return
-
-    def units_of(output_tokens: int) -> int:
-        return -(-output_tokens * weight // 1_000)
-
-    assert units_of(tokens) <= units < units_of(tokens + 1)
-    if tokens <= 10_000_000:
-        assert counted(book, "m", Tier.BATCH, input_tokens=0, output_tokens=tokens).output_tokens <= units
 
 
 @pytest.mark.parametrize(
