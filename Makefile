@@ -9,9 +9,12 @@ TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
 TRANSFORMERS_FLOOR := 5.17.0
 PYTEST_ARGS ?=
-# Many tests wait for servers of their own: two files at a time take two thirds of the time of one.
-TEST_WORKERS ?= 2
+# Many tests wait for servers of their own: with three files at a time two cores are busy.
+TEST_WORKERS ?= 3
+# Whatever the environment says: without it each of the hundred processes that a suite starts compiles its modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 SERVE_ARGS ?=
+MUTANT_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,10 +23,12 @@ STAMP_TEST := $(VENV)/.fairgate-test
 PEERS := .bench-peers
 STAMP_PEERS := $(PEERS)/openvino/.installed
 STAMP_LITELLM := $(PEERS)/litellm/.installed
+STAMP_NGINX := $(PEERS)/nginx/.installed
+STAMP_PORTKEY := $(PEERS)/portkey/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-floor check mutants format bench-fairness bench-estimates bench-peers \
-  bench-engine bench-scheduler bench-contract clean
+.PHONY: help install demo serve test test-long test-floor check mutants format bench-fairness bench-estimates bench-peers \
+  bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -53,8 +58,11 @@ demo: $(STAMP_DEMO) ## 27 tenants, a real trace, a live table, a report; stays u
 serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS="--port 8000 ...")
 	$(BIN)/fairgate serve $(SERVE_ARGS)
 
-test: $(STAMP_TEST) ## the whole suite, real PostgreSQL and Redis included
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: $(STAMP_TEST) ## the suite, real PostgreSQL and Redis included; without the long sweeps
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not long" $(PYTEST_ARGS)
+
+test-long: $(STAMP_TEST) ## the sweeps of histories on virtual time that `make test` leaves out
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m long $(PYTEST_ARGS)
 
 test-floor: ## the suite with the oldest supported transformers, in an environment of its own
 	$(MAKE) VENV=.venv-floor .venv-floor/.fairgate-test
@@ -67,14 +75,14 @@ check: $(STAMP_TEST) ## format, lint, types and import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-mutants: $(STAMP_TEST) ## break rules on purpose, in a copy: does each one's test fail?
-	$(BIN)/python -m tests.mutants.run
+mutants: $(STAMP_TEST) ## break rules on purpose, in copies: does each one's test fail? (MUTANT_ARGS="NAME ...")
+	$(BIN)/python -m tests.mutants.run $(MUTANT_ARGS)
 
 format: $(STAMP_TEST) ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench-fairness: $(STAMP_DEMO) ## weights 1:3 on a running server: charged service between two snapshots
+bench-fairness: $(STAMP_DEMO) ## floods, weights, tiers and reservations on a running server
 	$(BIN)/fairgate bench fairness
 
 bench-estimates: $(STAMP_DEMO) ## estimated against actual waits at 0, 20 and 100 queued requests
@@ -95,7 +103,20 @@ $(STAMP_LITELLM): ops/bench/peers/litellm.txt | $(BIN)/python
 	  -r ops/bench/peers/litellm.txt
 	@touch $@
 
-bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) $(STAMP_LITELLM) ## install what the benchmarks compare with (2 GB)
+# Debian's, unpacked and not installed; where there is no apt-get, the system's is used.
+$(STAMP_NGINX):
+	@mkdir -p $(@D)
+	@if command -v apt-get >/dev/null; then cd $(@D) && apt-get download -q nginx && dpkg -x nginx_*.deb . && \
+	  rm nginx_*.deb && touch .installed; \
+	  else echo "no apt-get here: install nginx by other means for 'fairgate bench gateway'"; fi
+
+$(STAMP_PORTKEY): ops/bench/peers/portkey/package.json ops/bench/peers/portkey/package-lock.json
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null; then cp $^ $(@D) && cd $(@D) && \
+	  npm ci --omit=dev --ignore-scripts --no-audit --no-fund && touch .installed; \
+	  else echo "Portkey needs Node 20 or newer with npm: it is left out of 'fairgate bench gateway'"; fi
+
+bench-peers: $(STAMP_DEMO) $(STAMP_PEERS) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ## install what the benchmarks compare with (2 GB)
 
 bench-engine: $(STAMP_DEMO) $(STAMP_PEERS) ## our engine beside its peers (BENCH_ARGS="--model small ...")
 	$(BIN)/fairgate bench engine $(BENCH_ARGS)
@@ -106,6 +127,12 @@ bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (
 # PostgreSQL and Redis come with the test extra where the machine has none.
 bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
 	$(BIN)/fairgate bench contract $(BENCH_ARGS)
+
+bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 40 minutes (BENCH_ARGS="--policy vtc ...")
+	$(BIN)/fairgate bench fidelity $(BENCH_ARGS)
+
+bench-gateway: $(STAMP_DEMO) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ## what a gateway costs, ours beside its peers (BENCH_ARGS="--rounds 5 ...")
+	$(BIN)/fairgate bench gateway $(BENCH_ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) .venv-floor $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,10 @@
 One `EngineClient` an engine, on one asyncio loop, without torch. It says Hello until the engine is ready,
 hears its steps, snapshots and answers, and connects again by itself after a loss. Every connection is new
 (own socket, own session): nothing that was meant for a dead engine can reach its successor.
+
+Whatever a lease covers, the engine is told of no more tokens than a stream has room for beyond what its
+reader has taken. So an engine rests for a reader that takes nothing, and goes on when it does: credit-based
+flow control (Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
 """
 
 from __future__ import annotations
@@ -19,7 +23,16 @@ import zmq
 
 from engine import messages
 from engine.link import RECEIVE_QUEUE_MESSAGES, Link
-from engine.messages import HEARTBEAT_S, Inventory, Ready, SequenceState, Snapshot, Submit, TenantService
+from engine.messages import (
+    HEARTBEAT_S,
+    Delta,
+    Inventory,
+    Ready,
+    SequenceState,
+    Snapshot,
+    Submit,
+    TenantService,
+)
 from engine.stream import (
     MAX_BUFFERED_DELTAS,
     EngineLost,
@@ -41,7 +54,8 @@ __all__ = [
 ]
 
 SILENCE_S = 10.0
-"""An engine unheard for so long is taken for dead; it sends several snapshots a second even when idle."""
+"""An engine unheard for so long is taken for dead; it sends several snapshots a second even when idle, but
+not in the middle of a step, which may take seconds. One whose process ended is noticed at once."""
 CONNECT_EVERY_S = 0.05
 REFUSED_RETRY_S = 5.0
 ANSWER_S = 30.0
@@ -49,6 +63,56 @@ MAX_PENDING_ACKNOWLEDGEMENTS = 100_000
 
 log = logging.getLogger("fairgate.engine.client")
 Answer = TypeVar("Answer")
+
+
+class CreditedStream(EngineStream):
+    """A stream that says when something was taken from it."""
+
+    def __init__(
+        self,
+        sequence_id: str,
+        on_read: Callable[[CreditedStream], None],
+        *,
+        on_overflow: Callable[[str], None],
+        received_tokens: int,
+        max_buffered_deltas: int,
+        covered_tokens: int,
+    ) -> None:
+        super().__init__(
+            sequence_id,
+            on_overflow=on_overflow,
+            received_tokens=received_tokens,
+            max_buffered_deltas=max_buffered_deltas,
+        )
+        self.covered_tokens = covered_tokens
+        """The lease, as it was asked for."""
+        self.credit_tokens = 0
+        """The lease, as the engine knows it."""
+        self.is_wanted = True
+        """False: it was cancelled, and whoever still reads it makes no room for more."""
+        self._read_tokens = received_tokens
+        # Some room is left for deltas without a token.
+        self._room_tokens = max(1, max_buffered_deltas * 3 // 4)
+        self._on_read = on_read
+
+    @property
+    def next_credit_tokens(self) -> int:
+        """The lease that there is room for."""
+        if not self.is_wanted:
+            return self.credit_tokens
+        return min(self.covered_tokens, self._read_tokens + self._room_tokens)
+
+    @property
+    def is_credit_due(self) -> bool:
+        """Whether it is worth a message: half the room is free, or it is the last."""
+        free = self.next_credit_tokens - self.credit_tokens
+        return free > 0 and (2 * free >= self._room_tokens or self.next_credit_tokens == self.covered_tokens)
+
+    async def __anext__(self) -> Delta:
+        delta = await super().__anext__()
+        self._read_tokens += len(delta.token_ids)
+        self._on_read(self)
+        return delta
 
 
 class EngineClient:
@@ -87,7 +151,7 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._heard_s = 0.0
         self._greeted = False
-        self._streams: dict[str, EngineStream] = {}
+        self._streams: dict[str, CreditedStream] = {}
         self._inventories: deque[asyncio.Future[Inventory]] = deque()
         self._policies: deque[asyncio.Future[str]] = deque()
         self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
@@ -156,21 +220,33 @@ class EngineClient:
 
     def submit(self, submit: Submit) -> EngineStream:
         """Starts a sequence. Raises `EngineUnavailable`, and `ValueError` for an id that runs already."""
-        return self._start(submit.sequence_id, submit, 0)
+        stream = self._stream(submit, 0)
+        return self._start(stream, _with_credit(submit, stream))
 
     def import_(self, state: SequenceState) -> EngineStream:
         """Goes on with an exported sequence; raises as `submit` does."""
-        return self._start(state.submit.sequence_id, messages.Import(state), len(state.output_token_ids))
+        stream = self._stream(state.submit, len(state.output_token_ids))
+        state = msgspec.structs.replace(state, submit=_with_credit(state.submit, stream))
+        return self._start(stream, messages.Import(state))
 
     def cancel(self, sequence_id: str, cause: str = "cancelled") -> None:
         """Stops a sequence within one step; its outcome still comes. Harmless if it or the engine is gone."""
+        if sequence_id in self._streams:
+            self._streams[sequence_id].is_wanted = False
         if self._up:
             self._post(messages.Cancel(sequence_id, cause))
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
         """Raises a sequence's lease to `lease_tokens` emitted tokens, and to `lease_gpu_us` of device time.
-        Raises `EngineUnavailable`."""
-        self._send(messages.TopUp(sequence_id, lease_tokens, lease_gpu_us))
+        (Of tokens it hears as there is room for them.) Raises `EngineUnavailable`."""
+        stream = self._streams.get(sequence_id)
+        if stream is None:
+            self._send(messages.TopUp(sequence_id, lease_tokens, lease_gpu_us))
+            return
+        stream.covered_tokens = max(stream.covered_tokens, lease_tokens)
+        credit_tokens = stream.next_credit_tokens
+        self._send(messages.TopUp(sequence_id, credit_tokens, lease_gpu_us))
+        stream.credit_tokens = credit_tokens
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Tells the engine the tenants' service counters. Raises `EngineUnavailable`."""
@@ -233,18 +309,30 @@ class EngineClient:
         """Ends the engine, after its running sequences with `drain`. Raises `EngineUnavailable`."""
         self._send(messages.Shutdown(drain))
 
-    def _start(self, sequence_id: str, command: messages.Tagged, received_tokens: int) -> EngineStream:
-        if sequence_id in self._streams:
-            raise ValueError(f"sequence {sequence_id} runs already")
-        self._send(command)
-        stream = EngineStream(
-            sequence_id,
+    def _stream(self, submit: Submit, received_tokens: int) -> CreditedStream:
+        return CreditedStream(
+            submit.sequence_id,
+            self._give_credit,
             on_overflow=self._cut_slow_reader,
             received_tokens=received_tokens,
             max_buffered_deltas=self._max_buffered_deltas,
+            covered_tokens=submit.lease_tokens,
         )
-        self._streams[sequence_id] = stream
+
+    def _start(self, stream: CreditedStream, command: messages.Tagged) -> EngineStream:
+        if stream.sequence_id in self._streams:
+            raise ValueError(f"sequence {stream.sequence_id} runs already")
+        self._send(command)
+        stream.credit_tokens = stream.next_credit_tokens
+        self._streams[stream.sequence_id] = stream
         return stream
+
+    def _give_credit(self, stream: CreditedStream) -> None:
+        """What cannot be sent now is sent with the next heartbeat: the engine may rest already."""
+        if stream.is_credit_due and self._up and self._streams.get(stream.sequence_id) is stream:
+            credit_tokens = stream.next_credit_tokens
+            if self._post(messages.TopUp(stream.sequence_id, credit_tokens)):
+                stream.credit_tokens = credit_tokens
 
     def _cut_slow_reader(self, sequence_id: str) -> None:
         log.warning("sequence %s: its reader is too slow, it is cancelled", sequence_id)
@@ -353,6 +441,12 @@ class EngineClient:
             elif delta.outcome is not None:
                 del self._streams[delta.sequence_id]
 
+    def _on_broken(self) -> None:
+        """The connection ended: the engine died, or what it said since then is lost. Before the first answer
+        nothing is lost with it: the link connects again by itself."""
+        if self._up:
+            self._lose("the engine died, or its connection broke")
+
     def _on_exported(self, exported: messages.Exported) -> None:
         if exported.state is not None:
             stream = self._streams.pop(exported.sequence_id, None)
@@ -399,7 +493,7 @@ class EngineClient:
     def _open_link(self) -> None:
         assert self._context is not None
         identity = f"{self.gateway_id[:200]}/{uuid.uuid4().hex}".encode()[-255:]
-        self._link = Link(self._context, self.address, identity, self._receive)
+        self._link = Link(self._context, self.address, identity, self._receive, self._on_broken)
         self._heard_s = asyncio.get_running_loop().time()
         self._greeted = False
 
@@ -416,6 +510,8 @@ class EngineClient:
             if self._up and self.silent_s > self._silence_s:
                 self._lose(f"the engine was silent for {self._silence_s:g} s")
             self._greeted = self._post(messages.Hello(self.gateway_id)) or self._greeted
+            for stream in list(self._streams.values()):
+                self._give_credit(stream)
             await asyncio.sleep(HEARTBEAT_S if self._greeted else CONNECT_EVERY_S)
 
     def _call(self, callback: Callable[[], None] | None) -> None:
@@ -425,6 +521,10 @@ class EngineClient:
                 callback()
             except Exception:
                 log.exception("a listener of the engine client failed")
+
+
+def _with_credit(submit: Submit, stream: CreditedStream) -> Submit:
+    return msgspec.structs.replace(submit, lease_tokens=stream.next_credit_tokens)
 
 
 def _resolve(queue: deque[asyncio.Future[Answer]], answer: Answer) -> None:

@@ -20,7 +20,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.forecast.samples import LengthSamples
 from engine.forecast.step_time import StepTimeModel
+from engine.forecast.watch import LengthWatch
 from engine.gpu_time import share_step
 from engine.kv.cache import KvCache
 from engine.messages import (
@@ -155,11 +157,17 @@ class EngineCore:
         texts: TextFactory,
         config: EngineConfig,
         clock: Callable[[], float],
+        *,
+        step_time: StepTimeModel | None = None,
     ) -> None:
-        """`clock` returns monotonic seconds."""
+        """`clock` returns monotonic seconds; `step_time` goes on from what an earlier engine learned."""
         self.config = config
         self.counters = ServiceCounters()
-        self.step_time = StepTimeModel()
+        self.step_time = step_time or StepTimeModel()
+        self.lengths = LengthWatch()
+        """What the model's state says of output lengths."""
+        self.samples = LengthSamples()
+        """States and the lengths that followed, where the runner hands them on."""
         self.scheduler = Scheduler(
             make_policy(config.policy, config.policy_options),
             KvCache(
@@ -272,6 +280,8 @@ class EngineCore:
             recomputed_gpu_us=sequence.recomputed_gpu_us,
         )
         self.scheduler.forget(sequence)
+        self.lengths.ended(sequence_id, sequence.tenant_id, None)
+        self.samples.ended(sequence_id, None)
         return state
 
     def import_(self, state: SequenceState) -> Refused | None:
@@ -408,6 +418,8 @@ class EngineCore:
             decodes += tokens == 1
             service = served.setdefault(sequence.submit.tenant_id, [0, 0])
             service[0] += first_time
+            if first_time:
+                sequence.computed_chunk(now_s, first_time)
             if choice is not None:
                 service[1] += 1
                 self._emit(sequence, choice, result, now_s)
@@ -428,6 +440,8 @@ class EngineCore:
         stream.token_ids.append(choice.token_id)
         if sequence.submit.sampling.logprobs is not None:
             stream.logprobs.append(_logprob(stream.text, choice))
+        if choice.state or choice.remaining_logits is not None:
+            self._foresee(sequence, choice)
         is_eos = choice.token_id in self._eos and not sequence.submit.sampling.ignore_eos
         if not is_eos:
             stream.pending += stream.text.push(choice.token_id)
@@ -439,6 +453,28 @@ class EngineCore:
             if not sequence.may_emit:
                 self.scheduler.pause(sequence, now_s)
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
+
+    def _foresee(self, sequence: Sequence, choice: Sampled) -> None:
+        """The model's state was read: the length that admission and order go by may become a better one."""
+        submit = sequence.submit
+        if submit.sampling.ignore_eos:
+            return
+        generated = sequence.emitted_tokens - 1
+        if choice.state:
+            self.samples.note(sequence.sequence_id, generated, choice.state)
+        if choice.remaining_logits is None:
+            return
+        foreseen = self.lengths.read(
+            sequence.sequence_id,
+            submit.tenant_id,
+            forecast=(submit.predicted_output_tokens, submit.predicted_high_tokens),
+            generated=generated,
+            max_tokens=submit.max_tokens,
+            logits=choice.remaining_logits,
+        )
+        if foreseen is not None:
+            sequence.predicted_output_tokens = foreseen.median_tokens
+            sequence.predicted_high_tokens = foreseen.high_tokens
 
     def _fail(self, plan: Plan, result: StepResult) -> None:
         now_s = self._clock()
@@ -516,6 +552,10 @@ class EngineCore:
         stream = self._streams.pop(sequence.sequence_id)
         if finish in ("stop", "length", "budget") and not stream.text.stopped:
             stream.pending += stream.text.flush()
+        self.scheduler.decisions.leaves(sequence)
+        whole = sequence.emitted_tokens if finish in ("stop", "length") else None
+        self.lengths.ended(sequence.sequence_id, sequence.tenant_id, whole)
+        self.samples.ended(sequence.sequence_id, whole)
         outcome = sequence.outcome(finish, message, now_s)
         self.scheduler.finish(sequence)
         delta = replace(_take_delta(sequence, stream), outcome=outcome)

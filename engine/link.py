@@ -3,6 +3,9 @@
 ZeroMQ's file descriptor is edge-triggered: it signals "look at EVENTS", once, and a send may swallow the
 signal. So whoever sends looks afterwards, and whoever is called reads until nothing is left. A link never
 waits: what cannot be sent now is reported to the caller.
+
+ZeroMQ connects again by itself and says nothing of it, though what was under way is lost. So a monitor of the
+socket tells when the connection broke: the kernel closes a dead process's connections at once.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 from collections.abc import Callable
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 MAX_MESSAGES_PER_TURN = 256
 MAX_MESSAGE_BYTES = 1 << 30
@@ -32,13 +36,16 @@ class Link:
         address: str,
         identity: bytes,
         on_message: Callable[[bytes], None],
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts connecting; `on_message` is called for every message that arrives, from the running loop.
+        """Starts connecting; `on_message` is called for every message that arrives, from the running loop,
+        `on_broken` when a connection that stood has ended, after what came through it.
 
         Raises `ValueError` when `address` is none that ZeroMQ knows.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
+        self._on_broken = on_broken
         self._scheduled: asyncio.Handle | None = None
         self._socket = context.socket(zmq.DEALER)
         try:
@@ -56,11 +63,15 @@ class Link:
             except zmq.ZMQError as error:
                 raise ValueError(f"engine address {address!r} is not usable: {error.strerror}") from error
             self._descriptor = int(self._socket.getsockopt(zmq.FD))
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor_descriptor = int(self._monitor.getsockopt(zmq.FD))
         except BaseException:
             self._socket.close()
             raise
         self._loop.add_reader(self._descriptor, self.read)
+        self._loop.add_reader(self._monitor_descriptor, self._read_monitor)
         self._read_soon()
+        self._loop.call_soon(self._read_monitor)
 
     @property
     def is_open(self) -> bool:
@@ -94,8 +105,11 @@ class Link:
         """Closes at once; what was not sent is dropped."""
         if self.is_open:
             self._loop.remove_reader(self._descriptor)
+            self._loop.remove_reader(self._monitor_descriptor)
             if self._scheduled is not None:
                 self._scheduled.cancel()
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
             self._socket.close()
 
     def _read_soon(self) -> None:
@@ -106,3 +120,16 @@ class Link:
         self._scheduled = None
         with contextlib.suppress(zmq.ContextTerminated):
             self.read()
+
+    def _read_monitor(self) -> None:
+        has_broken = False
+        while self.is_open:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            has_broken |= event["event"] == zmq.EVENT_DISCONNECTED
+        if has_broken:
+            self.read(RECEIVE_QUEUE_MESSAGES)
+        if has_broken and self.is_open:
+            self._on_broken()

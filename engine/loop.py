@@ -66,8 +66,10 @@ class EngineLoop:
         orphan_s: float,
         clock: Callable[[], float],
         on_restored_settled: Callable[[], None],
+        on_tick: Callable[[float], None] | None = None,
     ) -> None:
-        """`on_restored_settled` is called once the outcomes of an earlier engine are all acknowledged."""
+        """`on_restored_settled` is called once the outcomes of an earlier engine are all acknowledged;
+        `on_tick` often, with the time, between two steps."""
         self._core = core
         self._socket = socket
         self._ready = ready
@@ -75,6 +77,7 @@ class EngineLoop:
         self._orphan_s = orphan_s
         self._clock = clock
         self._on_restored_settled = on_restored_settled
+        self._on_tick = on_tick
         self._gateways = Gateways(now_s=clock())
         self._backlogs: dict[bytes, Backlog] = {}
         self._questions: deque[tuple[Session, bool]] = deque()
@@ -317,6 +320,8 @@ class EngineLoop:
             return
         self._snapshot_s = now_s
         self._changed = False
+        if self._on_tick is not None:
+            self._on_tick(now_s)
         sessions = self._gateways.sessions
         if sessions:
             payload = messages.encode(self._core.snapshot(self._ready.engine_id))

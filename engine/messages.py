@@ -81,6 +81,9 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     weight: float = 1.0
     counter: int = 0
     """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it."""
+    is_owed: bool = False
+    """Its tenant has had less than its share: it need not wait for a place that a tenant of its tier holds
+    which has had more."""
     predicted_output_tokens: int = 64
     """Median of the whole output, as forecast."""
     predicted_high_tokens: int = 0
@@ -215,6 +218,9 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """The numbers it stood by in the order, the smaller the earlier; empty where no order was asked."""
     others: list[str]
     """Sequences that it displaced, or for which it gave way."""
+    displaced_tokens: int = 0
+    """Steps, and so tokens at least, that were sat out for it by now: by the others (who gave up their places
+    to it), or by itself (`pause`, `suspend`: until it went on)."""
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -247,6 +253,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_context: str | None = None
     decisions: list[Decision] = []
     """What the scheduler decided about it, times as above; of very many the first and the last."""
+    chunks: list[tuple[float, int]] = []
+    """When how many of its prompt's tokens were computed for the first time; of very many the last ones are
+    one."""
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,9 @@ lower tiers come after the admissions of a higher one.
 
 Places. When all places are taken, a sequence of a higher tier (or one that the policy's order puts before a
 running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when there is a
-place again. Whoever got a place in a step keeps it for that step.
+place again. Whoever got a place in a step keeps it for that step. In one tier a sequence that is owed service
+(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more; nobody loses a place
+that way more often than `max_displacements` times.
 
 Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
 crosses a block's edge. When there is none, paused sequences give way first (those of a lower tier, or paused
@@ -269,10 +271,12 @@ class Planner:
         if not found:
             return None
         below, rule = found
-        if rule == "tier":
+        if rule != "order":
             displaced = self._policy.evict.victim(below, scheduler.counters)
+            displaced.times_set_back += rule == "share"
         else:
             displaced = max(below, key=lambda each: self._order.rank(each.entry(), self._now_s))
+            rule = f"order {self._order.order_name}"
         self._ungrant(displaced)
         scheduler.pause(displaced, self._now_s)
         self.plan.paused.append(displaced)
@@ -284,6 +288,8 @@ class Planner:
         below = self._runners_below(sequence)
         if below:
             return below, "tier"
+        if sequence.submit.is_owed and (below := self._runners_above_share(sequence)):
+            return below, "share"
         if not self._order.order_interrupts:
             return None
         entry = sequence.entry()
@@ -294,13 +300,27 @@ class Planner:
             and runner not in self._came
             and self._order.outranks(entry, runner.entry(), self._now_s)
         ]
-        return (found, f"order {self._order.order_name}") if found else None
+        return (found, "order") if found else None
 
     def _runners_below(self, sequence: Sequence) -> list[Sequence]:
         tier = sequence.tier
         if max(self._scheduler.running_by_tier, default=tier) <= tier:
             return []
         return [runner for runner in self._scheduler.running if runner.submit.tier > tier]
+
+    def _runners_above_share(self, sequence: Sequence) -> list[Sequence]:
+        """Of its tier, of tenants that have had more service per weight, and not owed a place themselves."""
+        scheduler = self._scheduler
+        had = scheduler.counters.value(sequence.tenant_id)
+        return [
+            runner
+            for runner in scheduler.running
+            if runner.tier == sequence.tier
+            and not runner.submit.is_owed
+            and runner not in self._came
+            and runner.times_set_back < scheduler.max_displacements
+            and scheduler.counters.value(runner.tenant_id) > had
+        ]
 
     # ------------------------------------------------------------ admissions
 

@@ -108,6 +108,7 @@ class Scheduler:
 
     def forget(self, sequence: Sequence) -> None:
         """Lets go of a sequence that goes on elsewhere (export)."""
+        self.decisions.leaves(sequence)
         self._leave(sequence)
         del self.sequences[sequence.sequence_id]
 

@@ -47,6 +47,9 @@ MOVES: dict[State, frozenset[State]] = {
     State.FINISHED: frozenset(),
 }
 
+MAX_CHUNKS = 16
+"""Steps on its prompt that a sequence remembers one by one."""
+
 FINISHES = frozenset({"stop", "length", "budget", "cancelled", "expired", "failed"})
 """How a sequence can end."""
 
@@ -82,6 +85,8 @@ class Sequence:
     lease_tokens: int
     predicted_output_tokens: int
     seed: int
+    predicted_high_tokens: int = 0
+    """The 90th percentile of its output; 0: not known."""
     state: State = State.WAITING
     block_table: list[int] = field(default_factory=list)
     computed_tokens: int = 0
@@ -94,6 +99,8 @@ class Sequence:
     preemptions: int = 0
     times_displaced: int = 0
     """Preemptions suffered while running: these are bounded, then the sequence is immune."""
+    times_set_back: int = 0
+    """Places lost to a tenant of its own tier that was owed one: these are bounded likewise."""
     host_kv: list[bytes] = field(default_factory=list)
     """KV that came with an import, to be written into blocks when it is admitted."""
     host_kv_tokens: int = 0
@@ -117,6 +124,8 @@ class Sequence:
     token_charge: int = 0
     """What an emitted token adds to its tenant's counter; set by the scheduler that takes it."""
     decisions: list[Decision] = field(default_factory=list)
+    chunks: list[tuple[float, int]] = field(default_factory=list)
+    """Steps that computed prompt tokens of it for the first time: when, and how many."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     lease_gpu_us: int | None = None
@@ -137,6 +146,7 @@ class Sequence:
             lease_tokens=submit.lease_tokens,
             lease_gpu_us=submit.lease_gpu_us,
             predicted_output_tokens=min(max(1, submit.predicted_output_tokens), submit.max_tokens),
+            predicted_high_tokens=submit.predicted_high_tokens,
             seed=stable_seed(submit),
         )
 
@@ -206,6 +216,12 @@ class Sequence:
         after = min(self.computed_tokens + tokens, self.prompt_tokens)
         return max(0, after - before)
 
+    def computed_chunk(self, now_s: float, tokens: int) -> None:
+        """A step computed so many of its prompt's tokens for the first time."""
+        if len(self.chunks) == MAX_CHUNKS:
+            tokens += self.chunks.pop()[1]
+        self.chunks.append((now_s, tokens))
+
     def has_cached(self, tokens: int) -> None:
         """The first `tokens` tokens are in its blocks, from the prefix cache: it need not compute them."""
         self.computed_tokens = tokens
@@ -222,7 +238,7 @@ class Sequence:
             predicted_output_tokens=self.predicted_output_tokens,
             tier=self.submit.tier,
             weight=self.submit.weight,
-            predicted_high_tokens=self.submit.predicted_high_tokens,
+            predicted_high_tokens=self.predicted_high_tokens,
             deadline_s=self.deadline_s,
             emitted_tokens=self.emitted_tokens,
             computed_tokens=self.computed_tokens,
@@ -284,6 +300,7 @@ class Sequence:
             message=message,
             trace_context=self.submit.trace_context,
             decisions=[replace(each, at_s=each.at_s - self.submitted_s) for each in self.decisions],
+            chunks=[(at_s - self.submitted_s, tokens) for at_s, tokens in self.chunks],
         )
 
 

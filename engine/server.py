@@ -23,6 +23,8 @@ from pathlib import Path
 import zmq
 
 from engine.core import EngineConfig, EngineCore
+from engine.fingerprint import machine_name, model_fingerprint
+from engine.learned import Keeper, LearnedKey, learned_path, load_step_time, samples_path
 from engine.link import MAX_MESSAGE_BYTES
 from engine.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.loop import EngineLoop
@@ -72,6 +74,8 @@ class EngineOptions:
     niceness: int = 0
     """How far the engine stands back for other processes of the machine, from 0 to 19."""
     orphan_s: float = 60.0
+    collect_lengths: str = "no"
+    """`yes`: states of the model are kept in the data directory, to train a length probe on."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its bound and its value."""
@@ -88,6 +92,8 @@ class EngineOptions:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.niceness <= 19:
             raise ValueError(f"niceness must be from 0 to 19, not {self.niceness}")
+        if self.collect_lengths not in ("yes", "no"):
+            raise ValueError(f"collect_lengths must be yes or no, not {self.collect_lengths!r}")
         if not self.orphan_s > 0:
             raise ValueError(f"orphan_s must be more than 0, not {self.orphan_s}")
         if not self.engine_id or not all(c.isalnum() or c in "-_" for c in self.engine_id):
@@ -119,7 +125,7 @@ def run_engine(options: EngineOptions) -> int:
 
 
 def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
-    core, ready = _load(options)
+    core, ready, keeper = _load(options)
     path = options.data_dir / f"{options.engine_id}.outcomes"
     store = OutcomeStore()
     try:
@@ -136,6 +142,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         orphan_s=options.orphan_s,
         clock=time.monotonic,
         on_restored_settled=lambda: path.unlink(missing_ok=True),
+        on_tick=keeper.tick,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop(DRAIN_S))
@@ -146,6 +153,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     except Exception:
         log.exception("engine fails")
         code = 1
+    keeper.keep()
     try:
         write_outcomes(path, store)
     except OSError as error:
@@ -154,7 +162,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     return code
 
 
-def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
+def _load(options: EngineOptions) -> tuple[EngineCore, Ready, Keeper]:
     try:
         config = EngineConfig(
             policy=options.policy,
@@ -167,6 +175,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
         raise StartRefused(str(error)) from None
     try:
         from engine.model.loader import ModelRefused, load_runner
+        from engine.model.readings import attach_readings, samples_of, threads_in_use
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
             raise
@@ -184,6 +193,18 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
         )
     except ModelRefused as error:
         raise StartRefused(str(error)) from None
+    fingerprint = model_fingerprint(options.model_dir)
+    attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths == "yes")
+    info = runner.info
+    key = LearnedKey(
+        machine_name(),
+        fingerprint,
+        info.dtype,
+        info.device,
+        info.attention.partition(":")[0],
+        threads_in_use(),
+    )
+    learned = learned_path(options.data_dir, options.engine_id)
     ready = Ready(
         engine_id=options.engine_id,
         model=runner.info,
@@ -194,7 +215,18 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready]:
         max_batched_tokens=options.max_batched_tokens,
         pid=os.getpid(),
     )
-    return EngineCore(runner, texts, config, time.monotonic), ready
+    core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
+    collected = samples_path(options.data_dir, options.engine_id)
+    keeper = Keeper(
+        core,
+        learned,
+        key,
+        (lambda kept: (collected, samples_of(runner, fingerprint, kept)))
+        if options.collect_lengths == "yes"
+        else None,
+        time.monotonic(),
+    )
+    return core, ready, keeper
 
 
 @contextlib.contextmanager

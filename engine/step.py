@@ -40,6 +40,11 @@ class Sampled:
     token_id: int
     logprob: float | None = None
     top: list[tuple[int, float]] = field(default_factory=list)
+    remaining_logits: list[float] | None = None
+    """What a probe on the model's state says of the tokens still to come, this one included: see
+    `engine.forecast.probe`. None: it was not asked."""
+    state: bytes = b""
+    """The state itself (float16), where it is kept to be learned from."""
 
 
 class ModelRunner(Protocol):

@@ -20,6 +20,7 @@ from engine.forecast.step_time import PRIOR, predict_step_s
 from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
 from engine.scheduling.room import attended_tokens
 from engine.step import Sampled, SequenceSlice
+from engine.virtual_shapes import PaddedShapes, Part
 
 EOS_TOKEN_ID = 0
 VOCABULARY = 1024
@@ -85,12 +86,7 @@ class VirtualRunner:
         self._clock = clock
         self._step_time = step_time
         self._lengths: dict[str, int] = {}
-        self._padded = padded or keeps_rows
-        self._keeps_rows = keeps_rows
-        self._batch: set[str] = set()
-        """Whoever ran since the last batch ended."""
-        self.padded_tokens = 0
-        """Places of padded steps that held no token."""
+        self._padded = PaddedShapes(keeps_rows) if padded or keeps_rows else None
         self._slots: list[int] | None = [0] * (num_blocks * block_tokens) if audit else None
 
     def set_length(self, sequence_id: str, output_tokens: int) -> None:
@@ -102,10 +98,14 @@ class VirtualRunner:
         tokens = sum(piece.num_tokens for piece in slices)
         context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
         rows = len(slices)
-        if self._padded:
-            computed = tokens
-            tokens, context, rows = self._padded_shape(slices)
-            self.padded_tokens += tokens - computed
+        if self._padded is not None:
+            shape = self._padded.of(
+                Part(piece.sequence_id, piece.position, piece.num_tokens) for piece in slices
+            )
+            self._padded.note(shape, tokens, 1)
+            tokens = shape.prompt_tokens + shape.decode_tokens
+            context = shape.prompt_context + shape.decode_context
+            rows = shape.rows
         self._clock.advance(predict_step_s(self._step_time, tokens, context, rows))
         if self._slots is not None:
             for piece in slices:
@@ -117,6 +117,11 @@ class VirtualRunner:
                     content = before = _mix(before ^ (position << 32 | piece.token_ids[position]))
                     self._slots[self._slot(piece.block_table, position)] = content
         return [self._sample(piece) if piece.sample else None for piece in slices]
+
+    @property
+    def padded_tokens(self) -> int:
+        """Places of padded steps that held no token."""
+        return self._padded.padded_tokens if self._padded is not None else 0
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
         """Takes the time of half a round trip; with `audit` the numbers move, too."""
@@ -154,25 +159,6 @@ class VirtualRunner:
             raise ValueError(f"this is not the KV of {num_tokens} tokens of a virtual model")
         for position, content in enumerate(struct.unpack(f"<{num_tokens}Q", kv[0])):
             self._slots[self._slot(block_table, position)] = content
-
-    def _padded_shape(self, slices: SequenceOf[SequenceSlice]) -> tuple[int, int, int]:
-        """Tokens, context and rows of the step with its padding."""
-        prompts = [piece for piece in slices if piece.num_tokens > 1]
-        decodes = [piece for piece in slices if piece.num_tokens == 1]
-        rows = len(slices)
-        if self._keeps_rows:
-            now = {piece.sequence_id for piece in slices}
-            self._batch = now if self._batch.isdisjoint(now) else self._batch | now
-            rows = len(self._batch)
-        decode_rows = rows - len(prompts) if decodes else 0
-        longest = max((piece.num_tokens for piece in prompts), default=0)
-        deepest = max((piece.position for piece in prompts), default=0)
-        context = max((piece.position for piece in decodes), default=-1) + 1
-        return (
-            len(prompts) * longest + decode_rows,
-            len(prompts) * attended_tokens(deepest, longest) + decode_rows * context,
-            rows,
-        )
 
     def _slot(self, block_table: list[int], position: int) -> int:
         return block_table[position // self.block_tokens] * self.block_tokens + position % self.block_tokens

@@ -5,6 +5,8 @@ watches the connection all the while: a client that leaves interrupts the reques
 or is not read. Nothing here can lose a settlement: the request runs in a task of its own.
 
 Headers go out with the first token, so that everything that can be refused is refused with a clean status.
+A stream that asked for progress gets them as soon as it stands in line; what is refused after that ends the
+stream with an error event.
 """
 
 from __future__ import annotations
@@ -15,22 +17,26 @@ from typing import TYPE_CHECKING
 
 from litestar.types import Receive, Scope, Send
 
-from gateway import responses
+from gateway import progress, responses
 from gateway.account.estimate import Account
 from gateway.account.outcomes import RequestOutcome
+from gateway.chunk_text import TextChunks
 from gateway.errors import ApiError
-from gateway.headers import contract_headers, estimate_headers, rate_limit_headers
+from gateway.headers import contract_headers, estimate_headers, limit_headers
 from gateway.responses import Choice
-from gateway.run import Begun, Closed, Ended, Event, Piece, Run
+from gateway.run import Begun, Closed, Ended, Event, InLine, Piece, Run
 from gateway.understand import Call
 from gateway.wire import send_json, send_start
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
+WATCH_AFTER_S = 0.1
+"""Who leaves earlier is noticed by then."""
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
+    # `no-transform`: a proxy that compresses holds back what it has not enough of.
+    "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
 
@@ -48,7 +54,7 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
-        watcher = asyncio.create_task(_watch(receive, run))
+        watcher = _Watcher(receive, run)
         events = _Listener(run)
         bounded = _Bounded(send, self._write_timeout_s)
         try:
@@ -65,43 +71,43 @@ class Answer:
             run.interrupt(RequestOutcome.FAILED)
             raise
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+            await watcher.close()
 
     # ------------------------------------------------------------ not streamed
 
     async def _whole(self, run: Run, events: _Listener, send: _Bounded) -> None:
-        call = self._call
-        choices = [Choice(index) for index in range(call.sequences)]
-        while True:
-            match await events.next():
+        choices = [Choice(index) for index in range(self._call.sequences)]
+        closed: Closed | None = None
+        for event in [await events.next(), *events.at_once()]:
+            match event:
                 case Piece(index=index, text=text, logprobs=logprobs):
                     choices[index].add(text, logprobs)
                 case Ended(index=index, finish=finish):
                     choices[index].finish = finish
-                case Closed() as closed:
-                    break
+                case Closed():
+                    closed = event
+        assert closed is not None, "whoever wants a whole answer hears of it at its end"
         self.closed = closed
         if closed.error is not None:
             await self._refuse(run, send, closed.error)
             return
         account = closed.account
-        body = responses.encode(responses.whole_body(call, choices, self._usage(account), account))
-        await send_json(send, 200, body, self._headers(run))
+        body = responses.encode(responses.whole_body(run.call, choices, self._usage(account), account))
+        await send.json(200, body, self._headers(run))
 
     # ------------------------------------------------------------ streamed
 
     async def _stream(self, run: Run, events: _Listener, send: _Bounded) -> None:
-        first = await events.next()
-        if isinstance(first, Closed):
-            # It never came to a token: still a clean status.
-            self.closed = first
-            assert first.error is not None, "a request without tokens has a reason"
-            await self._refuse(run, send, first.error)
-            return
-        await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
-        writer = _ChunkWriter(self._call)
+        first, has_headers = await self._first(run, events, send)
+        if not has_headers:
+            if isinstance(first, Closed):
+                # It never came to a token: still a clean status.
+                self.closed = first
+                assert first.error is not None, "a request without tokens has a reason"
+                await self._refuse(run, send, first.error)
+                return
+            await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
+        writer = _ChunkWriter(run.call)
         batch: list[Event] = [first]
         while True:
             batch += events.at_once()
@@ -116,26 +122,39 @@ class Answer:
                 await send({"type": "http.response.body", "body": body, "more_body": more})
             if isinstance(last, Closed):
                 return
-            try:
-                batch = [await events.next(self._keep_alive_s)]
-            except TimeoutError:
-                batch = []
+            event = await events.within(self._keep_alive_s)
+            batch = [] if event is None else [event]
+
+    async def _first(self, run: Run, events: _Listener, send: _Bounded) -> tuple[Event, bool]:
+        """The first event worth telling, and whether headers went out before it: with progress they do, and
+        comments after them, unless it is refused or served at once."""
+        if not self._call.wants_progress:
+            return await events.next(), False
+        event = await events.within(progress.HEADERS_AT_ONCE_S)
+        if event is not None and not isinstance(event, InLine):
+            return event, False
+        await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
+        while event is None or isinstance(event, InLine):
+            comment = self._gateway.lifecycle.outlook(run).comment()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
+            event = await events.within(progress.EVERY_S)
+        return event, True
 
     # ------------------------------------------------------------ both
 
     async def _refuse(self, run: Run, send: _Bounded, error: ApiError) -> None:
         self._count(error)
-        await send_json(send, error.status, error.body(), self._headers(run) | error.all_headers())
+        await send.json(error.status, error.body(), self._headers(run) | error.all_headers())
 
     def _count(self, error: ApiError) -> None:
         if error.code != "client_left":
             self._gateway.metrics.refused(error.code)
 
     def _headers(self, run: Run) -> dict[str, str]:
-        call = self._call
+        call = run.call
         return (
             contract_headers(call.principal, call.tier)
-            | rate_limit_headers(run.limit_states)
+            | limit_headers(run.limit_states)
             | estimate_headers(run.estimate)
         )
 
@@ -157,6 +176,8 @@ class _Listener:
         """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""
         while True:
             try:
+                if timeout_s is None:
+                    return await self._run.events.get()
                 async with asyncio.timeout(timeout_s):
                     return await self._run.events.get()
             except asyncio.CancelledError:
@@ -166,6 +187,13 @@ class _Listener:
                 self._was_cut = True
                 task.uncancel()
                 self._run.interrupt(RequestOutcome.SHUTDOWN)
+
+    async def within(self, timeout_s: float) -> Event | None:
+        """The next event; None after a silence of `timeout_s`."""
+        try:
+            return await self.next(timeout_s)
+        except TimeoutError:
+            return None
 
     def at_once(self) -> list[Event]:
         """What is there already: a step's events go out together."""
@@ -182,18 +210,23 @@ class _ChunkWriter:
         self._call = call
         self._live = call.sequences
         self._logprob_characters = [0] * call.sequences
+        self._text = TextChunks(call)
         self._last: tuple[int, str] | None = None
 
     def write(self, event: Event) -> bytes:
         """The bytes of one event; none where there is nothing to say yet."""
         call = self._call
         match event:
+            case InLine():
+                return b""
             case Begun():
                 if not call.chat:
                     return b""
                 return b"".join(
                     [responses.event(responses.role_chunk(call, index)) for index in range(call.sequences)]
                 )
+            case Piece(index=index, text=text, logprobs=logprobs) if not logprobs:
+                return self._text.event(index, text)
             case Piece(index=index, text=text, logprobs=logprobs):
                 before = self._logprob_characters[index]
                 self._logprob_characters[index] += sum(len(item.text) for item in logprobs)
@@ -209,7 +242,7 @@ class _ChunkWriter:
 
     def _close(self, account: Account, error: ApiError | None) -> bytes:
         if error is not None:
-            return responses.event(error.payload())
+            return responses.error_event(error, account)
         used = responses.usage(
             account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
         )
@@ -231,11 +264,36 @@ class _Bounded:
         async with asyncio.timeout(self._timeout_s):
             await self._send(message)  # type: ignore[arg-type]
 
+    async def json(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        """A whole JSON answer."""
+        async with asyncio.timeout(self._timeout_s):
+            await send_json(self._send, status, body, headers)
 
-async def _watch(receive: Receive, run: Run) -> None:
-    """Interrupts the request when the client goes away."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            run.interrupt(RequestOutcome.DISCONNECTED)
-            return
+
+class _Watcher:
+    """Interrupts the request when the client goes away. What is over in a moment is not watched: to begin
+    and to end that costs more than it would save."""
+
+    def __init__(self, receive: Receive, run: Run) -> None:
+        self._receive = receive
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    async def close(self) -> None:
+        """Watches no more."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._run.interrupt(RequestOutcome.DISCONNECTED)
+                return

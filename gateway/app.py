@@ -9,15 +9,27 @@ from typing import Any
 from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.types import Send
 
 from gateway import errors
 from gateway.authentication import require_scope
 from gateway.body import declared_length
 from gateway.deps import GatewayDeps
 from gateway.refusals import as_api_error
-from gateway.routes import admin, docs, health, inference
+from gateway.routes import admin, docs, health, inference, quotes, requests
 from gateway.runtime import Gateway
-from gateway.wire import add_standard_headers, begin
+from gateway.straight import Application
+from gateway.wire import add_standard_headers, begin, send_json
+
+HANDLERS = [
+    *inference.HANDLERS,
+    *quotes.HANDLERS,
+    *requests.HANDLERS,
+    *health.HANDLERS,
+    *admin.HANDLERS,
+    *docs.HANDLERS,
+]
+"""Every route there is."""
 
 
 def create_app(deps: GatewayDeps) -> Litestar:
@@ -35,8 +47,9 @@ def create_app(deps: GatewayDeps) -> Litestar:
         finally:
             await gateway.stop()
 
-    return Litestar(
-        route_handlers=[*inference.HANDLERS, *health.HANDLERS, *admin.HANDLERS, *docs.HANDLERS],
+    return Application(
+        refuse=_send_refusal,
+        route_handlers=HANDLERS,
         guards=[require_scope],
         lifespan=[lifespan],
         exception_handlers={Exception: _refuse},
@@ -51,6 +64,18 @@ def create_app(deps: GatewayDeps) -> Litestar:
 
 def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
     """Every exception of every route, in OpenAI's shape."""
+    status, body, headers = _refusal(request, exception)
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+async def _send_refusal(send: Send, request: Request[Any, Any, Any], exception: Exception) -> None:
+    """The same where the framework does not send it."""
+    status, body, headers = _refusal(request, exception)
+    await send_json(send, status, body, headers)
+
+
+def _refusal(request: Request[Any, Any, Any], exception: Exception) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
     match exception:
@@ -67,4 +92,4 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
     if declared is not None and declared > gateway.deps.config.max_body_bytes:
         # Nobody has read the body, and nobody will.
         headers["connection"] = "close"
-    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
+    return error.status, error.body(), headers

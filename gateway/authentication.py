@@ -62,8 +62,9 @@ def authenticate(deps: GatewayDeps, authorization: str | None) -> Principal:
         raise errors.invalid_api_key(rejected.reason) from None
 
 
-def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guard: authenticates and checks the scope that the route names."""
+async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Guard: authenticates and checks the scope that the route names. It waits for nothing: a plain function
+    would be called in a thread."""
     begin(connection.scope)
     scope = handler.opt.get("scope")
     if scope is None:

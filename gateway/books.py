@@ -27,6 +27,7 @@ from gateway.understand import Call
 from tenants.errors import EpochEnded
 from tenants.ledger import Kind, Ledger, LedgerRow, as_list, sum_of
 from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
+from tenants.stopping import stop
 from tenants.types import NOTHING, Amounts, Limit
 
 __all__ = ["Books", "BudgetDenied", "Settlement"]
@@ -50,6 +51,7 @@ class _Live:
     held: Amounts
     """What the ledger says, reserve row and top-ups together."""
     price_version: int
+    reported: Callable[[], Amounts] | None = None
     top_ups: int = 0
 
 
@@ -134,18 +136,24 @@ class Books:
     async def close(self, timeout_s: float) -> None:
         """Waits for the settlements under way; what is not durable then is settled at the next start."""
         await self._settlements.close(timeout_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(self._tasks)
 
     def held(self, request_id: str) -> Amounts:
         """Everything that a live request holds so far, as limits count it; nothing when it is not live."""
         live = self._live.get(request_id)
         return NOTHING if live is None else live.held
 
-    async def reserve(self, call: Call, hold: Hold, *, price_version: int = 0) -> Granted:
+    async def reserve(
+        self,
+        call: Call,
+        hold: Hold,
+        *,
+        price_version: int = 0,
+        reported: Callable[[], Amounts] | None = None,
+    ) -> Granted:
         """Holds on every limit of the request's path, then makes the reserve row durable. The request may go
-        as far as `Granted.covered`.
+        as far as `Granted.covered`. `reported`: what bills say of what a top-up says was used, where limits
+        may count it otherwise; None: they do not.
 
         Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
         """
@@ -163,7 +171,7 @@ class Books:
             raise
         if isinstance(answer, Denied):
             raise BudgetDenied(answer)
-        self._live[call.request_id] = _Live(call, answer.covered, price_version)
+        self._live[call.request_id] = _Live(call, answer.covered, price_version, reported)
         detail = {
             "prompt_tokens": [len(prompt) for prompt in call.prompts],
             "choices": call.choices,
@@ -194,34 +202,36 @@ class Books:
     ) -> Granted | Denied:
         """Raises what a live request holds (`QuotaStore.top_up`; totals since it began), and makes that
         durable: after this, and not before, the engine may be told. `used` is what was emitted and computed
-        so far: should everybody die, that is what will be charged.
+        so far, as limits count it: should everybody die, that is what will be charged, and billed as
+        `reported` says.
 
         Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
         engine must then not be told more than before, and the call may be repeated.
         """
         live = self._live[request_id]
-        try:
-            epoch, answer = await self._in_one_epoch(
-                lambda: self._quota_store.top_up(request_id, used, first, ahead)
-            )
-        except KeyError:
-            raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
+        epoch, answer = await self._raise_hold(request_id, used, first, ahead)
         if isinstance(answer, Denied):
             return answer
-        try:
-            while _any(newly := _beyond(answer.covered, live.held)):
-                row = replace(
-                    self._row(live.call, "top_up", newly, {"used": as_list(used)}, (), live.price_version),
-                    number=live.top_ups + 1,
-                )
-                if await self._ledger.append(row, epoch=epoch):
-                    live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
-                else:
-                    # An attempt that seemed to fail had been written after all.
-                    await self._read_again(request_id, live)
-        except EpochEnded as error:
-            raise QuotaStoreUnavailable("its counters were rebuilt") from error
+        detail = {"used": as_list(used)}
+        if live.reported is not None and (tokens := live.reported()) != used:
+            detail["tokens"] = as_list(tokens)
+        await self._write_top_up(live, live.call, answer.covered, detail, epoch)
         self._on_granted(answer)
+        return answer
+
+    async def move(self, call: Call, first: Amounts, ahead: Amounts) -> Granted:
+        """Raises what a live request holds that has emitted nothing, and makes durable that from now on it is
+        charged in `call.tier`, whoever settles it.
+
+        Raises `BudgetDenied` (nothing has changed then), `KeyError`, `QuotaStoreUnavailable`,
+        `DatabaseUnavailable`.
+        """
+        live = self._live[call.request_id]
+        epoch, answer = await self._raise_hold(call.request_id, NOTHING, first, ahead)
+        if isinstance(answer, Denied):
+            raise BudgetDenied(answer)
+        detail = {"used": as_list(NOTHING), "moved_from": live.call.tier.value}
+        await self._write_top_up(live, call, answer.covered, detail, epoch)
         return answer
 
     def settle(
@@ -233,19 +243,25 @@ class Books:
         acknowledge: Callable[[], None],
         *,
         counted: Amounts | None = None,
+        credit_nanousd: int = 0,
     ) -> Settlement:
         """Starts the settlement; it goes on until it is durable, whoever stops waiting for it. `counted` is
-        what limits count where tokens are weighted; None: what is charged."""
+        what limits count where tokens are weighted; None: what is charged. `credit_nanousd` is given back on
+        the bill, in a row of its own: what limits counted stays counted."""
         live = self._live.get(call.request_id)
-        row = self._row(call, "settle", charged, detail, (), live.price_version if live else 0)
-        row = replace(row, outcome=outcome.value)
+        price_version = live.price_version if live else 0
+        row = self._row(call, "settle", charged, detail, (), price_version, outcome.value)
         if counted is not None and counted != charged:
             row = replace(row, counted_input=counted.input_tokens, counted_output=counted.output_tokens)
 
         def done() -> None:
             self._live.pop(call.request_id, None)
 
-        return self._settlements.start(row, acknowledge, done)
+        credit: LedgerRow | None = None
+        if credit_nanousd:
+            given_back = replace(NOTHING, cost_nanousd=-credit_nanousd)
+            credit = self._row(call, "credit", given_back, {}, (), price_version, "quote")
+        return self._settlements.start(row, acknowledge, done, credit)
 
     async def keep_once(self) -> None:
         """Looks after the holds now, instead of when the next round is due."""
@@ -270,6 +286,7 @@ class Books:
         detail: dict[str, Any],
         charged_to: tuple[str, ...],
         price_version: int,
+        outcome: str = "",
     ) -> LedgerRow:
         principal = call.principal
         return LedgerRow(
@@ -282,7 +299,7 @@ class Books:
             tier=call.tier,
             model=call.model,
             amounts=amounts,
-            outcome="",
+            outcome=outcome,
             at=self._now(),
             detail=detail,
             charged_to=charged_to,
@@ -291,6 +308,34 @@ class Books:
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._wall_clock(), UTC)
+
+    async def _raise_hold(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> tuple[str, Granted | Denied]:
+        """`QuotaStore.top_up`, and the epoch that it was in."""
+        try:
+            return await self._in_one_epoch(lambda: self._quota_store.top_up(request_id, used, first, ahead))
+        except KeyError:
+            raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
+
+    async def _write_top_up(
+        self, live: _Live, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
+    ) -> None:
+        """Makes durable that all of `covered` is held, as one more numbered row, and that the request is now
+        `call`. Where neither is news nothing is written."""
+        try:
+            while _any(newly := _beyond(covered, live.held)) or live.call is not call:
+                row = replace(
+                    self._row(call, "top_up", newly, detail, (), live.price_version), number=live.top_ups + 1
+                )
+                if await self._ledger.append(row, epoch=epoch):
+                    live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
+                    live.call = call
+                else:
+                    # An attempt that seemed to fail had been written after all.
+                    await self._read_again(call.request_id, live)
+        except EpochEnded as error:
+            raise QuotaStoreUnavailable("its counters were rebuilt") from error
 
     async def _read_again(self, request_id: str, live: _Live) -> None:
         for found in await self._ledger.open_requests(request_ids=[request_id]):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from engine.scheduling.options import PolicyOptions
+from gateway.flow.control import Mode
 from tenants.types import Tier
 
 
 def _default_ttl() -> dict[Tier, float]:
     # The SDK's own read timeout is 600 s: a refusal must come well before it.
     return {Tier.INTERACTIVE: 120.0, Tier.STANDARD: 300.0, Tier.BATCH: 540.0}
+
+
+def _default_ageing() -> dict[Tier, float]:
+    # Each tier moves up well before its requests leave the queue.
+    return {Tier.INTERACTIVE: math.inf, Tier.STANDARD: 150.0, Tier.BATCH: 180.0}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,18 @@ class GatewayConfig:
     max_queued_per_tenant: int = 512
     queue_ttl_s: dict[Tier, float] = field(default_factory=_default_ttl)
     """Longest wait in the queue by tier; a request that waited longer is refused with 503."""
+    ageing_s: dict[Tier, float] = field(default_factory=_default_ageing)
+    """By tier: a request that has waited so long moves up one tier, and again after as long; inf: never."""
+    long_tokens: int = 16_384
+    """Requests with more tokens than this (input + predicted output) wait in a lane of their own."""
+    long_share_sequences: float = 0.5
+    """Share of an engine's sequences that the long requests of a tier may hold."""
+    long_share_kv: float = 0.5
+    """And of its KV cache."""
+    batch_share: float = 1.0
+    """Share of an engine's sequences and KV cache that the batch tier may hold."""
+    reservation_burst_s: float = 10.0
+    """A tenant that was kept from its reserved service is owed at most so many seconds of it."""
     lookahead_sequences: int = 2
     """Sequences dispatched beyond what an engine runs at once, so that it never idles between steps."""
     kv_window: float = 1.0
@@ -80,9 +99,19 @@ class GatewayConfig:
     """Of one API key, at any time."""
     shutdown_grace_s: float = 20.0
     """How long running requests may go on when the gateway stops."""
+    timeline_retention_s: float = 7 * 86_400.0
+    """How long the timelines of requests that have ended are kept; 0: none is."""
+    max_timelines: int = 1_000_000
+    """The oldest go first."""
     estimate_cache_s: float = 0.05
     quotes_per_s: float = 5.0
     """`POST /v1/quotes` per key, sustained; bursts of twice that."""
+    control: Mode = Mode.OFF
+    """Whether the control loop moves knobs, or says how it would."""
+    quote_valid_s: float = 10.0
+    """For so long a quote can be redeemed."""
+    quote_credit_share: float = 0.5
+    """Of the charge, credited where a redeemed quote was not kept and that is ours."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -94,8 +123,27 @@ class GatewayConfig:
                 raise ValueError(f"{item.name} must be a positive number, not {value!r}")
         if self.reserve_quantile > 1:
             raise ValueError(f"reserve_quantile must be at most 1, not {self.reserve_quantile!r}")
+        if self.quote_credit_share > 1:
+            raise ValueError(f"quote_credit_share must be at most 1, not {self.quote_credit_share!r}")
+        for name in ("long_share_sequences", "long_share_kv", "batch_share"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} must be at most 1, not {getattr(self, name)!r}")
+        if set(self.ageing_s) != set(Tier) or any(not seconds > 0 for seconds in self.ageing_s.values()):
+            raise ValueError(
+                "ageing_s needs a positive number of seconds (inf: never) for each of " + ", ".join(Tier)
+            )
         if set(self.queue_ttl_s) != set(Tier) or any(not ttl > 0 for ttl in self.queue_ttl_s.values()):
             raise ValueError("queue_ttl_s needs a positive number of seconds for each of " + ", ".join(Tier))
 
 
-_MAY_BE_ZERO = frozenset({"idempotency_ttl_s", "lookahead_sequences", "shutdown_grace_s", "estimate_cache_s"})
+_MAY_BE_ZERO = frozenset(
+    {
+        "idempotency_ttl_s",
+        "lookahead_sequences",
+        "quote_credit_share",
+        "reservation_burst_s",
+        "shutdown_grace_s",
+        "estimate_cache_s",
+        "timeline_retention_s",
+    }
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.messages import TIER_RANKS, Delta, Submit
@@ -18,7 +19,10 @@ from gateway.dispatcher import Dispatcher
 from gateway.ids import sequence_id
 from gateway.run import Ended, Interrupted, Piece, Run
 from gateway.topping import Topping
-from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost
+from gateway.upstream import bound
+from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
+from tenants.stopping import stop
+from tenants.types import OnLowBudget
 
 FINISHES = ("stop", "length", "budget")
 """How a sequence ends when nothing went wrong."""
@@ -63,24 +67,33 @@ class Decoding:
         self._require_presence()
         upstream = run.turn.upstream
         topping = self._make_topping(run, upstream)
-        keeper = asyncio.create_task(topping.run())
+        keepers = [asyncio.create_task(topping.run())] if topping.is_needed else []
         readers: list[asyncio.Task[None]] = []
+        cancelled: set[int] = set()
+
+        def cancel(index: int) -> None:
+            if run.uses[index].outcome is None and index not in cancelled:
+                cancelled.add(index)
+                upstream.cancel(sequence_id(run.call.request_id, index), "cancelled")
+
         try:
             for index in range(run.call.sequences):
-                deltas = upstream.run(_submit(run, index))
-                readers.append(asyncio.create_task(self._read(run, index, deltas, topping)))
-            pending: set[asyncio.Future[Any]] = {*readers, keeper, run.interrupted}
+                deltas = upstream.run(_submit(run, index), _wording(run, index))
+                readers.append(asyncio.create_task(self._read(run, index, deltas, topping, cancel)))
+            pending: set[asyncio.Future[Any]] = {*readers, *keepers, run.interrupted}
             while any(reader in pending for reader in readers):
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in (*readers, keeper):
+                for task in (*readers, *keepers):
                     if task in done:
                         task.result()
                 if run.interrupted in done and any(reader in pending for reader in readers):
                     raise Interrupted(run.interrupted.result())
         finally:
-            await self._stop(run, upstream, readers)
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+            await self._stop(run, upstream, readers, cancel)
+            # Asked once, unlike what `stop` does: a top-up under way must end before the request is settled.
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
         finishes = {use.outcome.finish for use in run.uses if use.outcome is not None}
         if "budget" in finishes:
             run.stop_cause = "budget"
@@ -89,15 +102,23 @@ class Decoding:
 
     async def close(self) -> None:
         """Waits no longer for words of engines that come too late."""
-        for task in self._stragglers:
-            task.cancel()
-        await asyncio.gather(*self._stragglers, return_exceptions=True)
+        await stop(self._stragglers)
 
-    async def _read(self, run: Run, index: int, deltas: AsyncIterator[Delta], topping: Topping) -> None:
+    async def _read(
+        self,
+        run: Run,
+        index: int,
+        deltas: AsyncIterator[Delta],
+        topping: Topping,
+        cancel: Callable[[int], None],
+    ) -> None:
         use = run.uses[index]
         try:
             async for delta in deltas:
                 await self._take(run, index, delta)
+                if run.interrupted.done():
+                    # Before the next delta is read, which would tell the engine that there is room for more.
+                    cancel(index)
                 topping.seen(index)
         except ReaderTooSlow:
             run.interrupt(RequestOutcome.SLOW_READER)
@@ -105,6 +126,8 @@ class Decoding:
         if use.outcome is None:
             raise UpstreamLost("the stream ended without an outcome")
         if use.outcome.finish not in FINISHES:
+            if run.interrupted.done():
+                raise Interrupted(run.interrupted.result())
             raise StoppedByEngine(use.outcome.finish)
 
     async def _take(self, run: Run, index: int, delta: Delta) -> None:
@@ -117,7 +140,7 @@ class Decoding:
             run.times.last_token_s = now_s
         if delta.token_ids or delta.outcome is not None:
             run.begin()
-        if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s):
+        if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s, self._clock):
             run.events.put_nowait(Piece(index, delta.text, delta.logprobs))
         if delta.outcome is not None:
             use.ended(delta.outcome)
@@ -125,13 +148,14 @@ class Decoding:
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
             run.events.put_nowait(Ended(index, delta.outcome.finish))
 
-    async def _stop(self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]]) -> None:
+    async def _stop(
+        self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
+    ) -> None:
         """Nothing of this request goes on: cancels what runs and waits for the engine's final counts."""
         unfinished = [reader for reader in readers if not reader.done()]
         if unfinished:
-            for index, use in enumerate(run.uses):
-                if use.outcome is None:
-                    upstream.cancel(sequence_id(run.call.request_id, index), "cancelled")
+            for index in range(len(run.uses)):
+                cancel(index)
             await asyncio.wait(unfinished, timeout=self._outcome_wait_s)
         for reader in readers:
             if reader.done():
@@ -162,10 +186,35 @@ def _submit(run: Run, index: int) -> Submit:
         lease_gpu_us=run.leases.gpu_us[index],
         sampling=call.sampling_of(index),
         index=index,
-        tier=TIER_RANKS[call.tier],
+        tier=TIER_RANKS[call.tier] if run.turn.tier is None else run.turn.tier,
         weight=call.principal.weight,
         counter=run.turn.counter,
+        is_owed=run.turn.is_owed,
         predicted_output_tokens=run.predicted_output_tokens,
         predicted_high_tokens=run.predicted_high_tokens,
         trace_context=call.trace_context,
+    )
+
+
+def _wording(run: Run, index: int) -> Wording:
+    """What the client wrote, and, for servers that know no leases, how much of an answer could be held."""
+    call = run.call
+    wording = call.wording_of(index)
+    if not call.stream:
+        wording = replace(wording, is_streamed=False)
+    if call.asked_max_tokens and call.principal.on_low_budget is not OnLowBudget.TRUNCATE:
+        return wording  # its worst case is promised to it
+    return replace(wording, most_tokens=lambda: _most_tokens(run))
+
+
+def _most_tokens(run: Run) -> int:
+    leases = run.leases
+    assert leases is not None
+    return bound.most_tokens(
+        leases.covered,
+        leases.covered_output_tokens,
+        run.limit_states,
+        leases.sizes,
+        run.call.sequences,
+        run.call.max_tokens,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,11 @@ from tenants.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length import LengthForecast
-    from gateway.prompt import PromptRenderer
+    from gateway.elsewhere import Elsewhere
+    from gateway.pools import PoolSpec
     from gateway.recovery import RecoveryReport
+    from gateway.sharing import Sharing
+    from gateway.understand import Renderer
     from gateway.upstream.base import Upstream
     from tenants.admin import Admin
     from tenants.database import Database
@@ -44,14 +48,16 @@ class GatewayDeps:
     prices: Callable[[], PriceBook]
     """The price book in force; it changes while the gateway runs."""
     upstreams: tuple[Upstream, ...]
-    """One for each engine, all of the same model."""
-    renderer: PromptRenderer
+    """One for each engine of our own, all of the same model: they keep outcomes, which recovery asks for."""
+    renderer: Renderer
     model_name: str
-    """The model's name in the API."""
+    """The name in the API of the model that is served, or of the first one."""
     control_token: str = ""
     """Bearer of the local CLI with all admin scopes; empty: none."""
     rebuild_counters: bool = True
     """The quota store lives and dies with this process: fill it from the ledger before serving."""
+    quote_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """Signs quotes; the same in every gateway of an installation, or each knows only its own."""
     address: str = ""
     """Where this gateway serves; for people."""
     engine_addresses: tuple[str, ...] = ()
@@ -60,13 +66,25 @@ class GatewayDeps:
     wall_clock: Callable[[], float] = time.time
     lengths: LengthForecast | None = None
     """None: loaded from `config.data_dir`, or fresh."""
+    pools: tuple[PoolSpec, ...] = ()
+    """Every served model; empty: `model_name` on `upstreams` is the only one."""
+    aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Other names of models: weights of pools."""
+    sharing: Sharing | None = None
+    """How queues are shared with other gateways; None: each gateway has its own."""
+    elsewhere: Elsewhere | None = None
+    """How other gateways are asked about their requests; None: without a Redis they are not."""
     registry: GatewayRegistry = field(init=False)
     """Which gateways live."""
     recovery: RecoveryReport | None = field(default=None, init=False)
     """Set by `gateway.recovery.recover`; `create_app` runs it at start if nobody has."""
 
     def __post_init__(self) -> None:
+        from gateway.pools import PoolSpec
+
         self.registry = GatewayRegistry(self.database, self.wall_clock)
+        if not self.pools:
+            self.pools = (PoolSpec(self.model_name, self.upstreams, self.renderer),)
 
     def engine_names(self) -> frozenset[str]:
         """The engines that this gateway can send requests to."""

@@ -1,7 +1,7 @@
 """How does a waiting request learn that it is its turn?
 
-The asynchronous edge of the flow controller: it passes time and the engines' sizes in, and wakes the
-requests that the controller lets go. It decides nothing.
+The asynchronous edge of the queue, wherever that lives (`flow_state.py`): it passes time and the engines'
+sizes in, and wakes the requests whose turn it is. It decides nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from engine.forecast.step_time import PRIOR
+from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.window import Replica
+from gateway.flow_state import FlowState, LocalQueue
 from gateway.upstream.base import Upstream
+from tenants.stopping import stop
 
 SWEEP_S = 0.25
 """How often deadlines in the queue are looked at."""
@@ -48,10 +52,17 @@ class Turn:
     upstream: Upstream
     counter: int
     dispatched_s: float
+    tier: int | None = None
+    """Its rank at the engine, where a long wait or a reservation made it a higher one than its tier's."""
+    by_reservation: bool = False
+    displaced: tuple[Displaced, ...] = ()
+    """Whose place it takes, of this gateway's requests."""
+    is_owed: bool = False
+    """At the engine it may take the place of a tenant of its tier that has had more."""
 
 
 class Dispatcher:
-    """One task, one flow controller, any number of waiting requests. Use from one event loop."""
+    """One task, one queue, any number of waiting requests. Use from one event loop."""
 
     def __init__(
         self,
@@ -60,8 +71,11 @@ class Dispatcher:
         clock: Callable[[], float],
         *,
         engine_grace_s: float,
+        state: FlowState | None = None,
     ) -> None:
+        """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
+        self._state = state or LocalQueue(flow)
         self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
         self._clock = clock
         self._engine_grace_s = engine_grace_s
@@ -70,8 +84,9 @@ class Dispatcher:
         self._closing = False
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
+        self._state.bind(self.replicas, self._woken, self._refused)
         for upstream in upstreams:
-            upstream.watch(self.pump_soon)
+            upstream.watch(partial(self._changed, upstream))
 
     @property
     def has_engine(self) -> bool:
@@ -84,21 +99,34 @@ class Dispatcher:
         for upstream in self._upstreams.values():
             ready = upstream.ready
             if upstream.is_up and ready is not None:
+                snapshot = upstream.snapshot
                 sizes.append(
-                    Replica(upstream.replica_id, ready.max_sequences, ready.num_blocks * ready.block_tokens)
+                    Replica(
+                        upstream.replica_id,
+                        ready.max_sequences,
+                        ready.num_blocks * ready.block_tokens,
+                        snapshot.step_time if snapshot is not None else PRIOR,
+                        ready.max_batched_tokens,
+                        pauses=bool(ready.policy),  # other servers name none
+                    )
                 )
         return sizes
 
     def start(self) -> None:
-        """Begins to watch deadlines."""
+        """Begins to give turns, and to watch deadlines."""
+        self._state.start()
         self._task = asyncio.create_task(self._sweep(), name="gateway dispatcher")
 
     async def close(self) -> None:
         """Refuses everything that waits, and stops."""
         self.refuse_waiting(Closing())
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop([self._task])
+        await self._state.close()
+
+    def require_order(self, name: str) -> None:
+        """Raises `UnknownPolicy` for an order that does not work where the queue lives."""
+        self._state.require_order(name)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Ends every wait with `error`, and all later ones if that is `Closing`."""
@@ -112,30 +140,52 @@ class Dispatcher:
 
         Raises `QueueRefused`, `QueueExpired`, `NoEngine`, `Closing`.
         """
+        turn = self.line_up(ticket)
+        try:
+            return await turn
+        finally:
+            self.leave(ticket.entry.entry_id)
+
+    def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
+        """Its turn, which may have come already; whoever gets it `leave`s afterwards, or when the wait is
+        given up. The future, or this call, raises as `turn`."""
         if self._closing:
             raise Closing
         entry_id = ticket.entry.entry_id
-        full = self.flow.enqueue(ticket, self._clock())
+        full = self._state.enqueue(ticket, self._clock())
         if full is not None:
             raise QueueRefused(full)
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._turns[entry_id] = future
         self.pump()
-        try:
-            return await future
-        finally:
-            self._turns.pop(entry_id, None)
-            self.flow.cancel(entry_id, self._clock())
+        return future
+
+    def leave(self, entry_id: str) -> None:
+        """It waits no more."""
+        self._turns.pop(entry_id, None)
+        self._state.cancel(entry_id, self._clock())
+
+    def move(self, entry_id: str, tier: int) -> bool:
+        """Gives a waiting request another tier, by its rank; False when it does not wait (any more)."""
+        moved = self._state.move(entry_id, tier, self._clock())
+        self.pump()
+        return moved
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """Tells the controller what came; a sequence that ended may make room."""
-        self.flow.progress(entry_id, output_tokens, live_sequences)
+        self._state.progress(entry_id, output_tokens, live_sequences)
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         """The dispatched request is over."""
-        self.flow.finish(entry_id, input_tokens, output_tokens, self._clock())
+        self._state.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
+
+    def _changed(self, upstream: Upstream) -> None:
+        """It came up, or was lost: then nothing is in its cache any more."""
+        if not upstream.is_up:
+            self.flow.lost(upstream.replica_id)
+        self.pump_soon()
 
     def pump_soon(self) -> None:
         """`pump` once, at the loop's next turn: a step ends many sequences at once."""
@@ -149,23 +199,39 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Lets go what may go now."""
-        if not self._turns:
-            return
+        self._state.pump(self._clock())
+
+    def _woken(self, turns: list[Dispatch]) -> None:
         now_s = self._clock()
-        for turn in self.flow.dispatch(now_s, self.replicas()):
+        for turn in turns:
             self._wake(turn, now_s)
+
+    def _refused(self, entry_id: str, full: QueueFull) -> None:
+        future = self._turns.get(entry_id)
+        if future is not None and not future.done():
+            future.set_exception(QueueRefused(full))
 
     def _wake(self, turn: Dispatch, now_s: float) -> None:
         entry_id = turn.ticket.entry.entry_id
         future = self._turns.get(entry_id)
         if future is None or future.done():
             # Its reader left between the decision and now: the place is free again.
-            self.flow.finish(entry_id, 0, 0, now_s)
+            self._state.finish(entry_id, 0, 0, now_s)
             return
-        future.set_result(Turn(self._upstreams[turn.replica_id], turn.counter, now_s))
+        future.set_result(
+            Turn(
+                self._upstreams[turn.replica_id],
+                turn.counter,
+                now_s,
+                turn.tier,
+                turn.by_reservation,
+                turn.displaced,
+                turn.is_owed,
+            )
+        )
 
     def _fail(self, entry_id: str, error: Exception) -> None:
-        self.flow.cancel(entry_id, self._clock())
+        self._state.cancel(entry_id, self._clock())
         future = self._turns.get(entry_id)
         if future is not None and not future.done():
             future.set_exception(error)
@@ -179,7 +245,7 @@ class Dispatcher:
                 log.exception("the dispatcher's sweep failed; it goes on")
 
     def _look_at_deadlines(self, now_s: float) -> None:
-        for ticket in self.flow.expire(now_s):
+        for ticket in self._state.expire(now_s):
             self._fail(ticket.entry.entry_id, QueueExpired())
         if self.has_engine:
             self._down_since_s = None

@@ -3,14 +3,18 @@
     {"error": {"message", "type", "param", "code"}}
 
 `message` names the thing, the limit and the way out. What the SDKs do next is decided by headers: they
-obey `x-should-retry`, then `retry-after-ms`, then `retry-after`, and look at nothing else. Text of drivers,
-stack traces and other tenants' data never get here: unknown exceptions become one neutral sentence.
+obey `x-should-retry`, then `retry-after-ms`, then `retry-after`, and look at nothing else. By themselves they
+try 408, 409, 429 and everything from 500 on again, so each of those says here whether that is worth it: yes
+where nothing was charged and waiting helps, and then when; no where it would be refused again or charged
+twice. Text of drivers, stack traces and other tenants' data never get here: unknown exceptions become one
+neutral sentence.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -39,19 +43,34 @@ class ApiError(Exception):
         """The JSON body."""
         return msgspec.json.encode(self.payload())
 
-    def payload(self) -> dict[str, dict[str, str | None]]:
-        """The error object as streams carry it."""
+    def payload(self) -> dict[str, dict[str, Any]]:
+        """The error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def late_payload(self) -> dict[str, dict[str, Any]]:
+        """The error object of a stream that has begun: it also says what its headers can say no more."""
+        found = self.payload()
+        found["error"] |= {
+            "status": self.status,
+            "retry_after_ms": None if self.retry_after_s is None else _milliseconds(self.retry_after_s),
+            "should_retry": self.should_retry,
+        }
+        return found
 
     def all_headers(self) -> dict[str, str]:
         """Own headers plus what tells a client whether and when to come back."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
-            headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_after_s * 1000)))
+            headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.should_retry is not None:
             headers["x-should-retry"] = "true" if self.should_retry else "false"
         return headers
+
+
+def _milliseconds(seconds: float) -> int:
+    """Never 0: SDKs take that for no answer."""
+    return max(1, math.ceil(seconds * 1000))
 
 
 # ---------------------------------------------------------------- what the caller got wrong
@@ -178,6 +197,16 @@ def tier_not_allowed(asked: str, tier: str, allowed: list[str]) -> ApiError:
     )
 
 
+def bad_header(name: str, value: str, wanted: str) -> ApiError:
+    """A header of ours, or of an SDK, that cannot be taken as it is."""
+    return ApiError(400, "invalid_header", f"Invalid '{name}': '{value[:64]}'. {wanted}", param=name)
+
+
+def already_exists(message: str) -> ApiError:
+    """A name that is taken: it will be the next time, too."""
+    return ApiError(409, "already_exists", message, param="name", should_retry=False)
+
+
 def not_found(path: str) -> ApiError:
     """No such route."""
     return ApiError(404, "not_found", f"Nothing at {path[:200]}. GET /docs lists what is here.")
@@ -243,7 +272,8 @@ def engine_unavailable(retry_after_s: float = RETRY_SOON_S) -> ApiError:
 
 
 def engine_lost(charged_tokens: int) -> ApiError:
-    """The engine died under a running request."""
+    """The engine died under a running request. Once tokens were charged, whether to pay for a second attempt
+    is for the caller to say."""
     return ApiError(
         503,
         "engine_lost",
@@ -251,12 +281,33 @@ def engine_lost(charged_tokens: int) -> ApiError:
         f" The {charged_tokens} tokens that arrived were charged, nothing else.",
         type=SERVER_ERROR,
         retry_after_s=RETRY_SOON_S,
+        should_retry=charged_tokens == 0,
+    )
+
+
+def upstream_error(charged_tokens: int) -> ApiError:
+    """A server that is not our own answered with what is no answer. As with an engine that died, whether to
+    pay for a second attempt is for the caller to say."""
+    return ApiError(
+        502,
+        "upstream_error",
+        "The server that runs this model did not answer as it should."
+        f" The {charged_tokens} tokens that arrived were charged, nothing else.",
+        type=SERVER_ERROR,
+        retry_after_s=RETRY_SOON_S,
+        should_retry=charged_tokens == 0,
     )
 
 
 def engine_failed() -> ApiError:
-    """The engine gave up on this sequence."""
-    return ApiError(500, "engine_failed", "The engine failed to generate this answer.", type=SERVER_ERROR)
+    """The engine gave up on this sequence: it would again."""
+    return ApiError(
+        500,
+        "engine_failed",
+        "The engine failed to generate this answer.",
+        type=SERVER_ERROR,
+        should_retry=False,
+    )
 
 
 def accounts_unavailable(what: str) -> ApiError:
@@ -279,6 +330,92 @@ def no_price() -> ApiError:
         "model_not_priced",
         "This model has no price yet, and nothing is served unmetered. Ask the operator to set one.",
         type=SERVER_ERROR,
+        should_retry=False,
+    )
+
+
+def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError:
+    """A quote that does not bind this request: nothing was run, and nothing was charged."""
+    return ApiError(
+        409 if conflict else 400,
+        code,
+        f"The quote in 'X-Fairgate-Quote' cannot be used: {reason}. Ask POST /v1/quotes for another, or leave"
+        " the header out.",
+        param="X-Fairgate-Quote",
+        should_retry=False,
+    )
+
+
+def deadline_unreachable(what: str, allowed_s: float, expected_s: float, retry_after_s: float) -> ApiError:
+    """Refused at the gate: by the forecast it would not be in time. `what`: `wait` or `answer`."""
+    thing = "its turn" if what == "wait" else "its answer"
+    return ApiError(
+        503,
+        "deadline_unreachable",
+        f"The request may wait {allowed_s:.1f} s, but {thing} is expected only after {expected_s:.1f} s"
+        " (median); nothing was charged. Allow more time, ask for a higher tier, or try again later.",
+        type=SERVER_ERROR,
+        retry_after_s=retry_after_s,
+        should_retry=True,
+    )
+
+
+# ---------------------------------------------------------------- cancelling and moving
+
+
+def request_not_found(request_id: str) -> ApiError:
+    """No such request, or another tenant's: nobody learns which."""
+    return ApiError(
+        404,
+        "request_not_found",
+        f"There is no request '{request_id[:64]}' of yours. GET /v1/requests lists those that wait or run.",
+        param="request_id",
+    )
+
+
+def request_elsewhere(gateway: str) -> ApiError:
+    """Another gateway runs it, and could not be asked."""
+    return ApiError(
+        409,
+        "request_elsewhere",
+        f"This request is with gateway {gateway}, which does not answer. Send this to that gateway, or try"
+        " again.",
+        param="request_id",
+        should_retry=False,
+    )
+
+
+def request_cancelled(charged_tokens: int) -> ApiError:
+    """Somebody of its tenant, or an operator, does not want it any more. 499: withdrawn by the client's
+    side."""
+    return ApiError(
+        499,
+        "request_cancelled",
+        "The request was cancelled."
+        + (f" The {charged_tokens} tokens that were generated were charged." if charged_tokens else ""),
+        should_retry=False,
+    )
+
+
+def not_waiting(status: str) -> ApiError:
+    """Only what stands in line can change its tier."""
+    return ApiError(
+        409,
+        "request_not_waiting",
+        f"The request cannot change its tier: its status is '{status}'. Only one that stands in line can.",
+        param="request_id",
+        should_retry=False,
+    )
+
+
+def tier_has_limits(tier: str, meter: str) -> ApiError:
+    """A limit binds one of the two tiers only, and what is held cannot go from one limit to another."""
+    return ApiError(
+        409,
+        "tier_has_limits",
+        f"The request cannot change its tier: a limit on {meter} is set for tier {tier} alone."
+        " Cancel it (DELETE /v1/requests/{id}) and send it again in the other tier.",
+        param="service_tier",
         should_retry=False,
     )
 
@@ -370,10 +507,12 @@ def shutting_down() -> ApiError:
 
 
 def internal(request_id: str) -> ApiError:
-    """An exception that nobody foresaw. Its text stays in the log."""
+    """An exception that nobody foresaw. Its text stays in the log. What was charged by then is not known
+    here, so SDKs do not try again by themselves."""
     return ApiError(
         500,
         "internal_error",
         f"The server had an error while it processed your request. Its id is {request_id}.",
         type=SERVER_ERROR,
+        should_retry=False,
     )

@@ -6,7 +6,8 @@ first served for each bucket, before they hold any budget. A request whose limit
 through.
 
 Each gateway counts its own: with several of them a tenant may have so many times more streams, which then
-rest more often. The limit itself is kept by the quota store.
+rest more often. The limit itself is kept by the quota store. That is enough: to share the count would cost a
+round trip for every stream, and the counts of a gateway that died would have to be found out and given back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from gateway.lease import Sizes
 from tenants.quota.rules import identity
 from tenants.types import Limit, Mode
 
+MAX_WAITING_IN_ALL = 8_192
+"""Requests that wait for any bucket at one gateway."""
 _MANY_TOKENS = 1_000
 """Sizes are rounded; of so many tokens it does not show."""
 
@@ -56,8 +59,10 @@ class _Waiting:
 class FeedGate:
     """Lets as many streams pass as their buckets can feed. Use from one event loop."""
 
-    def __init__(self, *, max_waiting: int) -> None:
+    def __init__(self, *, max_waiting: int, max_waiting_in_all: int = MAX_WAITING_IN_ALL) -> None:
+        """`max_waiting`: for one bucket, so that those who wait for a slow one do not turn others away."""
         self._max_waiting = max_waiting
+        self._max_waiting_in_all = max_waiting_in_all
         self._waiting: dict[str, _Waiting] = {}
         self._passed: dict[str, tuple[Mapping[str, int], int]] = {}
         self._running: dict[str, int] = {}
@@ -72,16 +77,30 @@ class FeedGate:
         goes alone. Every request that passed, and every one whose wait was cancelled, must `leave`. Returns
         whether it has to be patient: others are fed by the same bucket, or were when it came. Raises
         `FeedFull`."""
+        passed = self.pass_at_once(request_id, needs, sequences)
+        if passed is not None:
+            return passed
+        await self.passing(request_id)
+        return True
+
+    def passing(self, request_id: str) -> asyncio.Future[None]:
+        """Done when a request that could not pass at once passes."""
+        return self._waiting[request_id].may_pass
+
+    def pass_at_once(self, request_id: str, needs: Mapping[str, int], sequences: int) -> bool | None:
+        """The part of `enter` that waits for nothing. None: it has to wait for `passing`."""
         if not needs:
             return False
-        if len(self._waiting) >= self._max_waiting:
+        crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
+        if max(crowds) >= self._max_waiting:
             raise FeedFull(self._max_waiting)
+        if len(self._waiting) >= self._max_waiting_in_all:
+            raise FeedFull(self._max_waiting_in_all)
         waiting = self._waiting[request_id] = _Waiting(needs, sequences)
         self._let_pass()
         if waiting.may_pass.done():
             return any(self._running[bucket] > sequences for bucket in needs)
-        await waiting.may_pass
-        return True
+        return None
 
     def leave(self, request_id: str) -> None:
         """The request is over, or waits no more. Harmless to repeat."""

@@ -1,7 +1,8 @@
 """What do the response headers say about limits and about the estimate?
 
 OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of
-that meter on the key's path, resets as Go writes durations. Ours: `x-fairgate-*`.
+that meter on the key's path, resets as Go writes durations. The IETF's: `RateLimit-Policy` and `RateLimit`,
+structured fields that name every hard limit (draft-ietf-httpapi-ratelimit-headers-11). Ours: `x-fairgate-*`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,22 @@ from collections.abc import Iterable, Sequence
 
 from gateway.account.estimate import Estimate
 from tenants.quota.store import LimitState
-from tenants.types import Meter, Mode, Principal, Tier
+from tenants.types import Limit, Meter, Mode, Principal, Tier, Window
 
+MAX_POLICIES = 8
+"""Limits that the structured fields name, the tightest first: headers have to stay small."""
+MAX_INTEGER = 10**15 - 1
+"""The largest that a structured field can hold (RFC 8941, section 3.3.1)."""
+WINDOW_S = {Window.MINUTE: 60, Window.HOUR: 3_600, Window.DAY: 86_400, Window.MONTH: 31 * 86_400}
+"""A month as its longest; a lifetime has no window."""
+QUOTA_UNITS = {
+    Meter.REQUESTS: "requests",
+    Meter.CONCURRENCY: "concurrent-requests",
+    Meter.COST_NANOUSD: "nano-dollars",
+    Meter.GPU_MS: "gpu-milliseconds",
+}
+"""`requests` and `concurrent-requests` are registered by the draft; it has none for tokens (`tokens`, ours),
+money or device time."""
 TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 
 
@@ -48,6 +63,52 @@ def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
         headers[f"x-ratelimit-remaining-{kind}"] = str(tightest.available)
         headers[f"x-ratelimit-reset-{kind}"] = go_duration(tightest.reset_s)
     return headers
+
+
+def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
+    """`RateLimit-Policy: "tenant-total_tokens-minute";q=1000;w=60;qu="tokens"` and
+    `RateLimit: "tenant-total_tokens-minute";r=900;t=12`.
+
+    Hard limits only: no other refuses anything. A token bucket is its burst (`q`) and the time in which that
+    refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`."""
+    hard = [state for state in states if state.limit.mode is Mode.HARD]
+    hard.sort(key=lambda state: (state.available / max(1, state.limit.amount), -state.reset_s))
+    policies: list[str] = []
+    left: list[str] = []
+    for state in hard[:MAX_POLICIES]:
+        limit = state.limit
+        name = f'"{policy_name(limit)}"'
+        window_s = _window_s(limit)
+        unit = QUOTA_UNITS.get(limit.meter, "tokens")
+        within = "" if window_s is None else f";w={window_s}"
+        policies.append(f'{name};q={min(limit.amount, MAX_INTEGER)}{within};qu="{unit}"')
+        resets = f";t={math.ceil(state.reset_s)}" if 0 < state.reset_s < MAX_INTEGER else ""
+        left.append(f"{name};r={min(state.available, MAX_INTEGER)}{resets}")
+    if not policies:
+        return {}
+    return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(left)}
+
+
+def policy_name(limit: Limit) -> str:
+    """What a limit is called in those fields: `key-requests-rate`, `tenant-concurrency`,
+    `tenant-total_tokens-day-interactive`."""
+    shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
+    tier = "" if limit.tier is None else limit.tier.value
+    return "-".join(part for part in (limit.kind.value, limit.meter.value, shape, tier) if part)
+
+
+def _window_s(limit: Limit) -> int | None:
+    if limit.window is not None:
+        return WINDOW_S.get(limit.window)
+    if limit.rate_per_s:
+        return min(MAX_INTEGER, max(1, math.ceil(limit.amount / limit.rate_per_s)))
+    return None
+
+
+def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
+    """Everything that headers say about limits."""
+    known = list(states)
+    return rate_limit_headers(known) | quota_fields(known)
 
 
 def estimate_headers(estimate: Estimate | None) -> dict[str, str]:

@@ -220,11 +220,15 @@ class Idempotency:
 class IdempotentAnswer:
     """Runs one call once, or repeats what it answered."""
 
-    def __init__(self, gateway: Gateway, call: Call, key: str, route: str, body: bytes) -> None:
-        """Raises `ApiError` (400) for a key that cannot be used."""
+    def __init__(
+        self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
+    ) -> None:
+        """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for a key
+        that cannot be used."""
         check_key(key, gateway.deps.config.idempotency_ttl_s)
         self._gateway = gateway
         self._call = call
+        self._quote = quote
         self._scope = Scope(call.principal.key_id, key)
         self._fingerprint = fingerprint(route, body)
 
@@ -253,7 +257,9 @@ class IdempotentAnswer:
         patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2
         recorder = Recorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
         try:
-            self._gateway.require_engine()
+            self._gateway.require_engine(self._call.pool)
+            if self._quote is not None:
+                self._call = await self._gateway.bound(self._call, self._quote)
             answer = Answer(self._gateway, self._call)
             await answer(scope, _never, recorder)
         except ApiError as error:

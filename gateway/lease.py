@@ -1,8 +1,9 @@
 """How much budget does a request hold, when does it ask for more, and who of its sequences may use it?
 
 Pure. A request holds what it probably needs, not what it could need: the prompt and a quantile of the
-predicted output on windows, the prompt and a small first chunk on token buckets. While it decodes it asks
-for more before that runs out. What is covered is divided among its sequences; none emits a token that is not.
+predicted output on windows, the prompt and a small first chunk on token buckets. A short answer holds more at
+once where that keeps nothing from others. While it decodes it asks for more before that runs out. What is
+covered is divided among its sequences; none emits a token that is not.
 
 Tokens here are output tokens of all the request's sequences together unless a name says otherwise. What they
 count on a limit (weights, prices) is the caller's function `sizes`, which never falls.
@@ -22,6 +23,12 @@ Sizes = Callable[[int], Amounts]
 
 FIRST_TOKENS = 16
 """What each sequence is covered for at least when it starts, where no bucket is smaller."""
+SHORT_TOKENS = 512
+"""Of each sequence: what is no longer is covered at once, where that is modest. A longer answer tops up,
+which also reports how far it has come, should everybody die."""
+MODEST_SHARE = 64
+"""A first hold is modest when so many of its size fit into the burst: short of that it keeps a bucket from
+those that share it."""
 CHUNK_S = 1.0
 """A top-up covers so many seconds of decoding at least, where no bucket is smaller."""
 LEAD_S = 0.25
@@ -72,25 +79,58 @@ def first_hold(
     Where no limit counts what it emits, nothing is kept from others by holding all of it, and no top-up is
     needed.
     """
+    buckets = _hard_buckets(limits)
     if not any(limit.meter in _OUTPUT_METERS for limit in limits):
         ahead = most
+    at_once = _at_once(buckets, sizes, sequences, ahead, most, may_be_cut=may_be_cut)
     # Windows hold `ahead` as far as there is room: only buckets need to be told how much it is at first.
     first = sequences
-    if _hard_buckets(limits):
+    if buckets and at_once:
+        first = max(sequences, at_once)
+    elif buckets:
         first = min(max(ahead, sequences), most, sequences * FIRST_TOKENS)
         first = max(sequences, min(first, bucket_tokens(limits, sizes, first)))
-    # A prompt leaves less of the burst than a later chunk finds.
-    first = largest(sequences, first, lambda tokens: _fits_bursts(limits, sizes(tokens)))
-    ahead = min(most, max(first, ahead))
+    if buckets:
+        # A prompt leaves less of the burst than a later chunk finds.
+        first = largest(sequences, first, lambda tokens: _fits_bursts(buckets, sizes(tokens)))
+    ahead = min(most, max(first, ahead, at_once))
+    size_first = sizes(first)
+    size_ahead = size_first if ahead == first else sizes(ahead)
+    size_most = size_ahead if most == ahead else sizes(most)
+    if not has_gpu_limit(limits):
+        return Hold(size_first, size_ahead, size_most, may_be_cut)
     first_ms = wanted_gpu_ms(limits, 0)
-    ahead_ms = max(first_ms, gpu_ms(ahead)) if first_ms else 0
-    most_ms = max(ahead_ms, gpu_ms(most)) if first_ms else 0
+    ahead_ms = max(first_ms, gpu_ms(ahead))
     return Hold(
-        replace(sizes(first), gpu_ms=first_ms),
-        replace(sizes(ahead), gpu_ms=ahead_ms),
-        replace(sizes(most), gpu_ms=most_ms),
+        replace(size_first, gpu_ms=first_ms),
+        replace(size_ahead, gpu_ms=ahead_ms),
+        replace(size_most, gpu_ms=max(ahead_ms, gpu_ms(most))),
         may_be_cut,
     )
+
+
+def _at_once(
+    buckets: Sequence[Limit], sizes: Sizes, sequences: int, ahead: int, most: int, *, may_be_cut: bool
+) -> int:
+    """How much of a short answer may be held at once; 0: it goes by chunks.
+
+    The worst case of a request that may not be cut is promised to it on every window: holding it keeps
+    nothing from others. Of one that may be cut it is `ahead`, which windows hold anyway. Buckets promise
+    nothing: of them it must be a modest share.
+    """
+    nothing = sizes(0) if buckets else None
+    for tokens in (ahead,) if may_be_cut else (most, ahead):
+        if tokens > SHORT_TOKENS * sequences:
+            continue
+        if nothing is None:
+            return tokens
+        size = sizes(tokens)
+        if all(
+            MODEST_SHARE * (size.of(limit.meter) - nothing.of(limit.meter)) <= limit.amount
+            for limit in buckets
+        ):
+            return tokens
+    return 0
 
 
 def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
@@ -149,6 +189,11 @@ def share_out(covered: int, parts: Sequence[Part]) -> list[int]:
     kept = sum(part.emitted for part in parts if not part.is_live)
     room = covered - kept
 
+    if room >= sum(parts[index].most for index in live):
+        for index in live:
+            leases[index] = parts[index].most
+        return leases
+
     def at(level: int) -> list[int]:
         return [max(leases[index], min(parts[index].most, parts[index].emitted + level)) for index in live]
 
@@ -176,8 +221,17 @@ def chunk_tokens(limits: Sequence[Limit], sizes: Sizes, live: int, tokens_per_s:
 def is_due(parts: Sequence[Part], chunk: int, tokens_per_s: float) -> bool:
     """Whether to ask now: a live sequence that may go on is close to the end of its lease. Never earlier
     than half a chunk before, or small chunks would be asked for all the time."""
-    lead = min(-int(-tokens_per_s * LEAD_S // 1), chunk // 2)
+    lead = _lead(chunk, tokens_per_s)
     return any(part.is_live and part.lease < part.most and part.left <= lead for part in parts)
+
+
+def next_look(part: Part, chunk: int, tokens_per_s: float) -> int:
+    """How many tokens the sequence has emitted when `is_due` is to be asked again, which says no now, or was
+    just answered: halfway to where it would say yes at this pace, for the pace may rise."""
+    if not part.is_live or part.lease >= part.most:
+        return FOR_EVER
+    slack = part.left - _lead(chunk, tokens_per_s)
+    return part.emitted + max(1, -(-slack // 2))
 
 
 def wanted_tokens(parts: Sequence[Part], chunk: int, predicted: int) -> tuple[int, int]:
@@ -224,9 +278,13 @@ def predicted_gpu_ms(step: StepTime, width: int, input_tokens: int, output_token
     return -int(-seconds * 1000 // 1)
 
 
+def _lead(chunk: int, tokens_per_s: float) -> int:
+    return min(-int(-tokens_per_s * LEAD_S // 1), chunk // 2)
+
+
 def _hard_buckets(limits: Sequence[Limit]) -> list[Limit]:
     return [limit for limit in limits if limit.is_bucket and limit.mode is Mode.HARD]
 
 
-def _fits_bursts(limits: Sequence[Limit], size: Amounts) -> bool:
-    return all(size.of(limit.meter) <= limit.amount for limit in _hard_buckets(limits))
+def _fits_bursts(buckets: Sequence[Limit], size: Amounts) -> bool:
+    return all(size.of(limit.meter) <= limit.amount for limit in buckets)

@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ from gateway import errors, lease
 from gateway.account.charge import SequenceUse, Use, charge, use_of
 from gateway.account.estimate import Account, Times
 from gateway.account.outcomes import RequestOutcome
+from gateway.account.redemption import Redemption, redemption_of
+from gateway.aftermath import Aftermath
 from gateway.books import Books, BudgetDenied
 from gateway.decoding import Decoding, StoppedByEngine
 from gateway.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
@@ -42,13 +44,24 @@ from gateway.errors import ApiError
 from gateway.estimates import Estimates
 from gateway.feed import FeedFull, FeedGate, fed_streams
 from gateway.flow.controller import QueueFull, Ticket
+from gateway.flow.early_refusal import early_refusal
+from gateway.flow.prefixes import prefix_hashes
 from gateway.ids import sequence_id
 from gateway.metrics import Metrics
-from gateway.refusals import as_api_error, outcome_of
-from gateway.run import Closed, Events, Interrupted, Run
+from gateway.moving import Moving, Offer, size_of
+from gateway.progress import Outlook, outlook
+from gateway.refusals import LONGEST_RETRY_S, as_api_error, outcome_of
+from gateway.run import Closed, Events, InLine, Interrupted, Run
 from gateway.topping import AccountsLost, Leases, Topping
 from gateway.understand import Call
-from gateway.upstream.base import Upstream, UpstreamLost
+from gateway.upstream.base import (
+    Upstream,
+    UpstreamFailed,
+    UpstreamLost,
+    basis_of,
+    served_by,
+    uncertain_tokens,
+)
 from tenants.metering import counted
 from tenants.pricing import PriceBook
 from tenants.types import NOTHING, Amounts, OnLowBudget, Tier
@@ -75,6 +88,8 @@ class Rule:
     max_fed_waiting: int
     feed_wait_s: Mapping[Tier, float]
     """For its tenant's rate, before it gets in line."""
+    quote_credit_share: float = 0.5
+    """Of the charge, given back where a redeemed quote was not kept and that is ours."""
 
 
 class Lifecycle:
@@ -92,6 +107,7 @@ class Lifecycle:
         wall_clock: Callable[[], float],
         rule: Rule,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        aftermath: Aftermath | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
         self._books = books
@@ -103,6 +119,7 @@ class Lifecycle:
         self._wall_clock = wall_clock
         self._rule = rule
         self._sleep = sleep
+        self._aftermath = aftermath
         self._feed = FeedGate(max_waiting=rule.max_fed_waiting)
         self._decoding = Decoding(
             dispatcher,
@@ -112,7 +129,9 @@ class Lifecycle:
             outcome_wait_s=rule.outcome_wait_s,
             slow_reader_s=rule.slow_reader_s,
         )
+        self._moving = Moving(books, dispatcher, clock, wall_clock)
         self._runs: dict[Run, asyncio.Task[None]] = {}
+        self._by_id: dict[str, Run] = {}
 
     @property
     def running(self) -> int:
@@ -122,12 +141,50 @@ class Lifecycle:
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         uses = [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
-        events = Events(self._rule.max_buffered_events)
-        run = Run(call, Times(self._clock()), uses, self._prices(), events)
+        events = Events(self._rule.max_buffered_events, is_whole=not call.stream)
+        prices = self._prices() if call.binding is None else call.binding.prices
+        run = Run(call, Times(self._clock()), uses, prices, events)
+        if call.timeout_s is not None:
+            run.expires_s = run.times.arrived_s + call.timeout_s
         task = asyncio.create_task(self._run(run), name=f"request {call.request_id}")
         self._runs[run] = task
-        task.add_done_callback(lambda _: self._runs.pop(run, None))
+        self._by_id[call.request_id] = run
+        task.add_done_callback(lambda _: self._forget(run))
         return run
+
+    def find(self, request_id: str) -> Run | None:
+        """A request that is under way here."""
+        return self._by_id.get(request_id)
+
+    def under_way(self, tenant_id: str) -> list[Run]:
+        """A tenant's requests, the oldest first."""
+        return [run for run in self._runs if run.call.principal.tenant_id == tenant_id]
+
+    def cancel(self, run: Run) -> None:
+        """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""
+        run.interrupt(RequestOutcome.CANCELLED)
+
+    def offer(self, run: Run, tier: Tier) -> Offer:
+        """What a move to `tier` would change. Raises `ApiError`, `UnknownPrice`."""
+        if run.status != "waiting":
+            raise errors.not_waiting(run.status)
+        return self._moving.offer(run, tier)
+
+    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
+        """Moves a request that stands in line to another tier (`moving.py`, which says what it raises)."""
+        offer = await self._moving.move(run, tier, by)
+        run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
+        return offer
+
+    def outlook(self, run: Run) -> Outlook:
+        """What a request that waits may expect now."""
+        now_s = self._clock()
+        expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
+        return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
+
+    def _forget(self, run: Run) -> None:
+        self._runs.pop(run, None)
+        self._by_id.pop(run.call.request_id, None)
 
     async def close(self, grace_s: float) -> None:
         """Lets running requests go on for `grace_s`, then interrupts and settles them."""
@@ -150,12 +207,17 @@ class Lifecycle:
         outcome = RequestOutcome.FAILED
         error: ApiError | None = errors.internal(run.call.request_id)
         try:
-            run.predicted_output_tokens = self._estimates.predicted_output_tokens(run.call)
-            run.predicted_high_tokens = self._estimates.predicted_output_tokens(run.call, 0.9)
-            run.predicted_tokens_to_hold = self._estimates.predicted_output_tokens(
-                run.call, self._rule.reserve_quantile
+            (
+                run.predicted_output_tokens,
+                run.predicted_high_tokens,
+                run.predicted_tokens_to_hold,
+            ) = self._estimates.predicted_lengths(run.call, (0.5, 0.9, self._rule.reserve_quantile))
+            run.estimate = (
+                self._estimates.of_call(run.call, run.times.arrived_s)
+                if run.call.binding is None
+                else run.call.binding.estimate
             )
-            run.estimate = self._estimates.of_call(run.call, run.times.arrived_s)
+            self._refuse_early(run)
             await self._reserve(run)
             await self._wait_for_turn(run)
             outcome, error = await self._decode(run)
@@ -164,8 +226,20 @@ class Lifecycle:
             if not isinstance(exception, Exception):
                 raise
         finally:
-            # A settlement must not be lost to a cancellation: it runs to its end in any case.
-            await asyncio.shield(asyncio.create_task(self._settle(run, outcome, error)))
+            await self._settle(run, outcome, error)
+
+    def _refuse_early(self, run: Run) -> None:
+        """A request that would not have its turn in time is not put in line. Raises `ApiError`."""
+        late = early_refusal(run.estimate, now_s=run.times.arrived_s, expires_s=self._expires_s(run))
+        if late is not None:
+            raise errors.deadline_unreachable(
+                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+            )
+
+    def _expires_s(self, run: Run) -> float:
+        """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
+        of_tier_s = run.times.arrived_s + self._rule.feed_wait_s[run.call.tier]
+        return of_tier_s if run.expires_s is None else min(of_tier_s, run.expires_s)
 
     async def _reserve(self, run: Run) -> None:
         """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
@@ -181,13 +255,17 @@ class Lifecycle:
             call.max_output_tokens,
             may_be_cut=not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE,
         )
+        waits_since_s = self._clock()
         is_patient = await self._wait_for_feed(
             run, fed_streams(limits, sizes, self._estimates.stream_tokens_per_s())
         )
-        until_s = run.times.arrived_s + self._rule.feed_wait_s[call.tier]
+        run.limited_s = self._clock() - waits_since_s
+        until_s = self._expires_s(run)
         while True:
             try:
-                granted = await self._books.reserve(call, hold, price_version=run.prices.version)
+                granted = await self._books.reserve(
+                    call, hold, price_version=run.prices.version, reported=lambda: run.reported
+                )
                 break
             except BudgetDenied as refused:
                 denied = refused.denied
@@ -197,24 +275,40 @@ class Lifecycle:
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
-        run.leases = Leases(limits, sizes, call.max_tokens, run.uses, partial(_used, run))
+                run.limited_s += denied.retry_after_s
+        run.leases = Leases(limits, sizes, call.max_tokens, run.uses, partial(_report, run))
+        run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
 
     async def _wait_for_feed(self, run: Run, needs: dict[str, int]) -> bool:
         call = run.call
         try:
-            entering = self._feed.enter(call.request_id, needs, call.sequences)
-            return await _unless_interrupted(run, entering, self._rule.feed_wait_s[call.tier])
+            passed = self._feed.pass_at_once(call.request_id, needs, call.sequences)
+            if passed is not None:
+                return passed
+            passing = self._feed.passing(call.request_id)
+            await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
+            return True
         except FeedFull as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
     async def _wait_for_turn(self, run: Run) -> None:
         """5 and 6: in line, until the controller lets it go or the client leaves."""
-        ticket = self._ticket(run)
+        call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
-        run.turn = await _unless_interrupted(run, self._dispatcher.turn(ticket))
+        run.in_line, run.in_line_s = True, ticket.entry.arrived_s
+        if self._aftermath is not None:
+            self._aftermath.in_line(run, ticket.entry)
+        if call.wants_progress:
+            run.events.put_nowait(InLine())
+        try:
+            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+        finally:
+            self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
+        if self._aftermath is not None:
+            self._aftermath.dispatched(run)
 
     def _ticket(self, run: Run) -> Ticket:
         call = run.call
@@ -229,6 +323,8 @@ class Lifecycle:
             tier=TIER_RANKS[call.tier],
             weight=call.principal.weight,
             predicted_high_tokens=run.predicted_high_tokens * call.sequences,
+            # An order by deadline puts those first whose clients wait least long, or were promised most.
+            deadline_s=_target_s(run),
         )
         return Ticket(
             entry,
@@ -236,6 +332,12 @@ class Lifecycle:
             computed + entry.predicted_output_tokens,
             max_tokens=call.max_tokens,
             is_exact=call.sampling.ignore_eos,
+            # The least of its client's word and its tier's; without the former the queue knows the latter.
+            expires_s=None if run.expires_s is None else self._expires_s(run),
+            reserved_cost_per_s=call.principal.reserved_tokens_per_s,
+            prefix_hashes=prefix_hashes(call.prompt_of(0), call.principal.tenant_id)
+            if self._dispatcher.flow.wants_prefixes
+            else (),
         )
 
     async def _decode(self, run: Run) -> tuple[RequestOutcome, ApiError | None]:
@@ -261,22 +363,30 @@ class Lifecycle:
         )
 
     async def _settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
-        """9 and 10. Frees the place in the window, writes the books, and tells the listener."""
+        """9 and 10. Frees the place in the window, writes the books, and tells the listener. A cancellation
+        stops none of that: it ends the wait for the books, which are written all the same."""
+        await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
         call = run.call
         run.times.ended_s = self._clock()
         taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
         use = use_of(run.uses, call.choices, dispatched=taken_up)
-        charged = NOTHING
+        charged, redemption = NOTHING, None
         try:
             self._feed.leave(call.request_id)
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
             if call.request_id in self._books.live:
                 charged = self._charge(run, use)
-                error = await self._write_books(run, outcome, charged, use) or error
+                redemption = self._redemption(run, outcome, charged)
+                credit = 0 if redemption is None else redemption.credit_nanousd
+                error = await self._write_books(run, outcome, charged, use, credit) or error
                 self._judge(run, outcome, charged)
+                if self._aftermath is not None:
+                    self._aftermath.ended(run, outcome, use, charged)
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
             error = errors.internal(call.request_id)
+        if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
+            call.binding.release()
         account = Account(
             request_id=call.request_id,
             tenant=call.principal.tenant_name,
@@ -290,12 +400,21 @@ class Lifecycle:
             charged=charged,
             cached_tokens=use.cached_tokens,
             preemptions=sum(each.outcome.preemptions for each in run.uses if each.outcome is not None),
+            upstream=served_by(
+                run.turn.upstream if run.turn is not None else None,
+                [each.outcome for each in run.uses if each.outcome is not None],
+            ),
+            basis=basis_of([each.outcome for each in run.uses if each.outcome is not None])
+            if run.turn is None or all(each.outcome is not None for each in run.uses)
+            else "gateway",
             decisions=[
                 decision
                 for each in run.uses
                 if each.outcome is not None
                 for decision in each.outcome.decisions
             ],
+            moves=run.moves,
+            redemption=redemption,
         )
         run.events.put_nowait(Closed(account, error))
 
@@ -308,6 +427,23 @@ class Lifecycle:
         if charged.output_tokens < use.output_tokens or charged.input_tokens < use.input_tokens:
             log.error("request %s used more than it held: %s of %s", call.request_id, use, run.held)
         return charged
+
+    def _redemption(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> Redemption | None:
+        """What came of the quote that it was held to; one who moved to another tier gave it up."""
+        binding = run.call.binding
+        if binding is None or run.moves:
+            return None
+        in_line_s = run.in_line_s if run.in_line_s is not None else run.times.arrived_s
+        return redemption_of(
+            binding.quote.offer_id,
+            binding.estimate,
+            run.times,
+            outcome,
+            output_tokens=charged.output_tokens,
+            cost_nanousd=charged.cost_nanousd,
+            held_back_s=in_line_s - run.times.arrived_s,
+            credit_share=self._rule.quote_credit_share,
+        )
 
     @staticmethod
     def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
@@ -327,7 +463,7 @@ class Lifecycle:
         )
 
     async def _write_books(
-        self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use
+        self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
     ) -> ApiError | None:
         """The settlement; an error when it takes too long to wait for (it goes on by itself)."""
         outcomes = [each.outcome for each in run.uses if each.outcome is not None]
@@ -348,18 +484,35 @@ class Lifecycle:
             "ttft_s": run.times.ttft_s,
             "e2e_s": run.times.e2e_s,
             "finish": sorted({each.finish for each in outcomes}),
+            "most_buffered_events": run.events.most_waiting,
             "engine_counted": len(outcomes),
+            # Whose place it took, or who took its own, and how many tokens were sat out: operators may know.
+            "displaced": [
+                [decision.kind, decision.others, decision.displaced_tokens]
+                for each in outcomes
+                for decision in each.decisions
+                if decision.displaced_tokens
+            ],
             # Without the engine's final word what reached us counts; it may have emitted up to its lease.
-            "basis": "engine" if is_known else "gateway",
-            "uncertain_tokens": 0 if is_known else max(0, run.held.output_tokens - use.output_tokens),
+            "basis": basis_of(outcomes) if is_known else "gateway",
+            "upstream": served_by(upstream, outcomes),
+            "uncertain_tokens": uncertain_tokens(outcomes)
+            if is_known
+            else max(0, run.held.output_tokens - use.output_tokens),
         }
         settlement = self._books.settle(
-            run.call, charged, outcome, detail, acknowledge, counted=self._counted(run, charged, use)
+            run.call,
+            charged,
+            outcome,
+            detail,
+            acknowledge,
+            counted=self._counted(run, charged, use),
+            credit_nanousd=credit_nanousd,
         )
         try:
             async with asyncio.timeout(self._rule.settle_wait_s):
                 await settlement.durable.wait()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
             return errors.settlement_pending()
         return None
 
@@ -369,6 +522,12 @@ class Lifecycle:
             for each in run.uses:
                 if each.outcome is not None and each.outcome.finish != "budget":
                     self._estimates.learn(call, each.output_tokens)
+        # What changed its tier was told something else later, of what was left then.
+        if run.estimate is not None and not run.moves:
+            if outcome is RequestOutcome.COMPLETED:
+                self._estimates.judge(run.estimate, run.times, charged.output_tokens)
+            elif run.in_line and run.turn is None and run.times.ended_s is not None:
+                self._estimates.refused(run.estimate, run.times.ended_s - run.times.arrived_s)
         self._metrics.ended(
             outcome.value,
             call.tier.value,
@@ -379,12 +538,24 @@ class Lifecycle:
         )
 
 
+async def _acquire_for_good(lock: asyncio.Lock) -> None:
+    """Whoever cancels this has to wait, too."""
+    while True:
+        try:
+            await lock.acquire()
+            return
+        except asyncio.CancelledError:
+            continue
+
+
 async def _unless_interrupted(
     run: Run, waiting: Coroutine[Any, Any, Result] | Awaitable[Result], timeout_s: float | None = None
 ) -> Result:
     """The result of `waiting`. Raises `Interrupted` when nobody wants it any more, `QueueExpired` when it
     takes longer than `timeout_s`."""
     task = asyncio.ensure_future(waiting)
+    if task.done():
+        return task.result()
     racing: set[asyncio.Future[Any]] = {task, run.interrupted}
     try:
         await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -398,18 +569,23 @@ async def _unless_interrupted(
 
 
 def _size(run: Run, output_tokens: int) -> Amounts:
-    """What limits count of a request's prompt and so many output tokens, if nothing of it was cached."""
-    call = run.call
-    return counted(
-        run.prices, call.model, call.tier, input_tokens=call.input_tokens, output_tokens=output_tokens
-    )
+    """`size_of` a request as it stands."""
+    return size_of(run.prices, run.call, output_tokens)
 
 
-def _used(run: Run) -> Amounts:
-    """What limits count of what came so far."""
+def _target_s(run: Run) -> float | None:
+    """When its answer should be complete: as its client says, or as its quote does."""
+    if run.call.binding is None:
+        return run.expires_s
+    promised_s = run.times.arrived_s + run.call.binding.estimate.e2e_s[1]
+    return promised_s if run.expires_s is None else min(promised_s, run.expires_s)
+
+
+def _report(run: Run) -> Amounts:
+    """What limits count of what came so far; what bills say of it is noted in `run.reported`."""
     call = run.call
     use = use_of(run.uses, call.choices, dispatched=True)
-    return counted(
+    used = counted(
         run.prices,
         call.model,
         call.tier,
@@ -418,6 +594,8 @@ def _used(run: Run) -> Amounts:
         output_tokens=use.output_tokens,
         gpu_ms=use.gpu_us // 1000,
     )
+    run.reported = replace(used, input_tokens=use.input_tokens, output_tokens=use.output_tokens)
+    return used
 
 
 def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[RequestOutcome, ApiError]:
@@ -428,12 +606,16 @@ def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[Requ
             return RequestOutcome.SHUTDOWN, errors.shutting_down()
         case Interrupted(outcome=RequestOutcome.SLOW_READER):
             return RequestOutcome.SLOW_READER, errors.slow_reader(run.output_tokens)
+        case Interrupted(outcome=RequestOutcome.CANCELLED):
+            return RequestOutcome.CANCELLED, errors.request_cancelled(run.output_tokens)
         case Interrupted(outcome=outcome):
             return outcome, errors.client_left()
         case AccountsLost(cause=cause):
             return RequestOutcome.ACCOUNTS_LOST, as_api_error(cause, call.request_id)
         case StoppedByEngine(finish="expired"):
             return RequestOutcome.EXPIRED, errors.engine_failed()
+        case UpstreamFailed():
+            return RequestOutcome.UPSTREAM_ERROR, errors.upstream_error(run.output_tokens)
         case StoppedByEngine(finish="cancelled") | UpstreamLost():
             # Cancelled without our asking: the engine gave this gateway up, which is as good as lost.
             return RequestOutcome.ENGINE_LOST, errors.engine_lost(run.output_tokens)

@@ -18,6 +18,7 @@ from tenants.database import Database
 from tenants.errors import DatabaseUnavailable
 from tenants.limit_events import EventKey, EventKind, Tally, noticed
 from tenants.quota.store import Granted
+from tenants.stopping import stop
 
 FLUSH_EVERY_S = 1.0
 MAX_WAITING = 10_000
@@ -72,8 +73,7 @@ class LimitEvents:
     async def close(self) -> None:
         """Writes what is left, if the database lets it."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop([self._task])
         await self.flush()
 
     async def flush(self) -> None:

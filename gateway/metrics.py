@@ -7,6 +7,7 @@ that the number of series does not grow with customers. Tenants are in `/admin/v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,6 +18,18 @@ WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class _OfTier:
+    """What is counted at the end of every request, found once for each tier."""
+
+    input_tokens: Counter
+    output_tokens: Counter
+    cost: Counter
+    wait: Histogram
+    ttft: Histogram
+    e2e: Histogram
+
+
 class Metrics:
     """One registry a gateway: two gateways in one process (tests) do not collide."""
 
@@ -24,6 +37,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.refusals_by_code: dict[str, int] = {}
         """The same numbers as `fairgate_refusals_total`, for the status page."""
+        self._by_tier: dict[str, _OfTier] = {}
         self._requests = Counter(
             "fairgate_requests", "Requests that came to an end.", ["outcome", "tier"], registry=self.registry
         )
@@ -103,17 +117,27 @@ class Metrics:
         self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
     ) -> None:
         """One request that held budget came to its end."""
+        of_tier = self._by_tier.get(tier)
+        if of_tier is None:
+            of_tier = self._by_tier[tier] = _OfTier(
+                self._tokens.labels("input", tier),
+                self._tokens.labels("output", tier),
+                self._cost.labels(tier),
+                self._wait.labels(tier),
+                self._ttft.labels(tier),
+                self._e2e.labels(tier),
+            )
         self._requests.labels(outcome, tier).inc()
-        self._tokens.labels("input", tier).inc(input_tokens)
-        self._tokens.labels("output", tier).inc(output_tokens)
-        self._cost.labels(tier).inc(cost_nanousd)
+        of_tier.input_tokens.inc(input_tokens)
+        of_tier.output_tokens.inc(output_tokens)
+        of_tier.cost.inc(cost_nanousd)
         for histogram, value_s in (
-            (self._wait, times.wait_s),
-            (self._ttft, times.ttft_s),
-            (self._e2e, times.e2e_s if outcome == "completed" else None),
+            (of_tier.wait, times.wait_s),
+            (of_tier.ttft, times.ttft_s),
+            (of_tier.e2e, times.e2e_s if outcome == "completed" else None),
         ):
             if value_s is not None:
-                histogram.labels(tier).observe(value_s)
+                histogram.observe(value_s)
 
     def render(
         self,

@@ -36,11 +36,14 @@ async def change_policy(gateway: Gateway, actor: Actor, name: str) -> None:
     An engine that does not answer gets it when it is back.
     """
     policy = make_policy(name, gateway.deps.config.policy_options)
+    for pool in gateway.pools.values():
+        pool.dispatcher.require_order(policy.order)
     await gateway.deps.admin.note(
         actor, "policy.set", "policy", before={"policy": gateway.policy}, after={"policy": name}
     )
     gateway.policy = name
-    gateway.flow.set_order(policy.order)
+    for pool in gateway.pools.values():
+        pool.flow.set_order(policy.order)
     refused: list[str] = []
     for upstream in gateway.deps.upstreams:
         if upstream.is_up:

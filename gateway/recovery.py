@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from engine.messages import Inventory, Outcome
-from gateway.account.reckoning import reckon
+from gateway.account.reckoning import reckon, tier_of
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.errors import UnknownPrice
 from tenants.gateways import GatewaySeen
@@ -181,6 +181,7 @@ async def _settle_one(
         reserve,
         kind="settle",
         gateway_id=deps.gateway_id,
+        tier=tier_of(open_request),
         amounts=reckoning.charged,
         outcome=reckoning.outcome.value,
         at=datetime.fromtimestamp(deps.wall_clock(), UTC),

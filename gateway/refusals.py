@@ -11,8 +11,8 @@ from gateway.account.outcomes import RequestOutcome
 from gateway.books import BudgetDenied
 from gateway.dispatcher import Closing, NoEngine, QueueExpired, QueueRefused
 from gateway.errors import ApiError
-from gateway.headers import go_duration, rate_limit_headers
-from gateway.upstream.base import SequenceRefused, UpstreamLost, UpstreamUnavailable
+from gateway.headers import go_duration, limit_headers
+from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
 from tenants.quota.store import Denied, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window
@@ -54,6 +54,8 @@ def as_api_error(
             return errors.engine_unavailable()
         case Closing():
             return errors.shutting_down()
+        case UpstreamFailed():
+            return errors.upstream_error(0)
         case UpstreamLost():
             return errors.engine_unavailable()
         case SequenceRefused(code=code, message=message):
@@ -72,7 +74,7 @@ def as_api_error(
         case NotFound():
             return ApiError(404, "not_found", _sentence(str(exception)), param=exception.what)
         case AlreadyExists():
-            return ApiError(409, "already_exists", _sentence(str(exception)), param="name")
+            return errors.already_exists(_sentence(str(exception)))
         case Invalid(field=field):
             return errors.bad_request(_sentence(str(exception)), field)
         case HTTPException() if exception.status_code < 500:
@@ -90,6 +92,8 @@ def outcome_of(exception: BaseException) -> RequestOutcome:
             return RequestOutcome.NO_ENGINE
         case Closing():
             return RequestOutcome.SHUTDOWN
+        case UpstreamFailed():
+            return RequestOutcome.UPSTREAM_ERROR
         case UpstreamLost():
             return RequestOutcome.ENGINE_LOST
         case (
@@ -123,7 +127,7 @@ def budget_denied(denied: Denied) -> ApiError:
         error = errors.insufficient_quota(
             f"You exceeded your current quota: {what} is spent. {numbers}{until}"
         )
-    error.headers.update(rate_limit_headers(denied.states))
+    error.headers.update(limit_headers(denied.states))
     return error
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.messages import TokenLogprob
 from gateway.account.estimate import Account
+from gateway.errors import ApiError
 from gateway.understand import TIER_NAMES, Call
 
 encode = msgspec.json.encode
@@ -24,6 +25,13 @@ KEEP_ALIVE = b": keep-alive\n\n"
 def event(value: object) -> bytes:
     """One server-sent event."""
     return b"data: " + encode(value) + b"\n\n"
+
+
+def error_event(error: ApiError, account: Account) -> bytes:
+    """How a stream ends that has begun and cannot go on: SDKs raise an `APIError` for it, and whoever reads
+    on finds what was charged. No `[DONE]` follows: the answer is not complete."""
+    value = error.late_payload() | {"fairgate": account.as_json()}
+    return b"event: error\n" + event(value)
 
 
 @dataclass(slots=True)
@@ -48,12 +56,14 @@ def response_id(call: Call) -> str:
 
 
 def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted."""
+    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted. Engines
+    do not tell reasoning from the rest of an answer: all of it is output."""
     return {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

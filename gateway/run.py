@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.messages import TokenLogprob
 from gateway.account.charge import SequenceUse
-from gateway.account.estimate import Account, Estimate, Times
+from gateway.account.estimate import Account, Estimate, TierMove, Times
 from gateway.account.outcomes import RequestOutcome
+from gateway.account.timeline import Kind, Timeline
 from gateway.dispatcher import Turn
 from gateway.errors import ApiError
 from gateway.topping import Leases
@@ -18,6 +19,11 @@ from gateway.understand import Call
 from tenants.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """It holds its budget and stands in line; told only to listeners that asked for progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Closed:
     error: ApiError | None
 
 
-Event = Begun | Piece | Ended | Closed
+Event = InLine | Begun | Piece | Ended | Closed
 
 
 class Interrupted(Exception):
@@ -65,9 +71,14 @@ class Events(asyncio.Queue[Event]):
     """What the listener has not taken yet. Only pieces of text wait for room in it: everything else is at
     most a few events a request, and must get through."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, is_whole: bool = False) -> None:
+        """`is_whole`: nobody is to be woken before the last event, whose listener wants all together."""
         super().__init__()
         self.most = most
+        self._is_whole = is_whole
+        self._kept: list[Event] = []
+        self.most_waiting = 0
+        """So many waited at once."""
         self._taken = asyncio.Event()
 
     async def wait_for_room(self) -> None:
@@ -76,8 +87,23 @@ class Events(asyncio.Queue[Event]):
             self._taken.clear()
             await self._taken.wait()
 
+    def put_nowait(self, item: Event) -> None:
+        """Tells the listener, now or with the last event."""
+        if self._is_whole and not isinstance(item, Closed):
+            self._kept.append(item)
+            return
+        for kept in self._kept:
+            super().put_nowait(kept)
+        self._kept.clear()
+        super().put_nowait(item)
+
+    # The hooks that asyncio.Queue has for what happens when an item comes and when it is taken.
+
+    def _put(self, item: Event) -> None:
+        super()._put(item)
+        self.most_waiting = max(self.most_waiting, self.qsize())
+
     def _get(self) -> Event:
-        # The hook that asyncio.Queue has for what happens when an item is taken.
         event: Event = super()._get()
         self._taken.set()
         return event
@@ -88,6 +114,7 @@ class Run:
     """One request under way: what its task knows, and what its listener may read."""
 
     call: Call
+    """As it stands: a move to another tier changes it while it waits."""
     times: Times
     uses: list[SequenceUse]
     prices: PriceBook
@@ -105,10 +132,34 @@ class Run:
     """Of each sequence, the 90th percentile."""
     predicted_tokens_to_hold: int = 1
     """Of each sequence, the quantile that is reserved."""
+    reported: Amounts = NOTHING
+    """What bills say of what was last reported as used: should everybody die, that is what is charged."""
     stop_cause: str | None = None
+    expires_s: float | None = None
+    """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
+    limit may be earlier."""
+    in_line: bool = False
+    """It holds its budget and stands in the queue, or did."""
+    in_line_s: float | None = None
+    """Since when."""
+    limited_s: float = 0.0
+    """So long its tenant's own limits kept it out of the line."""
+    timeline: Timeline = field(default_factory=Timeline)
+    moves: list[TierMove] = field(default_factory=list)
+    accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its hold changes with its tier, and for good once it is settled."""
     interrupted: asyncio.Future[RequestOutcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    @property
+    def status(self) -> str:
+        """`limited` (its tenant's own limits hold it back), `waiting` (in line), `running` or `ended`."""
+        if self.times.ended_s is not None:
+            return "ended"
+        if self.turn is not None:
+            return "running"
+        return "waiting" if self.in_line else "limited"
 
     def interrupt(self, outcome: RequestOutcome) -> None:
         """No more tokens are wanted. The first reason counts."""
@@ -121,7 +172,7 @@ class Run:
             self.has_begun = True
             self.events.put_nowait(Begun())
 
-    async def has_room(self, timeout_s: float) -> bool:
+    async def has_room(self, timeout_s: float, now_s: Callable[[], float]) -> bool:
         """Waits until the listener has room for more. False: it is too slow, or nobody listens any more."""
         if self.interrupted.done():
             return False
@@ -129,7 +180,9 @@ class Run:
             return True
         waiting = asyncio.create_task(self.events.wait_for_room())
         racing: set[asyncio.Future[Any]] = {waiting, self.interrupted}
+        since_s = now_s()
         await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        self.timeline.note(Kind.STALLED, since_s, round((now_s() - since_s) * 1e6))
         if waiting.done():
             return not self.interrupted.done()
         waiting.cancel()
@@ -141,10 +194,13 @@ class Run:
         """Everything held so far, in tokens as they are billed."""
         if self.leases is None:
             return NOTHING
-        return replace(
-            self.leases.covered,
-            input_tokens=self.call.input_tokens,
-            output_tokens=self.leases.covered_output_tokens,
+        covered = self.leases.covered
+        return Amounts(
+            self.call.input_tokens,
+            self.leases.covered_output_tokens,
+            covered.cost_nanousd,
+            covered.requests,
+            covered.gpu_ms,
         )
 
     @property

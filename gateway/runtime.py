@@ -6,33 +6,58 @@ import asyncio
 import contextlib
 import json
 import logging
+import zlib
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
+from engine.forecast.conformal import Calibration
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
 from engine.scheduling.policy import make_policy
 from gateway import errors, recovery
+from gateway.aftermath import Aftermath, machine_of
 from gateway.books import Books
+from gateway.calibration_file import as_text, load_calibrations, save_calibrations
+from gateway.calibration_metrics import CalibrationCollector
+from gateway.catalogue import Catalogue
+from gateway.controlling import EVERY_S as CONTROL_EVERY_S
+from gateway.controlling import Controlling
 from gateway.deps import GatewayDeps
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates, load_lengths, save_lengths
+from gateway.flow.control import Mode
 from gateway.flow.controller import FlowController
+from gateway.flow.lanes import LaneRule
+from gateway.flow.placement import LeastLoaded
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
 from gateway.idempotency import Idempotency
 from gateway.lifecycle import Lifecycle, Rule
 from gateway.limit_events import LimitEvents
 from gateway.metrics import Metrics
+from gateway.pools import Lifecycles, Pool, PoolSpec, pools_of
 from gateway.presence import Presence
-from gateway.understand import ServedModel
+from gateway.quotes import Quotes
+from gateway.refusals import as_api_error
+from gateway.slo_keeper import SloKeeper
+from gateway.spans import open_spans
+from gateway.timelines import Timelines
+from gateway.under_way import UnderWay
+from gateway.understand import Call, ServedModel
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.gateways import GatewaySeen
 from tenants.quota.store import QuotaStoreUnavailable
+from tenants.stopping import stop
 from tenants.types import Tier
 
 SAVE_LENGTHS_EVERY_S = 30.0
 MAX_QUOTE_BUCKETS = 10_000
 RECOVERY_RETRY_S = 2.0
 PURGE_EVERY_S = 60.0
-PACE_EVERY_S = 0.1
+PACE_EVERY_S = 0.05
 BEATS_PER_STALE = 5
 """Heartbeats that may be lost in a row before others take this gateway for dead."""
 
@@ -49,20 +74,20 @@ class Gateway:
         """Name of the policy in force, of the queue and of the engines."""
         self.deps = deps
         self.metrics = Metrics()
-        self.flow = FlowController(
-            make_policy(config.policy, config.policy_options).order,
-            ServiceCounters(),
-            max_queued=config.max_queued,
-            max_queued_per_tenant=config.max_queued_per_tenant,
-            queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
-            window=WindowRule(config.lookahead_sequences, config.kv_window),
-            log_records=config.dispatch_log_records,
-        )
-        self.dispatcher = Dispatcher(
-            self.flow, deps.upstreams, deps.clock, engine_grace_s=config.engine_grace_s
-        )
         self.presence = Presence(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitEvents(deps.database, self.metrics, deps.wall_clock)
+        self._spans = open_spans()
+        self._replica_counts: list[Callable[[], None]] = []
+        self.timelines = Timelines(
+            deps.database,
+            self.metrics.registry,
+            deps.wall_clock,
+            retention_s=config.timeline_retention_s,
+            max_rows=config.max_timelines,
+        )
+        self.slo = SloKeeper(
+            deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
+        )
         self.books = Books(
             deps.ledger,
             deps.quota_store,
@@ -73,18 +98,111 @@ class Gateway:
             require_presence=self.presence.require,
             on_granted=self.limit_events.note,
         )
-        self.estimates = Estimates(
-            flow=self.flow,
-            upstreams=deps.upstreams,
-            lengths=deps.lengths if deps.lengths is not None else load_lengths(config.data_dir),
-            prices=deps.prices,
-            model=deps.model_name,
-            cache_s=config.estimate_cache_s,
+        lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
+        self.lengths = lengths
+        """Forecast of output lengths, by tenant and model."""
+        self.pools = {name: self._make_pool(spec) for name, spec in pools_of(deps.pools).items()}
+        """Every served model."""
+        self.catalogue = Catalogue(list(self.pools), deps.aliases)
+        self.pool = next(iter(self.pools.values()))
+        """The model of our own engine, or the first one."""
+        self.flow, self.dispatcher, self.estimates = self.pool.flow, self.pool.dispatcher, self.pool.estimates
+        self.lifecycle = Lifecycles(self.pools, self.pool.name)
+        self.under_way = UnderWay(self.lifecycle, deps.clock)
+        self.idempotency = Idempotency(deps)
+        self.quotes = Quotes(
+            deps.quote_secret,
+            valid_s=config.quote_valid_s,
+            wall_clock=deps.wall_clock,
+            prices_at=deps.directory.prices_at,
         )
-        self.lifecycle = Lifecycle(
+        self.metrics.registry.register(CalibrationCollector(self._calibrations))
+        for name, calibration in load_calibrations(config.data_dir).items():
+            if name in self.pools:
+                self.pools[name].estimates.calibration = calibration
+        self._controls = [
+            Controlling(
+                config.control,
+                name,
+                pool.flow,
+                pool.spec.upstreams,
+                self.lengths,
+                arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
+            )
+            for name, pool in self.pools.items()
+        ]
+        for pool in self.pools.values():
+            pool.estimates.surfaces.promised = partial(self._promised, pool.name)
+        self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dead: list[GatewaySeen] = []
+        self._adopting: dict[str, asyncio.Task[None]] = {}
+        self._engine_changed = asyncio.Event()
+        self._saved_at_observation = 0
+
+    def _make_pool(self, spec: PoolSpec) -> Pool:
+        """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
+        deps = self.deps
+        config = deps.config
+        replica_ids = [upstream.replica_id for upstream in spec.upstreams]
+        sharing = deps.sharing if deps.sharing is not None and deps.sharing.shares(replica_ids) else None
+        flow = (FlowController if sharing is None else Mirror)(
+            make_policy(config.policy, config.policy_options).order,
+            ServiceCounters(),
+            max_queued=config.max_queued,
+            max_queued_per_tenant=config.max_queued_per_tenant,
+            queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
+            window=WindowRule(config.lookahead_sequences, config.kv_window),
+            log_records=config.dispatch_log_records,
+            ageing_s=[config.ageing_s[tier] for tier in Tier],
+            lanes=LaneRule(
+                config.long_tokens,
+                config.long_share_sequences,
+                config.long_share_kv,
+                config.batch_share,
+            ),
+            reservation_burst_s=config.reservation_burst_s,
+            scorer=PrefixRouter() if len(spec.upstreams) > 1 else LeastLoaded(),
+        )
+        dispatcher = Dispatcher(
+            flow,
+            spec.upstreams,
+            deps.clock,
+            engine_grace_s=config.engine_grace_s,
+            state=sharing.open(spec.name, flow, config, deps.clock, replica_ids)
+            if sharing is not None and isinstance(flow, Mirror)
+            else None,
+        )
+        estimates = Estimates(
+            flow=flow,
+            upstreams=spec.upstreams,
+            lengths=self.lengths,
+            prices=deps.prices,
+            model=spec.name,
+            cache_s=config.estimate_cache_s,
+            note="; fair at dispatch only" if spec.is_foreign else "",
+        )
+        aftermath = Aftermath(
+            spec.name,
+            self.timelines,
+            self.slo,
+            lambda request_id: self.lifecycle.find(request_id),
+            # What other servers do in a step nobody knows.
+            (lambda: None)
+            if spec.is_foreign
+            else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
+            wall_clock=deps.wall_clock,
+            spans=self._spans,
+        )
+        count_replicas = partial(self._count_replicas, spec, aftermath)
+        self._replica_counts.append(count_replicas)
+        for upstream in spec.upstreams:
+            upstream.watch(count_replicas)
+        lifecycle = Lifecycle(
+            aftermath=aftermath,
             books=self.books,
-            dispatcher=self.dispatcher,
-            estimates=self.estimates,
+            dispatcher=dispatcher,
+            estimates=estimates,
             prices=deps.prices,
             metrics=self.metrics,
             clock=deps.clock,
@@ -99,15 +217,13 @@ class Gateway:
                 max_buffered_events=config.max_buffered_events,
                 max_fed_waiting=config.max_queued_per_tenant,
                 feed_wait_s=config.queue_ttl_s,
+                quote_credit_share=config.quote_credit_share,
             ),
         )
-        self.idempotency = Idempotency(deps)
-        self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._dead: list[GatewaySeen] = []
-        self._adopting: dict[str, asyncio.Task[None]] = {}
-        self._engine_changed = asyncio.Event()
-        self._saved_at_observation = 0
+        return Pool(spec, flow, dispatcher, estimates, lifecycle)
+
+    def _count_replicas(self, spec: PoolSpec, aftermath: Aftermath) -> None:
+        aftermath.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
 
     # ------------------------------------------------------------ start and stop
 
@@ -121,13 +237,21 @@ class Gateway:
         await self._prepare_counters(others)
         self.books.start()
         self.limit_events.start()
-        self.dispatcher.start()
+        self.timelines.start()
+        await self.slo.start()
+        for count_replicas in self._replica_counts:
+            count_replicas()
+        for pool in self.pools.values():
+            pool.dispatcher.start()
+        if self.deps.elsewhere is not None:
+            self.deps.elsewhere.start(self.under_way.act)
         for upstream in self.deps.upstreams:
             upstream.watch(self._engine_changed.set)
         self._tasks = [
             asyncio.create_task(self._keep_lengths(), name="gateway lengths"),
             asyncio.create_task(self._keep_recovered(), name="gateway recovery"),
             asyncio.create_task(self._keep_pace(), name="gateway pace"),
+            asyncio.create_task(self._keep_controlled(), name="gateway control"),
             asyncio.create_task(self._keep_presence(), name="gateway presence"),
             asyncio.create_task(self._keep_purged(), name="gateway idempotency"),
         ]
@@ -135,13 +259,15 @@ class Gateway:
     async def stop(self) -> None:
         """Drains: running requests may end, what waits is refused, everything settles."""
         await self.lifecycle.close(self.deps.config.shutdown_grace_s)
-        await self.dispatcher.close()
+        if self.deps.elsewhere is not None:
+            await self.deps.elsewhere.close()
+        for pool in self.pools.values():
+            await pool.dispatcher.close()
         await self.books.close(self.deps.config.settle_wait_s)
         await self.limit_events.close()
-        tasks = [*self._tasks, *self._adopting.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.timelines.close()
+        await self.slo.close()
+        await stop([*self._tasks, *self._adopting.values()])
         await self._save_lengths()
         with contextlib.suppress(DatabaseUnavailable):
             if not await self.deps.ledger.open_requests(self.deps.gateway_id, most=1):
@@ -211,7 +337,20 @@ class Gateway:
     async def _keep_pace(self) -> None:
         while True:
             await asyncio.sleep(PACE_EVERY_S)
-            self.estimates.watch_pace()
+            for pool in self.pools.values():
+                try:
+                    pool.estimates.watch(self.deps.clock())
+                except Exception:
+                    log.exception("the forecasts of %s were not renewed; they go on", pool.name)
+
+    async def _keep_controlled(self) -> None:
+        while self.deps.config.control is not Mode.OFF:
+            await asyncio.sleep(CONTROL_EVERY_S)
+            for controlling in self._controls:
+                try:
+                    controlling.look(self.deps.clock())
+                except Exception:
+                    log.exception("the control loop failed; it goes on")
 
     async def _keep_purged(self) -> None:
         while True:
@@ -221,12 +360,13 @@ class Gateway:
 
     async def _save_lengths(self) -> None:
         data_dir = self.deps.config.data_dir
-        observed = self.estimates.observed
+        observed = sum(pool.estimates.observed for pool in self.pools.values())
         if data_dir is None or observed == self._saved_at_observation:
             return
-        text = json.dumps(self.estimates.lengths.to_dict())
+        text = json.dumps(self.lengths.to_dict())
         try:
             await asyncio.to_thread(save_lengths, data_dir, text)
+            await asyncio.to_thread(save_calibrations, data_dir, as_text(self._calibrations()))
             self._saved_at_observation = observed
         except OSError as error:
             log.warning("the length forecast could not be saved: %s", error.strerror)
@@ -236,7 +376,7 @@ class Gateway:
         while True:
             await self._engine_changed.wait()
             self._engine_changed.clear()
-            if not self.dispatcher.has_engine:
+            if self.deps.upstreams and not any(upstream.is_up for upstream in self.deps.upstreams):
                 continue
             try:
                 await recovery.sweep(self.deps, self.books.live)
@@ -247,24 +387,52 @@ class Gateway:
 
     # ------------------------------------------------------------ what routes ask
 
-    def model(self) -> ServedModel:
-        """The served model. Raises `ApiError` (503) before any engine has announced it."""
-        for upstream in self.deps.upstreams:
-            ready = upstream.ready
-            if ready is not None:
-                kv_tokens = ready.num_blocks * ready.block_tokens
-                # The last token's own keys and values are never needed.
-                context_tokens = min(ready.model.context_tokens, kv_tokens + 1)
-                return ServedModel(self.deps.model_name, context_tokens, ready.model.vocabulary)
-        raise errors.engine_unavailable()
+    def served(self, name: str, request_id: str) -> ServedModel:
+        """What stands behind a name for this request. Raises `ApiError`: 404 for a name that is none, 503
+        before any replica has announced itself."""
+        # Drawn from the id, so that asking again for one request gives the same answer.
+        draw = zlib.crc32(request_id.encode()) / 2**32
+        try:
+            pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
+        except KeyError:
+            raise errors.model_not_found(name) from None
+        return self.pools[pool].served(name)
 
-    def require_engine(self) -> None:
-        """Raises `ApiError` (503) when no engine serves right now."""
-        if not self.dispatcher.has_engine:
+    def context_tokens(self, name: str) -> int | None:
+        """What every model behind a name takes; None where one has not announced itself. Raises
+        `KeyError`."""
+        found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
+        known = [tokens for tokens in found if tokens is not None]
+        return min(known) if len(known) == len(found) else None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether some model is served now."""
+        return any(pool.has_engine for pool in self.pools.values())
+
+    def require_engine(self, pool: str) -> None:
+        """Raises `ApiError` (503) when no replica of the pool serves right now."""
+        if not self.pools[pool].has_engine:
             raise errors.engine_unavailable()
+
+    async def bound(self, call: Call, token: str) -> Call:
+        """The call as its quote says: in its tier, at its prices. Raises `ApiError`."""
+        try:
+            binding = await self.quotes.redeem(token, call)
+        except DatabaseUnavailable as error:
+            raise as_api_error(error, call.request_id) from error
+        return replace(call, tier=Tier(binding.quote.tier), binding=binding)
+
+    def _calibrations(self) -> dict[str, Calibration]:
+        """By served model."""
+        return {name: pool.estimates.calibration for name, pool in self.pools.items()}
+
+    def _promised(self, pool: str, _now_s: float) -> list[Entry]:
+        return self.quotes.promised(pool)
 
     def take_quote(self, key_id: str) -> None:
         """Counts one fresh replay against the key's rate. Raises `ApiError` (429)."""
+        self.quotes.require_room(key_id)
         rate = self.deps.config.quotes_per_s
         burst = 2 * rate
         now_s = self.deps.clock()

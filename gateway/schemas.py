@@ -124,6 +124,17 @@ class QuoteRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Instead of a prompt: how long it would be."""
     max_tokens: int | None = None
     n: int | None = None
+    service_tier: str | None = None
+    """Only this tier; absent: every tier that the key may use."""
+
+
+class TierMove(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/requests/{id}/tier`."""
+
+    service_tier: str
+    """As in a completion: OpenAI's words, or `interactive`, `standard`, `batch`."""
+    preview: bool = False
+    """Only say what it would cost."""
 
 
 class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +145,8 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tier: str = "standard"
     tiers: list[str] | None = None
     on_low_budget: str = "refuse"
+    reserved_tokens_per_s: float = 0.0
+    """Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none."""
 
 
 class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -144,6 +157,7 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tiers: list[str] | None = None
     models: list[str] | None = None
     on_low_budget: str | None = None
+    reserved_tokens_per_s: float | None = None
 
 
 class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -167,6 +181,18 @@ class PolicySet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/policy`."""
 
     policy: str
+
+
+class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/slos`."""
+
+    tier: str
+    metric: str
+    target_s: float
+    percentile: float = 95.0
+    """Per cent of the requests that must meet it."""
+    tenant: str | None = None
+    """Without: every tenant's that has no target of its own."""
 
 
 class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

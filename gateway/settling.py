@@ -20,6 +20,7 @@ from gateway.mending import Mender
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import Ledger, LedgerRow
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
+from tenants.stopping import stop
 
 RETRY_FIRST_S = 0.1
 RETRY_MOST_S = 5.0
@@ -34,6 +35,8 @@ class Settlement:
     row: LedgerRow
     acknowledge: Callable[[], None]
     done: Callable[[], None]
+    credit: LedgerRow | None = None
+    """Given back for a broken promise, written with the settle row or not at all."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     """The settle row is in the ledger and the counters know: the client may be told."""
     counts: LedgerRow | None = None
@@ -52,10 +55,16 @@ class Settlements:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, row: LedgerRow, acknowledge: Callable[[], None], done: Callable[[], None]) -> Settlement:
+    def start(
+        self,
+        row: LedgerRow,
+        acknowledge: Callable[[], None],
+        done: Callable[[], None],
+        credit: LedgerRow | None = None,
+    ) -> Settlement:
         """Begins to settle. `acknowledge` is called once it is durable, `done` when nobody works on it any
         more."""
-        settlement = Settlement(row, acknowledge, done)
+        settlement = Settlement(row, acknowledge, done, credit)
         task = asyncio.create_task(self._settle(settlement), name=f"settle {row.request_id}")
         self._tasks[row.request_id] = task
         return settlement
@@ -65,9 +74,7 @@ class Settlements:
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop(tasks)
 
     async def _settle(self, settlement: Settlement) -> None:
         delay_s = RETRY_FIRST_S
@@ -85,7 +92,7 @@ class Settlements:
         row = settlement.row
         try:
             if settlement.counts is None:
-                settlement.counts = await self._ledger.settle(row)
+                settlement.counts = await self._ledger.settle(row, settlement.credit)
             with self._mender.noticing():
                 await self._quota_store.settle(row.request_id, settlement.counts.counted)
             return True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
-from gateway.flow.controller import TenantFlow
+from gateway.flow.controller import FlowController, TenantFlow
 from gateway.upstream.base import Upstream
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
 from tenants.records import limit_as_json
@@ -14,12 +15,21 @@ if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
 MAX_LIMITS_SHOWN = 2_000
+_COUNTS = (
+    "running",
+    "dispatched",
+    "finished",
+    "service_cost",
+    "running_output_tokens",
+    "input_tokens",
+    "output_tokens",
+)
 
 
 async def status_of(gateway: Gateway) -> dict[str, Any]:
     """The status page. Counters are those of the queue: cost tokens per weight, scaled."""
     deps = gateway.deps
-    flow = gateway.flow
+    queues = [pool.flow for pool in gateway.pools.values()]
     limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
     states: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -27,12 +37,12 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
             states.setdefault(state.limit.tenant_id, []).append(_limit(state))
     except QuotaStoreUnavailable:
         states = {}
-    flows = {each.tenant_id: each for each in flow.tenants()}
+    flows = _added_up(queues)
     tenants = [
         _tenant(
             flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight),
             tenant.name,
-            flow.counters.value(tenant.tenant_id),
+            gateway.flow.counters.value(tenant.tenant_id),
             states.get(tenant.tenant_id, []),
         )
         for tenant in deps.directory.tenants()
@@ -43,8 +53,10 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
         "model": deps.model_name,
         "policy": gateway.policy,
         "clock_s": deps.clock(),
-        "queued": dict(zip(TIER_RANKS, flow.queued_by_tier(), strict=True)),
-        "running": flow.num_in_flight,
+        "queued": {
+            tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()
+        },
+        "running": sum(each.num_in_flight for each in queues),
         "settlements_pending": gateway.books.pending,
         "refusals": dict(sorted(gateway.metrics.refusals_by_code.items())),
         "recovery": None
@@ -56,8 +68,22 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
             "left_open": recovery.left_open,
         },
         "engines": [_engine(each) for each in deps.upstreams],
+        "models": models_of(gateway),
         "tenants": tenants,
     }
+
+
+def _added_up(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
+    """Every tenant's part in the queues of all models together. Counters are of one model: its first
+    one's."""
+    found: dict[str, TenantFlow] = {}
+    for queue in queues:
+        for part in queue.tenants():
+            whole = found.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
+            whole.queued = [mine + more for mine, more in zip(whole.queued, part.queued, strict=True)]
+            for name in _COUNTS:
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return found
 
 
 def _tenant(flow: TenantFlow, name: str, counter: int, limits: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,6 +111,23 @@ def _limit(state: LimitState) -> dict[str, Any]:
         "available": state.available,
         "reset_s": state.reset_s,
     }
+
+
+def models_of(gateway: Gateway) -> dict[str, Any]:
+    """Every served model with its replicas, and what other names mean."""
+    shown = {
+        pool.name: {
+            "is_up": pool.has_engine,
+            "context_tokens": pool.context_tokens,
+            "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
+            "running": pool.flow.num_in_flight,
+            "prompts": "estimated" if pool.spec.is_estimated else "counted",
+            "replicas": [each.describe() for each in pool.spec.upstreams],
+        }
+        for pool in gateway.pools.values()
+    }
+    aliases = {name: dict(weights) for name, weights in gateway.deps.aliases.items()}
+    return {"pools": shown, "aliases": aliases}
 
 
 def _engine(upstream: Upstream) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Who keeps a running request's lease ahead of what it emits?
 
-One task a request, beside those that read its tokens. It asks for more before a sequence comes to the end of
-its lease, for all sequences in one call; what is granted is durable before an engine hears of it. A rate that
-is used up lets the sequences rest until the bucket has refilled; a spent budget lets them go on to the end of
-what is covered, and stops them there.
+One task a request, beside those that read its tokens, unless all that can come is covered already. It asks
+for more before a sequence comes to the end of its lease, for all sequences in one call; what is granted is
+durable before an engine hears of it. A rate that is used up lets the sequences rest until the bucket has
+refilled; a spent budget lets them go on to the end of what is covered, and stops them there.
 
 What to ask for, and when, is decided in `lease.py`.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway import lease
 from gateway.account.charge import SequenceUse
+from gateway.account.timeline import Kind, Timeline
 from gateway.books import Books
 from gateway.lease import Part
 from gateway.upstream.base import Upstream, UpstreamUnavailable
@@ -58,6 +59,8 @@ class Leases:
     """By sequence; None: no limit counts it."""
     top_ups: int = 0
     """Granted."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """Where they are noted."""
 
     def granted(self, covered: Amounts) -> None:
         """So much is held now: shares it out."""
@@ -93,6 +96,14 @@ class Leases:
             Part(use.output_tokens, old, self.most_each, use.outcome is None)
             for use, old in zip(self.uses, leases, strict=True)
         ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing that the request can still emit, or take of the device, is uncovered: it needs no more."""
+        return not lease.has_gpu_limit(self.limits) and all(
+            tokens >= self.most_each or use.outcome is not None
+            for tokens, use in zip(self.tokens, self.uses, strict=True)
+        )
 
     def is_used_up(self, index: int) -> bool:
         """Whether a sequence has come to the end of what is covered, but not to its own end."""
@@ -131,6 +142,13 @@ class Topping:
         self._hold_wait_s = hold_wait_s
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
+        self.is_needed = not leases.is_whole
+        """False: all that can come is covered, and `run` would have nothing to do."""
+        self._counts_gpu = lease.has_gpu_limit(leases.limits)
+        self._looks: list[int] = []
+        """By sequence: whether more is due is asked when it has emitted so much, not every time."""
+        if self.is_needed:
+            self._look_ahead()
         self._wake = asyncio.Event()
         self._is_untold = False
         """The engine did not take the last word on the leases."""
@@ -139,17 +157,22 @@ class Topping:
 
     def seen(self, index: int) -> None:
         """Something came from sequence `index`, or it ended."""
-        leases = self._leases
+        if not self.is_needed:
+            return
+        use = self._leases.uses[index]
         if self._first_token_s is None:
             self._first_token_s = self._clock()
-        if leases.uses[index].outcome is not None and any(use.outcome is None for use in leases.uses):
-            leases.share_out()
+        if use.outcome is not None and any(other.outcome is None for other in self._leases.uses):
+            self._leases.share_out()
             self._tell()
             self._wake.set()
         if self.is_spent:
             self._stop_used_up()
-        elif self._is_due():
-            self._wake.set()
+        elif (use.output_tokens >= self._looks[index] or self._counts_gpu) and not self._wake.is_set():
+            if self._is_due():
+                self._wake.set()
+            else:
+                self._look_ahead()
 
     async def run(self) -> None:
         """Until it is cancelled. Raises `AccountsLost`."""
@@ -166,6 +189,7 @@ class Topping:
                 self._wake.clear()
                 if self._is_due():
                     await self._top_up()
+                self._look_ahead()
 
     # ------------------------------------------------------------ asking
 
@@ -173,6 +197,7 @@ class Topping:
         """One top-up, asked for until it is granted or refused for good."""
         leases = self._leases
         since_s = self._clock()
+        rested_s = 0.0
         takes_least = False
         while True:
             parts = leases.parts()
@@ -189,12 +214,16 @@ class Topping:
             )
             if isinstance(answer, Granted):
                 leases.top_ups += 1
+                leases.timeline.note(
+                    Kind.TOPPED_UP, self._clock(), round(rested_s * 1e6), answer.covered.output_tokens
+                )
                 leases.granted(answer.covered)
                 self._tell()
                 return
             retry_s = lease.retry_in_s(answer, self._clock() - since_s, self._hold_wait_s)
             if retry_s is not None:
                 await self._sleep(retry_s)
+                rested_s += retry_s
             elif not takes_least:
                 # Not enough for a whole chunk: the last tokens of a budget are worth something, too.
                 takes_least = True
@@ -238,6 +267,10 @@ class Topping:
         used_us = leases.used_gpu_us
         chunk_ms = lease.wanted_gpu_ms(leases.limits, 0)
         return leases.covered.gpu_ms * 1000 - used_us <= chunk_ms * 500
+
+    def _look_ahead(self) -> None:
+        chunk, tokens_per_s = self._chunk(), self._tokens_per_s()
+        self._looks = [lease.next_look(part, chunk, tokens_per_s) for part in self._leases.parts()]
 
     def _chunk(self) -> int:
         live = sum(use.outcome is None for use in self._leases.uses)

@@ -8,16 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from engine.forecast.features import Features
 from engine.messages import SamplingParams
 from gateway import errors
 from gateway.config import GatewayConfig
 from gateway.prompt import PromptRefused
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, Message, Sampling
+from gateway.traits import traits_of
+from gateway.upstream.base import Wording
 from tenants.types import Amounts, Principal, Tier
+
+if TYPE_CHECKING:
+    from gateway.quotes import Binding
 
 SERVICE_TIERS: dict[str, Tier | None] = {
     "auto": None,
@@ -56,6 +62,10 @@ class ServedModel:
     context_tokens: int
     """Prompt and answer together; also no more than the engine's KV cache holds."""
     vocabulary: int
+    is_estimated: bool = False
+    """No tokenizer is known here: prompts are counted by their bytes, with a margin."""
+    pool: str = ""
+    """Whose replicas run it; empty: those of the model of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,20 @@ class Call:
     trace_context: str | None = None
     asked_max_tokens: bool = True
     """False: the client named no length; `max_tokens` is what the context leaves."""
+    timeout_s: float | None = None
+    """How long it may wait for its turn, if its client said so."""
+    wants_progress: bool = False
+    """Its stream tells how the wait goes on."""
+    wordings: tuple[Wording, ...] = ()
+    """What the client wrote, by prompt, for servers that tokenise by themselves."""
+    pool: str = ""
+    """Whose replicas run it; empty: those of `model`."""
+    traits: Features | None = None
+    """What says how long its answers will be."""
+    names_tier: bool = False
+    """The client asked for this tier; it is not only its key's default."""
+    binding: Binding | None = None
+    """The quote that it redeems."""
 
     @property
     def sequences(self) -> int:
@@ -103,6 +127,11 @@ class Call:
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of sequence `index`."""
         return self.prompts[index // self.choices]
+
+    def wording_of(self, index: int) -> Wording:
+        """What the client wrote for sequence `index`; without the words, the tokens."""
+        prompt = index // self.choices
+        return self.wordings[prompt] if self.wordings else Wording(prompt=self.prompts[prompt])
 
     def sampling_of(self, index: int) -> SamplingParams:
         """The sampling of sequence `index`: choices of one seeded prompt get seeds of their own, or they
@@ -149,8 +178,8 @@ def understand_chat(
     except PromptRefused as refused:
         raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
     return _call(
-        request, True, [prompt], asked, param, "messages", logprobs, request_id, principal, model,
-        config, created, trace_context,
+        request, True, [prompt], (Wording(messages),), asked, param, "messages", logprobs, request_id,
+        principal, model, config, created, trace_context,
     )  # fmt: skip
 
 
@@ -176,9 +205,11 @@ def understand_text(
     logprobs: int | None = None
     if request.logprobs is not None:
         logprobs = _integer(request.logprobs, "logprobs", 0, config.max_top_logprobs)
-    prompts = _prompts(request.prompt, renderer, model, config)
+    items = _prompt_items(request.prompt, config)
+    prompts = _prompts(items, renderer, model)
+    wordings = tuple(Wording(prompt=item) for item in items)
     return _call(
-        request, False, prompts, request.max_tokens, "max_tokens", "prompt", logprobs, request_id,
+        request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, request_id,
         principal, model, config, created, trace_context,
     )  # fmt: skip
 
@@ -186,15 +217,20 @@ def understand_text(
 def tier_of(service_tier: str | None, principal: Principal) -> Tier:
     """The tier a request runs in. Raises `ApiError`: 400 for a name unknown, 403 for one not allowed."""
     asked = "auto" if service_tier is None else service_tier
-    if asked not in SERVICE_TIERS:
-        raise errors.bad_request(
-            f"Invalid 'service_tier': '{asked[:64]}'. It is one of {', '.join(SERVICE_TIERS)}.",
-            "service_tier",
-        )
-    tier = SERVICE_TIERS[asked] or principal.default_tier
+    tier = tier_named(asked, principal.default_tier)
     if tier not in principal.tiers:
         raise errors.tier_not_allowed(asked, tier, [each for each in Tier if each in principal.tiers])
     return tier
+
+
+def tier_named(service_tier: str, default: Tier) -> Tier:
+    """The tier behind a name, whoever may use it. Raises `ApiError` (400)."""
+    if service_tier not in SERVICE_TIERS:
+        raise errors.bad_request(
+            f"Invalid 'service_tier': '{service_tier[:64]}'. It is one of {', '.join(SERVICE_TIERS)}.",
+            "service_tier",
+        )
+    return SERVICE_TIERS[service_tier] or default
 
 
 def chat_messages(messages: list[Message], config: GatewayConfig) -> list[dict[str, Any]]:
@@ -206,6 +242,7 @@ def _call(
     request: Sampling,
     chat: bool,
     prompts: Sequence[list[int]],
+    wordings: tuple[Wording, ...],
     asked_max_tokens: int | None,
     max_tokens_param: str,
     prompt_param: str,
@@ -220,7 +257,7 @@ def _call(
     tier = tier_of(request.service_tier, principal)
     choices = _integer(request.n, "n", 1, config.max_choices, default=1)
     longest = max(len(prompt) for prompt in prompts)
-    context_left = model.context_tokens - longest
+    context_left = context_left_of(model, longest)
     if context_left < 1:
         raise errors.context_too_long(model.context_tokens, longest, None, prompt_param)
     if asked_max_tokens is None:
@@ -230,12 +267,13 @@ def _call(
             f"Invalid '{max_tokens_param}': {asked_max_tokens} is less than the minimum of 1.",
             max_tokens_param,
         )
-    elif asked_max_tokens > context_left:
+    elif asked_max_tokens > (model.context_tokens if model.is_estimated else context_left):
         raise errors.context_too_long(model.context_tokens, longest, asked_max_tokens, max_tokens_param)
     else:
         max_tokens = asked_max_tokens
     if request.stream_options is not None and not request.stream:
         raise errors.bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+    sampling = _sampling(request, logprobs, model, config)
     return Call(
         request_id=request_id,
         chat=chat,
@@ -245,13 +283,29 @@ def _call(
         prompts=tuple(prompts),
         choices=choices,
         max_tokens=max_tokens,
-        sampling=_sampling(request, logprobs, model, config),
+        sampling=sampling,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         created=created,
         trace_context=trace_context,
         asked_max_tokens=asked_max_tokens is not None,
+        wordings=wordings,
+        pool=model.pool,
+        names_tier=request.service_tier not in (None, "auto"),
+        traits=traits_of(
+            wordings[0] if wordings else None,
+            len(prompts[0]),
+            max_tokens if asked_max_tokens is not None else None,
+            sampling,
+        ),
     )
+
+
+def context_left_of(model: ServedModel, prompt_tokens: int) -> int:
+    """What the model's context leaves for the answer. Where the prompt is only estimated, its server knows
+    better whether it fits: an eighth of the context is left for the answer in any case."""
+    left = model.context_tokens - prompt_tokens
+    return max(left, model.context_tokens // 8, 1) if model.is_estimated else left
 
 
 def _check_model(name: str, principal: Principal, model: ServedModel) -> None:
@@ -332,12 +386,7 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     return rendered
 
 
-def _prompts(
-    prompt: str | list[str | int | list[int]],
-    renderer: Renderer,
-    model: ServedModel,
-    config: GatewayConfig,
-) -> list[list[int]]:
+def _prompt_items(prompt: str | list[str | int | list[int]], config: GatewayConfig) -> list[str | list[int]]:
     if isinstance(prompt, str):
         items: list[str | list[int]] = [prompt]
     elif not prompt:
@@ -357,12 +406,16 @@ def _prompts(
             f"'prompt' holds {len(items)} prompts; the most in one request is {config.max_prompts}.",
             "prompt",
         )
+    return items
+
+
+def _prompts(items: Sequence[str | list[int]], renderer: Renderer, model: ServedModel) -> list[list[int]]:
     prompts: list[list[int]] = []
     for item in items:
         token_ids = renderer.text_tokens(item) if isinstance(item, str) else item
         if not token_ids:
             raise errors.bad_request("'prompt' must have at least one token.", "prompt")
-        if len(token_ids) >= model.context_tokens:
+        if len(token_ids) >= model.context_tokens and not model.is_estimated:
             raise errors.context_too_long(model.context_tokens, len(token_ids), None, "prompt")
         for token_id in token_ids:
             if not 0 <= token_id < model.vocabulary:

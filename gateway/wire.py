@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from litestar.datastructures import MutableScopeHeaders
 from litestar.types import Message, Scope
 
 from gateway.ids import new_request_id
@@ -29,10 +28,12 @@ async def add_standard_headers(message: Message, scope: Scope) -> None:
     if message["type"] != "http.response.start":
         return
     request_id = begin(scope)
-    headers = MutableScopeHeaders.from_message(message)
-    headers["x-request-id"] = request_id
     elapsed_s = time.perf_counter() - scope["state"]["arrived_s"]
-    headers["openai-processing-ms"] = str(round(elapsed_s * 1000))
+    message["headers"] = [
+        *message["headers"],
+        (b"x-request-id", request_id.encode()),
+        (b"openai-processing-ms", b"%d" % round(elapsed_s * 1000)),
+    ]
 
 
 async def send_start(send: Send, status: int, headers: Mapping[str, str]) -> None:

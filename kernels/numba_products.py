@@ -1,12 +1,15 @@
 """How is a matrix product fast from one row to hundreds, called from compiled code?
 
-The weight is laid out in panels of 64 outputs, input by input, so that it is read once, in order. A tile is
-up to six rows times one panel, held in registers while all inputs pass: what limits few rows is how fast the
-panel arrives, what limits many is the arithmetic. (The register tile of Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication", 2008; depths here are small enough to need no blocks of their own.)
+The weight is laid out in panels of a few outputs, input by input, so that it is read once, in order. A tile
+is up to six rows times one panel, held in registers while all inputs pass: what limits few rows is how fast
+the panel arrives, what limits many is the arithmetic; so that neither waits for the other, the first tiles of
+a panel ask for the next one. (The register tile of Goto and van de Geijn, "Anatomy of High-Performance Matrix
+Multiplication", 2008; depths here are small enough to need no blocks of their own.) A panel is as wide as the
+processor's registers hold six rows of sums: where they do not, every sum goes through memory at every input,
+which takes three times as long.
 
 Every element is one chain of fused multiply-adds over the inputs in their order: the number of rows, of
-workers or of panels changes no bit of it.
+workers or of panels, and the panels' width, change no bit of it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,13 +25,23 @@ from numba.extending import intrinsic
 from kernels.jit import compiled
 from kernels.numba_vectors import LANES, load_vector
 
-VECTORS: Final = 4
+VECTORS: Final = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
+"""Of 16 floats in a panel's width. 6 x 4 sums, 4 weights and an input fill the 32 registers of AVX-512; 6 x 1
+sums, of two registers each, the 16 of AVX2."""
 PANEL: Final = VECTORS * LANES
 """Outputs of a panel."""
 TILE_ROWS: Final = 6
-"""6 x 4 sums, 4 weights and an input fill the 32 registers of AVX-512; narrower machines spill some."""
+ACROSS_OF_ONE: Final = 4
+ACROSS_OF_TWO: Final = 2
+"""Panels that a tile of one row, or of two, takes together: an addition takes as long as it takes to begin
+eight, so that many sums are needed to be always busy."""
 PARTS_PER_WORKER: Final = 4
 """Pieces of work for each worker where there are few panels, so that none waits long for the others."""
+LINE_BYTES: Final = 64
+MOST_SPREAD: Final = 3
+"""The next panel is asked for by the first 2 ** 3 tiles at most."""
+AHEAD_BYTES: Final = 2048
+"""How far ahead a single tile asks: it goes through its panels faster than memory gives them."""
 
 _FLOAT, _INDEX, _WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -54,9 +67,11 @@ def plain_weight(panels: Array, outputs: int) -> Array:
     return np.ascontiguousarray(panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])[:outputs])
 
 
-def _tile(rows: int) -> Any:
-    """Compiles the tile of `rows` rows: `product = bias + inputs @ panel`, all given by address; strides and
-    depth in elements, `like` an element of the panel. Inputs, bias and product are float32."""
+def _tile(rows: int, across: int = 1) -> Any:
+    """Compiles the tile of `rows` rows and `across` neighbouring panels: `product = bias + inputs @ panels`,
+    all given by address; strides and depth in elements, `like` an element of the panel. Inputs, bias and
+    product are float32. For each input an address is prefetched, from `ahead` on and `ask` bytes apart: what
+    lies there is in the second cache by the time that it is needed."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
@@ -68,24 +83,32 @@ def _tile(rows: int) -> Any:
         bias: Any,
         product: Any,
         product_stride: Any,
+        ahead: Any,
+        ask: Any,
         like: Any,
     ) -> Any:
         half = not isinstance(like, types.Float)
+        input_bytes = PANEL * (2 if half else 4)
 
         def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            inputs, input_stride, panel, depth, bias, product, product_stride, _ = arguments
+            inputs, input_stride, panel, depth, bias, product, product_stride, ahead, ask, _ = arguments
             kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
             multiply_add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-            sums = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
-            for vector in range(VECTORS):
+            width = VECTORS * across
+            sums = [[cgutils.alloca_once(builder, _VECTOR) for _ in range(width)] for _ in range(rows)]
+            for vector in range(width):
                 start = load_vector(builder, bias, _INDEX(vector * LANES), False)
                 for row in range(rows):
                     builder.store(start, sums[row][vector])
             lines = [_row_address(builder, inputs, input_stride, row, _FLOAT) for row in range(rows)]
+            stride = builder.mul(depth, _INDEX(input_bytes))
+            panels = [builder.add(panel, builder.mul(stride, _INDEX(number))) for number in range(across)]
             with cgutils.for_range(builder, depth) as loop:
+                _ask_for(builder, builder.add(ahead, builder.mul(loop.index, ask)))
                 at = builder.mul(loop.index, _INDEX(PANEL))
                 weights = [
-                    load_vector(builder, panel, builder.add(at, _INDEX(vector * LANES)), half)
+                    load_vector(builder, place, builder.add(at, _INDEX(vector * LANES)), half)
+                    for place in panels
                     for vector in range(VECTORS)
                 ]
                 for row in range(rows):
@@ -97,13 +120,15 @@ def _tile(rows: int) -> Any:
                         builder.store(builder.call(multiply_add, [every, weight, builder.load(total)]), total)
             for row in range(rows):
                 target = _row_address(builder, product, product_stride, row, _VECTOR)
-                for vector in range(VECTORS):
+                for vector in range(width):
                     place = builder.gep(target, [_INDEX(vector)])
                     builder.store(builder.load(sums[row][vector]), place, align=4)
             return ir.Constant(_INDEX, 0)
 
         address, number = types.uintp, types.int64
-        signature = types.int64(address, number, address, number, address, address, number, like)
+        signature = types.int64(
+            address, number, address, number, address, address, number, address, number, like
+        )
         return signature, generate
 
     return tile
@@ -114,7 +139,78 @@ def _row_address(builder: Any, first: Any, stride: Any, row: int, kind: Any) -> 
     return builder.inttoptr(builder.add(first, offset), kind.as_pointer())
 
 
+def _ask_for(builder: Any, address: Any) -> None:
+    """Prefetches a line to read, into the second cache. Harmless wherever it points."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(prefetch, [builder.inttoptr(address, byte), _WORD(0), _WORD(2), _WORD(1)])
+
+
 _one, _two, _three, _four, _five, _six = (_tile(rows) for rows in range(1, TILE_ROWS + 1))
+_one_wide, _two_wide = _tile(1, ACROSS_OF_ONE), _tile(2, ACROSS_OF_TWO)
+
+
+@compiled()
+def multiply_part(
+    inputs: Any, panels: Any, bias: Any, product: Any, first: int, end: int, first_row: int, end_row: int
+) -> None:
+    """As `multiply`, by one thread: panels `first` to `end` of rows `first_row` to `end_row`."""
+    rows, depth = end_row - first_row, panels.shape[1]
+    if rows <= 0 or first >= end:
+        return
+    tiles = -(-rows // TILE_ROWS)
+    input_stride, product_stride = inputs.shape[1], product.shape[1]
+    like = panels[0, 0, 0]
+    step_bytes = PANEL * panels.itemsize
+    # What of the next panel each tile asks for: a share, at most a line for each input.
+    spread = 0
+    while 2 << spread <= tiles and (spread < MOST_SPREAD or step_bytes >> spread > LINE_BYTES):
+        spread += 1
+    ask = step_bytes >> spread
+    index = first
+    while index < end:
+        panel = np.uintp(panels[index].ctypes.data)
+        offset = np.uintp(bias[index * PANEL :].ctypes.data)
+        if rows <= 2:
+            source = np.uintp(inputs[first_row].ctypes.data)
+            target = np.uintp(product[first_row, index * PANEL :].ctypes.data)
+            ahead = panel + np.uintp(AHEAD_BYTES)
+            if rows == 1 and index + ACROSS_OF_ONE <= end:
+                _one_wide(
+                    source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like
+                )
+                index += ACROSS_OF_ONE
+                continue
+            if rows == 2 and index + ACROSS_OF_TWO <= end:
+                _two_wide(
+                    source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like
+                )
+                index += ACROSS_OF_TWO
+                continue
+        following = np.uintp(panels[min(index + 1, panels.shape[0] - 1)].ctypes.data)
+        for tile in range(tiles):
+            # Tiles of nearly equal height: one row alone would cost as much as several.
+            row = first_row + rows * tile // tiles
+            height = first_row + rows * (tile + 1) // tiles - row
+            source = np.uintp(inputs[row].ctypes.data)
+            target = np.uintp(product[row, index * PANEL :].ctypes.data)
+            ahead = following + np.uintp(min(tile, (1 << spread) - 1) * depth * ask)
+            if tiles == 1:
+                ahead = panel + np.uintp(AHEAD_BYTES)
+            if height == 6:
+                _six(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+            elif height == 5:
+                _five(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+            elif height == 4:
+                _four(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+            elif height == 3:
+                _three(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+            elif height == 2:
+                _two(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+            else:
+                _one(source, input_stride, panel, depth, offset, target, product_stride, ahead, ask, like)
+        index += 1
 
 
 @compiled(parallel=True)
@@ -124,32 +220,17 @@ def multiply(inputs: Any, panels: Any, bias: Any, product: Any, workers: int) ->
     `inputs` `[rows, at least the panels' inputs]`, `bias` `[panels * PANEL]` and `product`
     `[rows, at least panels * PANEL]` are float32.
     """
-    rows = inputs.shape[0]
-    count, depth = panels.shape[0], panels.shape[1]
+    rows, count = inputs.shape[0], panels.shape[0]
     tiles = -(-rows // TILE_ROWS)
     parts = min(tiles, max(1, -(-PARTS_PER_WORKER * workers // count)))
-    input_stride, product_stride = inputs.shape[1], product.shape[1]
-    like = panels[0, 0, 0]
     for worker in prange(workers):
-        for item in range(count * parts * worker // workers, count * parts * (worker + 1) // workers):
-            index, part = item // parts, item % parts
-            panel = np.uintp(panels[index].ctypes.data)
-            offset = np.uintp(bias[index * PANEL :].ctypes.data)
-            for tile in range(tiles * part // parts, tiles * (part + 1) // parts):
-                # Tiles of nearly equal height: one row alone would cost as much as several.
-                row = rows * tile // tiles
-                height = rows * (tile + 1) // tiles - row
-                source = np.uintp(inputs[row].ctypes.data)
-                target = np.uintp(product[row, index * PANEL :].ctypes.data)
-                if height == 6:
-                    _six(source, input_stride, panel, depth, offset, target, product_stride, like)
-                elif height == 5:
-                    _five(source, input_stride, panel, depth, offset, target, product_stride, like)
-                elif height == 4:
-                    _four(source, input_stride, panel, depth, offset, target, product_stride, like)
-                elif height == 3:
-                    _three(source, input_stride, panel, depth, offset, target, product_stride, like)
-                elif height == 2:
-                    _two(source, input_stride, panel, depth, offset, target, product_stride, like)
-                else:
-                    _one(source, input_stride, panel, depth, offset, target, product_stride, like)
+        if parts == 1:
+            first, end = count * worker // workers, count * (worker + 1) // workers
+            multiply_part(inputs, panels, bias, product, first, end, 0, rows)
+        else:
+            for item in range(count * parts * worker // workers, count * parts * (worker + 1) // workers):
+                index, part = item // parts, item % parts
+                multiply_part(
+                    inputs, panels, bias, product, index, index + 1,
+                    rows * part // parts, rows * (part + 1) // parts,
+                )  # fmt: skip

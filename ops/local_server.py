@@ -12,7 +12,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ops import datadir
 START_S = 180.0
 STOP_S = 40.0
 LOG_PAGE = 2000
+POLL_S = 0.1
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -93,6 +95,16 @@ async def local_server(
         )
     finally:
         await _end(process)
+
+
+async def until(condition: Callable[[], Any], within_s: float) -> bool:
+    """Asks again and again (other processes bring it about: no event of ours tells); False: in vain."""
+    end_s = time.monotonic() + within_s
+    while not await condition():
+        if time.monotonic() > end_s:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -8,6 +8,7 @@ environment is read once, here; a name or a value that is not understood stops t
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,8 @@ from typing import Any
 
 from engine.scheduling.policy import POLICIES, TABLE_POLICIES
 from ops import setting_values as values
+from ops import upstream_settings
+from ops.upstream_settings import UpstreamSettings
 from tenants.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
@@ -43,6 +46,13 @@ def about(kind: values.Kind[Any], help_text: str, *, secret: bool = False) -> di
 class EngineSettings:
     """The engine that `serve` starts and supervises, or the one that it is told to share."""
 
+    serve: str = field(
+        default="yes",
+        metadata=about(
+            values.word("yes", "no"),
+            "Whether a model is served by an engine of our own; no: only by the upstreams.",
+        ),
+    )
     address: str = field(
         default="",
         metadata=about(
@@ -104,6 +114,14 @@ class EngineSettings:
             "How far the engine stands back for gateway and clients on the same cores; 0: it does not.",
         ),
     )
+    collect_lengths: str = field(
+        default="no",
+        metadata=about(
+            values.word("yes", "no"),
+            "Whether the engine keeps readings of the model's state and the lengths that followed, for"
+            " `fairgate forecast train`. No text, but derived from prompts; readable by the owner only.",
+        ),
+    )
     orphan_s: float = field(
         default=60.0,
         metadata=about(
@@ -142,6 +160,84 @@ class GatewaySettings:
     )
     ttl_batch: float = field(
         default=540.0, metadata=about(values.seconds(0.1, 604_800), "Longest wait in the queue, tier batch.")
+    )
+    queue: str = field(
+        default="shared",
+        metadata=about(
+            values.word("shared", "own"),
+            "Whether gateways with the same Redis and the same engines share the queue in front of them, so"
+            " that together they are as fair as one; own: each is fair by itself only.",
+        ),
+    )
+    ageing_standard: float = field(
+        default=150.0,
+        metadata=about(
+            values.seconds(0, 604_800),
+            "A request of tier standard that waited so long goes as an interactive one; 0: it never does.",
+        ),
+    )
+    ageing_batch: float = field(
+        default=180.0,
+        metadata=about(
+            values.seconds(0, 604_800),
+            "A batch request that has waited so long goes as a standard one, and after as long again as an"
+            " interactive one; 0: it never does.",
+        ),
+    )
+    long_tokens: int = field(
+        default=16_384,
+        metadata=about(
+            values.integer(1, 100_000_000),
+            "Requests with more tokens than this (input and predicted output) wait in a lane of their own, so"
+            " that they never hold up the others.",
+        ),
+    )
+    long_share_sequences: int = field(
+        default=50,
+        metadata=about(
+            values.integer(1, 100),
+            "Per cent of an engine's sequences that long requests of a tier and those above may hold.",
+        ),
+    )
+    long_share_kv: int = field(
+        default=50,
+        metadata=about(
+            values.integer(1, 100),
+            "Per cent of an engine's KV cache that long requests of a tier and those above may hold.",
+        ),
+    )
+    batch_share: int = field(
+        default=100,
+        metadata=about(
+            values.integer(1, 100),
+            "Per cent of an engine's sequences and KV cache that the batch tier may hold.",
+        ),
+    )
+    control: str = field(
+        default="off",
+        metadata=about(
+            values.word("off", "advice", "acting"),
+            "Control loop over the queue's knobs: off, advice (only logged), or acting.",
+        ),
+    )
+    quote_valid: float = field(
+        default=10.0,
+        metadata=about(values.seconds(0.1, 3600), "For so long a quote can be redeemed."),
+    )
+    quote_credit: int = field(
+        default=50,
+        metadata=about(
+            values.integer(0, 100),
+            "Per cent of the charge that is credited where a redeemed quote was not kept and that is ours.",
+        ),
+    )
+    reservation_burst: float = field(
+        default=10.0,
+        metadata=about(
+            values.seconds(0, 3600),
+            "A tenant that was kept from its reserved tokens per second is owed at most those of so many"
+            " seconds.",
+        ),
     )
     stale: float = field(
         default=15.0,
@@ -194,6 +290,27 @@ class GatewaySettings:
         metadata=about(
             values.seconds(0.1, 3600),
             "A client that reads nothing of its stream for so long, while more waits for it, is cut.",
+        ),
+    )
+    max_buffered_events: int = field(
+        default=512,
+        metadata=about(
+            values.integer(1, 100_000),
+            "Pieces of a stream that wait for a client which does not read; then the engine rests.",
+        ),
+    )
+    timeline_days: int = field(
+        default=7,
+        metadata=about(
+            values.integer(0, 3650),
+            "Days for which the timelines of requests that have ended are kept (numbers, no text); 0: none"
+            " is.",
+        ),
+    )
+    max_timelines: int = field(
+        default=1_000_000,
+        metadata=about(
+            values.integer(1, 1_000_000_000), "Most timelines that are kept; the oldest go first."
         ),
     )
     drain: float = field(
@@ -285,6 +402,20 @@ class Settings:
             "What a tier multiplies the price by, in thousandths, of models priced from now on.",
         ),
     )
+    upstreams: tuple[UpstreamSettings, ...] = field(
+        default=(),
+        metadata=about(
+            upstream_settings.upstreams(),
+            "Servers that run models here and speak OpenAI's API: vLLM, SGLang, TensorRT-LLM, another"
+            " Fairgate.",
+        ),
+    )
+    aliases: dict[str, dict[str, int]] = field(
+        default_factory=dict,
+        metadata=about(
+            upstream_settings.aliases(), "Other names of models, each for one or several of them by weight."
+        ),
+    )
     log_level: str = field(
         default="info",
         metadata=about(values.word("debug", "info", "warning", "error"), "How much the log on stderr says."),
@@ -303,12 +434,25 @@ class Settings:
 
     @property
     def served_model_name(self) -> str:
-        """The model's name in the API."""
+        """The name in the API of our own engine's model, or of the first upstream's where there is none."""
+        if self.engine.serve == "no" and self.upstreams:
+            return self.upstreams[0].pool_name
         if self.model_name:
             return self.model_name
         if self.model.resolve() == SHIPPED_MODEL.resolve():
             return SHIPPED_MODEL_NAME
         return self.model.resolve().name
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Every served model, our own engine's first."""
+        own = (self.served_model_name,) if self.engine.serve == "yes" else ()
+        return tuple(dict.fromkeys((*own, *(each.pool_name for each in self.upstreams))))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that a model has in the API, aliases last."""
+        return (*self.pool_names, *self.aliases)
 
     @property
     def resolved_database_url(self) -> str:
@@ -327,7 +471,7 @@ class Settings:
     def model_prices(self) -> dict[str, Price]:
         """Prices by model name: those that were set, and the shipped model's. Any other has none: a model is
         free only where somebody says so."""
-        is_shipped = self.model.resolve() == SHIPPED_MODEL.resolve()
+        is_shipped = self.engine.serve == "yes" and self.model.resolve() == SHIPPED_MODEL.resolve()
         return ({self.served_model_name: SHIPPED_PRICE} if is_shipped else {}) | self.prices
 
     @property
@@ -370,6 +514,8 @@ class SettingInfo:
             return ""
         if isinstance(self.default, dict):
             return ",".join(f"{key}={value}" for key, value in self.default.items())
+        if isinstance(self.default, tuple):
+            return ""
         if isinstance(self.default, float):
             return f"{self.default:g}"
         return str(self.default)
@@ -519,10 +665,19 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else "; `fairgate serve --help` lists all settings"
 
 
+def _is_nested(value: object) -> bool:
+    """Tables within a table or a list: more than commas can say."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(item, Mapping) for item in inner)
+
+
 def _as_text(value: object) -> str:
-    """One textual form for flags and TOML: lists and tables become comma-separated items."""
+    """One textual form for flags and TOML: lists and tables become comma-separated items, nested ones
+    JSON."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if _is_nested(value):
+        return json.dumps(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}={_as_text(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):

@@ -6,39 +6,53 @@ another and closed in the opposite order, whatever fails in between.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from litestar import Litestar
 
 from engine.client import EngineClient
 from engine.scheduling.batch_or_wait import options_with
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import NeedsTable, make_policy
+from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
 from engine.scheduling.smdp.stored import BadTable
 from engine.server import EngineOptions
 from gateway.app import create_app
+from gateway.catalogue import Catalogue
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
+from gateway.flow.control import Mode
+from gateway.flow.shared.mirror import require_shared
+from gateway.pools import PoolSpec
 from gateway.prompt import PromptRenderer
+from gateway.sharing import Sharing
 from gateway.upstream.local_engine import LocalEngine
+from gateway.upstream.openai import OpenAIUpstream
 from ops import datadir
 from ops.settings import Settings
 from ops.supervise import EngineSupervisor, SharedEngine, engine_address
+from ops.upstreams import pools_of
 from tenants.admin import Admin
 from tenants.audit import Actor
 from tenants.database import open_database
 from tenants.directory import Directory
 from tenants.errors import Invalid
+from tenants.keys import quote_secret
 from tenants.ledger import Ledger
 from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStore, QuotaStoreRecovering
 from tenants.types import Tier
+
+if TYPE_CHECKING:
+    from gateway.elsewhere import Elsewhere
 
 log = logging.getLogger("fairgate.serve")
 
@@ -50,7 +64,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | SharedEngine
+    supervisor: EngineSupervisor | SharedEngine | NoEngine
     app: Litestar
     control_token: str
 
@@ -76,6 +90,7 @@ def engine_options(settings: Settings) -> EngineOptions:
         threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
         niceness=engine.niceness,
         orphan_s=engine.orphan_s,
+        collect_lengths=engine.collect_lengths,
     )
 
 
@@ -108,17 +123,61 @@ def gateway_config(settings: Settings) -> GatewayConfig:
             Tier.STANDARD: gateway.ttl_standard,
             Tier.BATCH: gateway.ttl_batch,
         },
+        ageing_s={
+            Tier.INTERACTIVE: math.inf,
+            Tier.STANDARD: gateway.ageing_standard or math.inf,
+            Tier.BATCH: gateway.ageing_batch or math.inf,
+        },
+        long_tokens=gateway.long_tokens,
+        long_share_sequences=gateway.long_share_sequences / 100,
+        long_share_kv=gateway.long_share_kv / 100,
+        batch_share=gateway.batch_share / 100,
+        reservation_burst_s=gateway.reservation_burst,
         reserve_quantile=gateway.reserve_percent / 100,
         slow_reader_s=gateway.slow_reader,
+        max_buffered_events=gateway.max_buffered_events,
         shutdown_grace_s=gateway.drain,
+        timeline_retention_s=gateway.timeline_days * 86_400.0,
+        max_timelines=gateway.max_timelines,
         idempotency_ttl_s=gateway.idempotency_ttl,
         gateway_stale_s=gateway.stale,
         lease_ttl_s=gateway.lease,
+        control=Mode(gateway.control),
+        quote_valid_s=gateway.quote_valid,
+        quote_credit_share=gateway.quote_credit / 100,
     )
 
 
-async def open_quota_store(settings: Settings, closing: contextlib.AsyncExitStack) -> QuotaStore:
-    """In-process, or Redis where a URL is given; a store that does not answer stops the start.
+def sharing_of(settings: Settings, gateway_id: str) -> Sharing | None:
+    """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
+    cannot be shared."""
+    names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
+    if settings.engine.serve == "yes" and settings.engine.address:
+        names[engine_options(settings).engine_id] = settings.engine.address
+    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+        return None
+    try:
+        require_shared(make_policy(settings.policy, policy_options(settings)).order)
+    except UnknownPolicy as error:
+        raise Invalid("policy", str(error)) from None
+    return Sharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+
+
+def elsewhere_of(settings: Settings) -> Elsewhere | None:
+    """By which other gateways are asked about their requests; None: there is no Redis to do so by."""
+    if not settings.redis_url:
+        return None
+    # Only here, because Redis is an extra.
+    from gateway.elsewhere import Elsewhere
+
+    return Elsewhere(settings.redis_url)
+
+
+async def open_quota_store(
+    settings: Settings, closing: contextlib.AsyncExitStack, sharing: Sharing | None = None
+) -> QuotaStore:
+    """In-process, or Redis where a URL is given; a store that does not answer stops the start. What shared
+    queues say rides along with its messages.
 
     Raises `QuotaStoreUnavailable`.
     """
@@ -129,6 +188,8 @@ async def open_quota_store(settings: Settings, closing: contextlib.AsyncExitStac
     except ModuleNotFoundError:
         raise Invalid("redis_url", "Redis needs the extra: pip install 'fairgate[redis]'") from None
     store = RedisQuotaStore(settings.redis_url)
+    if sharing is not None:
+        store.board = sharing.board
     closing.push_async_callback(store.close)
     # It answers; that it is empty is for the gateway to mend.
     with contextlib.suppress(QuotaStoreRecovering):
@@ -146,13 +207,49 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
     for model, price in settings.prices.items():
         if known.get(model, price) != price:
             log.warning("the setting prices says otherwise of %s than the price book, which counts", model)
-    if settings.served_model_name not in {row.model for row in rows}:
-        log.warning(
-            "model %s has no price: its requests are refused until there is one "
-            "(`fairgate price set %s --input N --output N`, or --free)",
-            settings.served_model_name,
-            settings.served_model_name,
-        )
+    for name in settings.model_names:
+        if name not in {row.model for row in rows}:
+            log.warning(
+                "model %s has no price: its requests are refused until there is one "
+                "(`fairgate price set %s --input N --output N`, or --free)",
+                name,
+                name,
+            )
+
+
+class NoEngine:
+    """Stands where the engine of our own would, in a gateway that has none."""
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def ready(self, timeout_s: float) -> None:
+        """Nothing to wait for."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+async def open_engine(
+    settings: Settings, gateway_id: str, closing: contextlib.AsyncExitStack
+) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
+    """Our own engine: started, or shared with others."""
+    options = engine_options(settings)
+    if settings.engine.address:
+        options = replace(options, address=settings.engine.address)
+    client = EngineClient(options.address, gateway_id)
+    closing.push_async_callback(client.close)
+    supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
+    await supervisor.start()
+    closing.push_async_callback(supervisor.stop)
+    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name)
+
+
+async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
+    """Looks at every server once; those that are not there join when they come."""
+    for server in servers:
+        closing.push_async_callback(server.close)
+    await asyncio.gather(*(server.start() for server in servers))
 
 
 @contextlib.asynccontextmanager
@@ -161,6 +258,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
 
     Raises what the parts raise: `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`.
     """
+    Catalogue(settings.pool_names, settings.aliases)  # names that mean nothing stop the start
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
@@ -169,17 +267,19 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         directory = Directory(database, pepper)
         await directory.start()
         closing.push_async_callback(directory.close)
-        quota_store = await open_quota_store(settings, closing)
-        config = gateway_config(settings)
-        options = engine_options(settings)
-        if settings.engine.address:
-            options = replace(options, address=settings.engine.address)
         gateway_id = datadir.gateway_id(settings.data_dir)
-        client = EngineClient(options.address, gateway_id)
-        closing.push_async_callback(client.close)
-        supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
-        await supervisor.start()
-        closing.push_async_callback(supervisor.stop)
+        sharing = sharing_of(settings, gateway_id)
+        quota_store = await open_quota_store(settings, closing, sharing)
+        config = gateway_config(settings)
+        supervisor: EngineSupervisor | SharedEngine | NoEngine = NoEngine()
+        engines: tuple[LocalEngine, ...] = ()
+        own: PoolSpec | None = None
+        if settings.engine.serve == "yes":
+            supervisor, engine = await open_engine(settings, gateway_id, closing)
+            engines = (engine,)
+            own = PoolSpec(settings.served_model_name, engines, PromptRenderer(settings.model))
+        pools, servers = pools_of(settings.upstreams, os.environ, own)
+        await open_upstreams(servers, closing)
         control_token = secrets.token_urlsafe(32)
         deps = GatewayDeps(
             config=config,
@@ -190,12 +290,17 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             ledger=Ledger(database),
             quota_store=quota_store,
             prices=lambda: directory.prices,
-            upstreams=(LocalEngine(options.engine_id, client),),
-            renderer=PromptRenderer(settings.model),
+            upstreams=engines,
+            renderer=pools[0].renderer,
             model_name=settings.served_model_name,
+            pools=pools,
+            aliases=settings.aliases,
             control_token=control_token,
+            quote_secret=quote_secret(pepper),
             rebuild_counters=not settings.redis_url,
             address=f"{settings.host}:{settings.port}",
-            engine_addresses=(options.address,),
+            engine_addresses=tuple(engine.address for engine in engines),
+            sharing=sharing,
+            elsewhere=elsewhere_of(settings),
         )
         yield Running(settings, admin, directory, supervisor, create_app(deps), control_token)

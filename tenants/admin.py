@@ -2,7 +2,7 @@
 
 Every admin act, whichever face it came from (CLI, API, console), is a method of `Admin`, and every one goes
 through `acts.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
-`limit_acts.py` and `price_acts.py` have the others.
+`limit_acts.py`, `price_acts.py` and `slo_acts.py` have the others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tenants.keys import fingerprint, new_id, new_key
 from tenants.limit_acts import LimitActs
 from tenants.price_acts import PriceActs
 from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
+from tenants.slo_acts import SloActs
 from tenants.types import Limit, OnLowBudget, Tier
 
 DEFAULT_PROJECT = "default"
@@ -49,7 +50,7 @@ class TenantView:
         }
 
 
-class Admin(LimitActs, PriceActs):
+class Admin(LimitActs, PriceActs, SloActs):
     """Every admin act: those on tenants, projects and keys here, the others beside."""
 
     # ------------------------------------------------------------ tenants and projects
@@ -63,6 +64,7 @@ class Admin(LimitActs, PriceActs):
         tiers: Iterable[str] | None = None,
         models: Iterable[str] | None = None,
         on_low_budget: str = OnLowBudget.REFUSE,
+        reserved_tokens_per_s: float = 0.0,
     ) -> Tenant:
         """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
         validation.name("name", name)
@@ -70,6 +72,7 @@ class Admin(LimitActs, PriceActs):
         default_tier = validation.choice("tier", Tier, tier)
         weight, models = validation.weight(weight), validation.models(models)
         allowed = validation.tiers(default_tier, tiers)
+        reserved = validation.reserved(reserved_tokens_per_s)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
@@ -86,6 +89,7 @@ class Admin(LimitActs, PriceActs):
                 models,
                 from_us(now_us),
                 low_budget,
+                reserved,
             )
             _insert_unique(
                 connection,
@@ -110,6 +114,7 @@ class Admin(LimitActs, PriceActs):
         tiers: Iterable[str] | None = None,
         models: Iterable[str] | None = None,
         on_low_budget: str | None = None,
+        reserved_tokens_per_s: float | None = None,
     ) -> Tenant:
         """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
 
@@ -120,6 +125,8 @@ class Admin(LimitActs, PriceActs):
                 after = replace(after, on_low_budget=chosen)
             if weight is not None:
                 after = replace(after, weight=validation.weight(weight))
+            if reserved_tokens_per_s is not None:
+                after = replace(after, reserved_tokens_per_s=validation.reserved(reserved_tokens_per_s))
             if tier is not None or tiers is not None:
                 default = before.default_tier if tier is None else validation.choice("tier", Tier, tier)
                 after = replace(after, default_tier=default, tiers=validation.tiers(default, tiers))
@@ -384,6 +391,7 @@ def _columns(tenant: Tenant) -> dict[str, Any]:
         "tiers": tier_names(tenant.tiers),
         "models": None if tenant.models is None else sorted(tenant.models),
         "on_low_budget": tenant.on_low_budget.value,
+        "reserved_tokens_per_s": tenant.reserved_tokens_per_s,
     }
 
 

@@ -3,9 +3,9 @@
 Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
 executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
 Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
-its own. `write` returns only after COMMIT,
-and COMMIT is durable: SQLite runs in WAL mode with synchronous=FULL, PostgreSQL with
-synchronous_commit=on whatever the server's default is.
+its own. Small writes of one kind are handed over together (`write_together`), so that they can share a
+statement as well. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
+synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +28,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+Together = Callable[[Connection, Sequence[Item]], Sequence[T]]
+"""Does several writes of one kind; one result for each."""
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
@@ -141,13 +147,42 @@ class _Conflict(Exception):
 class _Job:
     """One queued write."""
 
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "item", "loop", "result", "work")
 
-    def __init__(self, work: Callable[[Connection], Any]) -> None:
+    def __init__(self, work: Together[Any, Any], item: object) -> None:
         self.work = work
-        self.future: Future[Any] = Future()
+        self.item = item
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
         self.result: Any = None
         self.error: Exception | None = None
+
+
+def _alone(connection: Connection, works: Sequence[Callable[[Connection], T]]) -> list[T]:
+    """Writes of no common kind, one after the other."""
+    return [work(connection) for work in works]
+
+
+def _answer(jobs: Sequence[_Job]) -> None:
+    """Tells the callers of one event loop, all of them in one turn of it: to wake it costs more than to
+    answer."""
+    for loop, answered in groupby(sorted(jobs, key=_loop_id), key=attrgetter("loop")):
+        with suppress(RuntimeError):  # it was closed: nobody waits there any more
+            loop.call_soon_threadsafe(_tell, list(answered))
+
+
+def _loop_id(job: _Job) -> int:
+    return id(job.loop)
+
+
+def _tell(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue  # its caller was cancelled meanwhile
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
 
 
 def _unavailable(error: Exception) -> DatabaseUnavailable:
@@ -197,7 +232,10 @@ class Database:
             busy_timeout_s=busy_timeout_s,
         )
         self._readers = ThreadPoolExecutor(max_workers=readers, thread_name_prefix="fairgate-read")
-        self._queue: queue.Queue[_Job | None] = queue.Queue(maxsize=max_queued)
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._max_queued = max_queued
+        self._kept: Connection | None = None
+        """The writer's own connection, between its transactions."""
         self._closed = False
         self._writer = threading.Thread(target=self._write_forever, name="fairgate-write", daemon=True)
         self._writer.start()
@@ -210,14 +248,20 @@ class Database:
         connection, and may run a second time after its first run was undone. Raises
         `DatabaseUnavailable` (`Overloaded` when too many writes wait).
         """
+        return cast(T, await self._queued(_Job(_alone, work)))
+
+    async def write_together(self, work: Together[Item, T], item: Item) -> T:
+        """As `write`, for small writes of one kind: `work` gets the items that wait one after the other all
+        at once. Where it raises they are undone, and it gets each of them alone."""
+        return cast(T, await self._queued(_Job(work, item)))
+
+    def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:
             raise DatabaseUnavailable("the database was closed")
-        job = _Job(work)
-        try:
-            self._queue.put_nowait(job)
-        except queue.Full:
-            raise Overloaded("too many writes wait for the database") from None
-        return cast(T, await asyncio.wrap_future(job.future))
+        if self._queue.qsize() >= self._max_queued:
+            raise Overloaded("too many writes wait for the database")
+        self._queue.put(job)
+        return job.future
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` on a consistent snapshot; what it writes is rolled back. Raises as `write` does."""
@@ -274,17 +318,19 @@ class Database:
                     last = True
                     break
                 batch.append(following)
-            self._commit([job for job in batch if job.future.set_running_or_notify_cancel()])
+            self._commit([job for job in batch if not job.future.cancelled()])
             if last:
                 break
+        self._drop_kept()
         # Whoever slipped in while the database was being closed gets an answer as well.
         while True:
             try:
                 late = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if late is not None and late.future.set_running_or_notify_cancel():
-                late.future.set_exception(DatabaseUnavailable("the database was closed"))
+            if late is not None:
+                late.error = DatabaseUnavailable("the database was closed")
+                _answer([late])
 
     def _commit(self, jobs: list[_Job]) -> None:
         if not jobs:
@@ -303,42 +349,49 @@ class Database:
                 for job in jobs:
                     job.error = None
                     self._commit([job])
-            else:
-                jobs[0].future.set_exception(_unavailable(conflict))
-            return
+                return
+            jobs[0].error = _unavailable(conflict)
         except Exception as error:
             # Nothing of this batch is known to be committed, whatever a single job returned.
             failure = _unavailable(error)
             for job in jobs:
-                job.future.set_exception(job.error or failure)
-            return
-        for job in jobs:
-            if job.error is not None:
-                job.future.set_exception(job.error)
-            else:
-                job.future.set_result(job.result)
+                job.error = job.error or failure
+        _answer(jobs)
 
     def _commit_plainly(self, jobs: list[_Job]) -> bool:
-        """One transaction without savepoints, which cost as much as the writes themselves. False when a job
-        failed: then all was undone, and must be run with them. Raises what COMMIT raises, after which nobody
-        knows whether it was done."""
+        """One transaction without savepoints, which cost as much as the writes themselves; those of one kind
+        that follow each other together. False when one failed: then all was undone, and must be run with
+        savepoints. Raises what COMMIT raises, after which nobody knows whether it was done."""
         is_committing = False
         try:
-            with self._write_engine.connect() as connection, connection.begin():
-                for job in jobs:
-                    job.result = job.work(connection)
-                    self._assert_in_transaction(connection)
+            if self._kept is None:
+                self._kept = self._write_engine.connect()
+            with self._kept.begin():
+                for work, alike in groupby(jobs, key=attrgetter("work")):
+                    some = list(alike)
+                    results = work(self._kept, [job.item for job in some])
+                    for job, result in zip(some, results, strict=True):
+                        job.result = result
+                    self._assert_in_transaction(self._kept)
                 is_committing = True
         except Exception:
+            # Whatever is wrong with the connection, the next one is new.
+            self._drop_kept()
             if is_committing:
                 raise
             return False
         return True
 
+    def _drop_kept(self) -> None:
+        if self._kept is not None:
+            with suppress(SQLAlchemyError):
+                self._kept.close()
+            self._kept = None
+
     def _run(self, job: _Job, connection: Connection) -> None:
         try:
             with connection.begin_nested():
-                job.result = job.work(connection)
+                [job.result] = job.work(connection, [job.item])
         except IntegrityError as error:
             job.error = error
         except DBAPIError as error:

@@ -25,6 +25,7 @@ from tenants.errors import DatabaseUnavailable, DirectoryStale, KeyReason, KeyRe
 from tenants.keys import check_pepper, digest_key, fingerprint, public_id_of
 from tenants.pricing import PriceBook
 from tenants.records import ApiKey, Project, Tenant, to_us
+from tenants.stopping import stop
 from tenants.types import Limit, Principal, SubjectKind, Tier
 
 POLL_INTERVAL_S = 0.25
@@ -95,9 +96,7 @@ class Directory:
     async def close(self) -> None:
         """Stops following; what is loaded keeps answering until it is stale."""
         if self._poller is not None:
-            self._poller.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._poller
+            await stop([self._poller])
             self._poller = None
 
     @property
@@ -280,6 +279,7 @@ def _entry(
         models=models,
         limits=tuple(limit for subject in path for limit in limits.get(subject, ())),
         on_low_budget=tenant.on_low_budget,
+        reserved_tokens_per_s=tenant.reserved_tokens_per_s,
     )
     return _Entry(secret.digest, refusal, min(ends, default=None), principal)
 

@@ -77,6 +77,11 @@ def prefix_of(public_id: str) -> str:
     return PREFIX + public_id
 
 
+def quote_secret(pepper: bytes) -> bytes:
+    """The key that signs quotes: from the pepper, and of no use for anything else."""
+    return hmac.digest(pepper, b"fairgate quotes", hashlib.sha256)
+
+
 def fingerprint(pepper: bytes) -> str:
     """Recognises a pepper without revealing it."""
     return hmac.new(pepper, b"fairgate pepper fingerprint", hashlib.sha256).hexdigest()

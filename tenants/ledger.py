@@ -12,17 +12,18 @@ top-up row is only taken under the epoch in which its hold was granted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
+import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tenants import queries, replay
 from tenants.database import Database
 from tenants.errors import EpochEnded, Invalid
+from tenants.ledger_insert import insert_charges, insert_rows
 from tenants.quota import rules
 from tenants.records import from_us, to_us
 from tenants.tables import ledger, ledger_charges, settings
@@ -81,6 +82,8 @@ class LedgerRow:
     @property
     def counted(self) -> Amounts:
         """The amounts as limits count them."""
+        if self.counted_input is None and self.counted_output is None:
+            return self.amounts
         return replace(
             self.amounts,
             input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
@@ -154,24 +157,25 @@ class Ledger:
         With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. Raises
         `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
         _check(row)
+        return await self._database.write_together(_append, _Appended(row, epoch))
+
+    async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+        """Appends a settle row, and returns the one that counts: this, or the one that was there already.
+        Durable on return; raises as `append` does. `credit` is written in the same transaction, or not at all
+        where the settle row was there already."""
+        if await (self.append(row) if credit is None else self._append_both(row, credit)):
+            return row
+        return (await self.settled([row.request_id]))[row.request_id]
+
+    async def _append_both(self, row: LedgerRow, credit: LedgerRow) -> bool:
+        _check(row)
+        _check(credit)
 
         def write(connection: Connection) -> bool:
-            if epoch:
-                _require_epoch(connection, epoch)
-            return _insert(connection, row)
-
-        return await self._database.write(write)
-
-    async def settle(self, row: LedgerRow) -> LedgerRow:
-        """Appends a settle row, and returns the one that counts: this, or the one that was there already.
-        Durable on return; raises as `append` does."""
-        _check(row)
-
-        def write(connection: Connection) -> LedgerRow:
-            if _insert(connection, row):
-                return row
-            query = select(ledger).where(ledger.c.request_id == row.request_id, ledger.c.kind == "settle")
-            return _rows(connection, query)[0]
+            [is_new] = _append(connection, [_Appended(row, "")])
+            if is_new:
+                _append(connection, [_Appended(credit, "")])
+            return is_new
 
         return await self._database.write(write)
 
@@ -302,40 +306,59 @@ def _check(row: LedgerRow) -> None:
         )
 
 
-#: Built once: to build a statement takes longer than to run it.
-_INSERT = {
-    name: dialect.insert(ledger)
-    .on_conflict_do_nothing(index_elements=["request_id", "kind", "number"])
-    .returning(ledger.c.id)
-    for name, dialect in (("postgresql", postgresql), ("sqlite", sqlite))
-}
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """A row on its way."""
+
+    row: LedgerRow
+    epoch: str
 
 
-def _insert(connection: Connection, row: LedgerRow) -> bool:
-    values = {
-        "request_id": row.request_id,
-        "kind": row.kind,
-        "number": row.number,
-        "tenant_id": row.tenant_id,
-        "project_id": row.project_id,
-        "key_id": row.key_id,
-        "gateway_id": row.gateway_id,
-        "tier": row.tier,
-        "model": row.model,
-        **{name: getattr(row.amounts, name) for name in AMOUNT_FIELDS},
-        "counted_input": row.counted_input,
-        "counted_output": row.counted_output,
-        "price_version": row.price_version,
-        "outcome": row.outcome,
-        "at_us": to_us(row.at),
-        "detail": dict(row.detail),
-    }
-    if connection.execute(_INSERT[connection.dialect.name], values).first() is None:
-        return False
-    if row.charged_to:
-        charges = [{"counter": name, "request_id": row.request_id} for name in dict.fromkeys(row.charged_to)]
-        connection.execute(insert(ledger_charges), charges)
-    return True
+class _SomeWereThere(Exception):
+    """Of several rows not all are new: which ones, each has to find out alone."""
+
+
+def _append(connection: Connection, appended: Sequence[_Appended]) -> list[bool]:
+    """Appends rows together, under their epochs; says of each whether it is new."""
+    for epoch in {each.epoch for each in appended if each.epoch}:
+        _require_epoch(connection, epoch)
+    rows = [each.row for each in appended]
+    new = insert_rows(connection, [_values(row) for row in rows])
+    if new < len(rows):
+        if len(rows) > 1:
+            raise _SomeWereThere
+        return [False]
+    charges = [(name, row.request_id) for row in rows for name in dict.fromkeys(row.charged_to)]
+    if charges:
+        insert_charges(connection, charges)
+    return [True] * len(rows)
+
+
+def _values(row: LedgerRow) -> tuple[Any, ...]:
+    """By `ledger_insert.COLUMNS`."""
+    amounts = row.amounts
+    return (
+        row.request_id,
+        row.kind,
+        row.number,
+        row.tenant_id,
+        row.project_id,
+        row.key_id,
+        row.gateway_id,
+        str(row.tier),
+        row.model,
+        amounts.input_tokens,
+        amounts.output_tokens,
+        amounts.cost_nanousd,
+        amounts.requests,
+        amounts.gpu_ms,
+        row.counted_input,
+        row.counted_output,
+        row.price_version,
+        row.outcome,
+        to_us(row.at),
+        msgspec.json.encode(row.detail).decode(),
+    )
 
 
 def _epoch(connection: Connection) -> str:

@@ -31,13 +31,14 @@ def counted(
     impossible counts.
     """
     check_counts(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
-    weights = book.entry(model, tier).weights
+    entry = book.entry(model, tier)
+    weights = entry.weights
     inputs = (input_tokens - cached_tokens) * weights.input + cached_tokens * weights.cached_input
     outputs = (output_tokens - reasoning_tokens) * weights.output + reasoning_tokens * weights.reasoning
     return Amounts(
         input_tokens=-(-inputs // 1_000),
         output_tokens=-(-outputs // 1_000),
-        cost_nanousd=book.cost_nanousd(model, tier, input_tokens, cached_tokens, output_tokens),
+        cost_nanousd=entry.cost_nanousd(input_tokens, cached_tokens, output_tokens),
         requests=requests,
         gpu_ms=gpu_ms,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import cast
 
 from tenants.errors import Invalid, UnknownPrice
 from tenants.types import Tier
@@ -100,6 +101,16 @@ class Entry:
     def __post_init__(self) -> None:
         thousandths("multiplier", self.multiplier)
 
+    def cost_nanousd(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+        """See `PriceBook.cost_nanousd`; the counts are not checked."""
+        price = self.price
+        list_price = (
+            (input_tokens - cached_tokens) * price.input_nanousd
+            + cached_tokens * price.cached_input_nanousd
+            + output_tokens * price.output_nanousd
+        )
+        return -(-list_price * self.multiplier // 1_000)
+
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
@@ -121,7 +132,7 @@ class PriceBook:
     def entry(self, model: str, tier: Tier | str) -> Entry:
         """What the book says. Raises `UnknownPrice`."""
         try:
-            return self.entries[model, Tier(tier)]
+            return self.entries[model, cast(Tier, tier)]  # a tier is equal to its name
         except KeyError:
             raise UnknownPrice(model, str(tier)) from None
 
@@ -132,13 +143,7 @@ class PriceBook:
         found in the prefix cache (OpenAI counts so, too). Raises `UnknownPrice`, or `Invalid` for
         impossible counts."""
         check_counts(input_tokens, cached_tokens, output_tokens)
-        entry = self.entry(model, tier)
-        list_price = (
-            (input_tokens - cached_tokens) * entry.price.input_nanousd
-            + cached_tokens * entry.price.cached_input_nanousd
-            + output_tokens * entry.price.output_nanousd
-        )
-        return -(-list_price * entry.multiplier // 1_000)
+        return self.entry(model, tier).cost_nanousd(input_tokens, cached_tokens, output_tokens)
 
 
 def check_counts(

@@ -61,6 +61,8 @@ class Tenant:
     models: frozenset[str] | None
     created_at: datetime
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
+    reserved_tokens_per_s: float = 0.0
+    """In cost tokens (input + 2 x output); 0: none."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -68,6 +70,7 @@ class Tenant:
             "name": self.name,
             "status": self.status,
             "weight": self.weight,
+            "reserved_tokens_per_s": self.reserved_tokens_per_s,
             "on_low_budget": self.on_low_budget.value,
             "default_tier": self.default_tier.value,
             "tiers": tier_names(self.tiers),
@@ -185,6 +188,7 @@ def tenant_from(row: Row) -> Tenant:
         models=None if row["models"] is None else frozenset(row["models"]),
         created_at=from_us(row["created_us"]),
         on_low_budget=OnLowBudget(row["on_low_budget"]),
+        reserved_tokens_per_s=row["reserved_tokens_per_s"],
     )
 
 

@@ -50,6 +50,7 @@ tenants = Table(
     Column("models", JSON(none_as_null=True)),
     Column("created_us", BigInteger, nullable=False),
     Column("on_low_budget", _WORD, nullable=False, server_default="refuse"),
+    Column("reserved_tokens_per_s", Float, nullable=False, server_default="0"),
     # The directory revision of the last change to this tenant or anything below it.
     Column("revision", BigInteger, nullable=False, index=True),
 )
@@ -262,4 +263,61 @@ idempotent_answers = Table(
     # The body's pieces as they were sent, packed; NULL: it was too large to be kept.
     Column("pieces", LargeBinary),
     Column("expires_us", BigInteger, nullable=False, index=True),
+)
+
+# What happened to a request, packed (`gateway/account/timeline.py`); numbers only. Purged by age and count.
+timelines = Table(
+    "timelines",
+    metadata,
+    Column("request_id", String(80), primary_key=True),
+    Column("tenant_id", _ID, nullable=False),
+    Column("ended_us", BigInteger, nullable=False, index=True),
+    Column("packed", LargeBinary, nullable=False),
+)
+
+# Targets. tenant_id '': every tenant's in that tier that has none of its own.
+slos = Table(
+    "slos",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant_id", _ID, nullable=False),
+    Column("tier", _WORD, nullable=False),
+    Column("metric", _WORD, nullable=False),
+    Column("target_us", BigInteger, nullable=False),
+    # Thousandths of all requests that must meet it.
+    Column("per_mille", Integer, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    UniqueConstraint("tenant_id", "tier", "metric"),
+)
+
+# How many requests there were and how many missed their target, by spans of five minutes and of a day.
+slo_counts = Table(
+    "slo_counts",
+    metadata,
+    Column("tenant_id", _ID, primary_key=True),
+    Column("tier", _WORD, primary_key=True),
+    Column("metric", _WORD, primary_key=True),
+    Column("span_s", Integer, primary_key=True, autoincrement=False),
+    # Seconds since 1970.
+    Column("start_s", BigInteger, primary_key=True, autoincrement=False),
+    Column("total", BigInteger, nullable=False),
+    Column("missed", BigInteger, nullable=False),
+    Index("ix_slo_counts_span_s_start_s", "span_s", "start_s"),
+)
+
+# One missed target of one request, with its cause and what that was found by.
+slo_misses = Table(
+    "slo_misses",
+    metadata,
+    Column("request_id", String(80), primary_key=True),
+    Column("metric", _WORD, primary_key=True),
+    Column("tenant_id", _ID, nullable=False),
+    Column("tier", _WORD, nullable=False),
+    Column("cause", _WORD, nullable=False),
+    Column("target_us", BigInteger, nullable=False),
+    # NULL: it never came to that.
+    Column("actual_us", BigInteger),
+    Column("at_us", BigInteger, nullable=False, index=True),
+    Column("evidence", JSON, nullable=False),
+    Index("ix_slo_misses_tenant_id_at_us", "tenant_id", "at_us"),
 )

@@ -104,6 +104,17 @@ class Limit:
     """Soft limits: where they alert, in per cent of the amount, rising."""
     override: Override | None = None
     """What `at` puts in force while it lasts."""
+    identity: str = field(init=False, compare=False, repr=False, default="")
+    """What usage belongs to: subject, meter, shape and tier; not the amount."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            shape = f"{self.window.value}/{self.time_zone}"
+        else:
+            shape = "bucket" if self.is_bucket else "concurrency"
+        tier = self.tier.value if self.tier is not None else "*"
+        identity = f"{self.kind.value}:{self.subject_id}:{self.meter.value}:{shape}:{tier}"
+        object.__setattr__(self, "identity", identity)
 
     @property
     def is_bucket(self) -> bool:
@@ -176,6 +187,8 @@ class Principal:
     limits: tuple[Limit, ...] = field(default=())
     """Every limit on this key's path: key, project, tenant; all tiers; as they are set, overrides apart."""
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
+    reserved_tokens_per_s: float = 0.0
+    """Service that its tenant gets before everybody else, in cost tokens (input + 2 x output); 0: none."""
 
     def limits_for(self, tier: Tier, now_s: float) -> tuple[Limit, ...]:
         """The limits that a request in `tier` must pass, as they are in force at `now_s` (seconds since

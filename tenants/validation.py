@@ -27,6 +27,7 @@ MAX_MODEL_CHARS = 256
 
 MIN_WEIGHT = 0.01
 MAX_WEIGHT = 1_000.0
+MAX_RESERVED_TOKENS_PER_S = 1e9
 
 MAX_AMOUNT = 9_000_000_000_000_000
 """Below 2**53: Redis computes in doubles, which are exact up to there."""
@@ -60,6 +61,16 @@ def weight(value: float) -> float:
         raise Invalid("weight", "must be a finite number")
     if not MIN_WEIGHT <= value <= MAX_WEIGHT:
         raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
+    return float(value)
+
+
+def reserved(value: float) -> float:
+    """Reserved cost tokens per second; 0: none."""
+    name = "reserved_tokens_per_s"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Invalid(name, "must be a finite number of cost tokens per second (0: no reservation)")
+    if not 0 <= value <= MAX_RESERVED_TOKENS_PER_S:
+        raise Invalid(name, f"must lie between 0 (no reservation) and {MAX_RESERVED_TOKENS_PER_S:g}")
     return float(value)
 
 

@@ -9,12 +9,31 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from migrations import runner
 from tenants.database import Database, open_database
 from tests import services
 
 PEPPER = b"a pepper for tests, 32 bytes....."
+
+#: For `make mutants`: one failure is enough, and it must be the broken rule's, not that of a busy machine.
+settings.register_profile(
+    "mutants",
+    phases=(Phase.explicit, Phase.generate),
+    database=None,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    print_blob=False,
+)
+
+
+#: The same examples in every run: what a suite says of a commit does not depend on luck.
+#: `--hypothesis-profile default` looks elsewhere.
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

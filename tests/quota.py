@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, Phase, settings
+
 from tenants.quota.store import Hold, QuotaStore
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
 
@@ -67,3 +69,17 @@ def whole(count: int) -> Hold:
 def stepwise(first: int, ahead: int, most: int, *, may_be_cut: bool = False) -> Hold:
     """A hold of output tokens that grows."""
     return Hold(*(Amounts(output_tokens=count) for count in (first, ahead, most)), may_be_cut=may_be_cut)
+
+
+def histories(sequences: int, steps: int) -> settings:
+    """How a state machine over both stores is run: always the same histories, short enough to be read as
+    they are (to shrink them takes minutes)."""
+    return settings(
+        max_examples=sequences,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate,),
+        derandomize=True,
+        database=None,
+    )

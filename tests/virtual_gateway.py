@@ -19,7 +19,7 @@ from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
 from engine.virtual import VirtualReplica, virtual_prompt
-from gateway.estimates import flights_of
+from gateway.engine_loads import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
 
@@ -153,6 +153,7 @@ class VirtualGateway:
             now_s=self.clock.now_s,
             draw_length=self._draw_length,
             arrivals=self.rates.streams(self.clock.now_s) if self.sees_arrivals else (),
+            lane_of=self.flow.lane,
         )
 
     # ------------------------------------------------------------ time
@@ -185,9 +186,10 @@ class VirtualGateway:
                     prompt_token_ids=virtual_prompt(entry.entry_id, job.input_tokens),
                     max_tokens=job.max_tokens,
                     lease_tokens=job.max_tokens,
-                    tier=job.tier,
+                    tier=turn.tier,
                     weight=job.weight,
                     counter=turn.counter,
+                    is_owed=turn.is_owed,
                     predicted_output_tokens=entry.predicted_output_tokens,
                 ),
                 output_tokens=job.output_tokens,

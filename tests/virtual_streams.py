@@ -28,6 +28,7 @@ from gateway.lifecycle import Lifecycle, Rule
 from gateway.metrics import Metrics
 from gateway.run import Closed, Run
 from gateway.understand import Call
+from gateway.upstream.base import Wording
 from tenants.database import Database
 from tenants.ledger import Ledger
 from tenants.pricing import Price, uniform_book
@@ -51,14 +52,19 @@ class Watched:
         self.under_way = 0
         self.changes = 0
         self._read, self._write = database.read, database.write
+        self._write_together = database.write_together
         database.read = self.read  # type: ignore[method-assign]
         database.write = self.write  # type: ignore[method-assign]
+        database.write_together = self.write_together  # type: ignore[method-assign]
 
     async def read(self, work: Callable[[Any], Any]) -> Any:
         return await self._counted(self._read(work))
 
     async def write(self, work: Callable[[Any], Any]) -> Any:
         return await self._counted(self._write(work))
+
+    async def write_together(self, work: Callable[[Any, Sequence[Any]], Any], item: Any) -> Any:
+        return await self._counted(self._write_together(work, item))
 
     async def _counted(self, working: Awaitable[Any]) -> Any:
         self.under_way += 1
@@ -96,7 +102,7 @@ class CoreUpstream:
     def watch(self, on_change: Callable[[], None]) -> None:
         pass
 
-    def run(self, submit: Submit) -> AsyncIterator[Delta]:
+    def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         refused = self.replica.submit(submit)
         assert refused is None, refused
         self._streams[submit.sequence_id] = asyncio.Queue()

@@ -1,266 +1,178 @@
 """How many tokens will an answer have?
 
-A decaying histogram for each (tenant, model) and one for each model, over buckets that are exact for short
-answers and 10 % wide for long ones. A tenant with few samples borrows from its model, a model with few from
-a prior: each level counts as so many samples of the next one. Everything is conditional on the tokens
-generated so far: an answer that has 200 tokens already will not have 100.
+Two layers, each measured against the one below: what answers of this tenant and model were like
+(`sketches.py`), and what this request says of itself (`features.py`, `regression.py`). A gate
+(`gate.py`) follows how well each did on the answers that ended, and the better one answers; a request without
+features is the sketches' alone. The third layer reads the model's own state and lives in the engine
+(`probe.py`), with what is said here as its prior.
 
-Pure and serialisable. Bounded: the tenants heard of longest ago are forgotten first.
+Quantiles, never one number; conditional on the tokens generated so far. Pure and serialisable. Bounded.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from math import exp, log
+from collections.abc import Sequence
 from typing import Any
 
-MAX_SKETCHES = 4096
-DECAY = 0.995
-"""Weight of the past per observation: about 200 observations count."""
-TENANT_BORROWS = 8.0
-"""Samples that a model's distribution is worth in a tenant's."""
-MODEL_BORROWS = 4.0
-"""Samples that the prior is worth in a model's distribution."""
-EXACT = 16
-"""Lengths up to here have a bucket each."""
-GROWTH = 1.1
-LONGEST = 1_000_000
-PRIOR_MEDIAN = 64.0
-PRIOR_SIGMA = 1.2
+from engine.forecast.features import Features
+from engine.forecast.gate import Gate
+from engine.forecast.regression import LengthRegression
+from engine.forecast.scores import QUANTILES, LayerScore
+from engine.forecast.sketches import LONGEST, MAX_SKETCHES, PRIOR, TOPS, LengthSketches
 
+__all__ = ["LAYERS", "LONGEST", "PRIOR", "TOPS", "Features", "LengthForecast"]
 
-def _make_tops() -> list[int]:
-    tops = list(range(1, EXACT + 1))
-    while tops[-1] < LONGEST:
-        tops.append(max(tops[-1] + 1, int(tops[-1] * GROWTH)))
-    return tops
-
-
-TOPS = _make_tops()
-"""The longest length of each bucket; bucket i holds the lengths above TOPS[i - 1]."""
-
-
-def _make_prior() -> list[float]:
-    weights = []
-    for index, top in enumerate(TOPS):
-        bottom = TOPS[index - 1] if index else 0
-        distance = (log((top + bottom + 1) / 2) - log(PRIOR_MEDIAN)) / PRIOR_SIGMA
-        weights.append((log(top + 0.5) - log(bottom + 0.5)) * exp(-distance * distance / 2))
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-PRIOR = _make_prior()
-
-
-@dataclass(slots=True)
-class Sketch:
-    """A decaying histogram of lengths."""
-
-    weights: list[float] = field(default_factory=lambda: [0.0] * len(TOPS))
-    total: float = 0.0
-    samples: int = 0
-    """Ever observed, undecayed."""
-    step: float = 1.0
-    """Weight of the next observation: growing it is cheaper than decaying all the others."""
-
-    def observe(self, length: int) -> None:
-        """Counts one answer."""
-        self.weights[min(bisect_left(TOPS, length), len(TOPS) - 1)] += self.step
-        self.total += self.step
-        self.samples += 1
-        self.step /= DECAY
-        if self.step > 1e12:
-            self.weights = [weight / self.step for weight in self.weights]
-            self.total /= self.step
-            self.step = 1.0
-
-    def blended(self, fallback: list[float], borrows: float) -> list[float]:
-        """Its distribution, with `fallback` (which sums to 1) worth `borrows` samples."""
-        borrowed = borrows * self.step
-        total = self.total + borrowed
-        return [
-            (weight + borrowed * other) / total for weight, other in zip(self.weights, fallback, strict=True)
-        ]
-
-
-@dataclass(slots=True)
-class _Blend:
-    """A tenant's distribution, computed once for many questions."""
-
-    tenant_samples: int
-    model_samples: int
-    survival: list[float]
-    """Share of answers longer than TOPS[i - 1]; one entry more than there are buckets."""
+LAYERS = ("sketches", "features")
+"""By the numbers of the gate."""
+MAX_MODELS = 64
+"""Served models that have weights of their own; those heard of longest ago are forgotten first."""
+VERSION = 2
+LEARN_ALL = 2_000
+"""So many answers of a model are all learned from and judged by; thinking about each costs some 0.1 ms."""
+LEARN_ONE_IN = 4
 
 
 class LengthForecast:
     """Quantiles of the output length. One writer: whoever sees answers end."""
 
     def __init__(self, *, max_sketches: int = MAX_SKETCHES) -> None:
-        if max_sketches < 1:
-            raise ValueError(f"max_sketches must be at least 1, not {max_sketches}")
-        self._max_sketches = max_sketches
-        self._tenants: dict[tuple[str, str], Sketch] = {}
-        self._models: dict[str, Sketch] = {}
-        self._blends: dict[tuple[str, str], _Blend] = {}
+        self.sketches = LengthSketches(max_sketches=max_sketches)
+        self.gate = Gate(len(LAYERS), max_keys=max_sketches)
+        self._regressions: dict[str, LengthRegression] = {}
+        self._scores: dict[str, tuple[LayerScore, ...]] = {}
+        self._seen: dict[str, int] = {}
+        """Answers with features since the start, by model."""
 
-    def observe(self, tenant_id: str, model_id: str, output_tokens: int) -> None:
+    def observe(
+        self, tenant_id: str, model_id: str, output_tokens: int, features: Features | None = None
+    ) -> None:
         """An answer ended after `output_tokens`, its end-of-sequence token included; 0 says nothing."""
         if output_tokens < 1:
             return
-        key = (tenant_id, model_id)
-        # Taken out and put back: the dictionary's order is that of the last observations.
-        sketch = self._tenants.pop(key, None) or Sketch()
-        sketch.observe(output_tokens)
-        self._tenants[key] = sketch
-        model = self._models.pop(model_id, None) or Sketch()
-        model.observe(output_tokens)
-        self._models[model_id] = model
-        while len(self._tenants) > self._max_sketches:
-            oldest = next(iter(self._tenants))
-            del self._tenants[oldest]
-            self._blends.pop(oldest, None)
-        while len(self._models) > self._max_sketches:
-            del self._models[next(iter(self._models))]
+        if features is not None and self._is_due(model_id):
+            self._judge(tenant_id, model_id, output_tokens, features)
+        self.sketches.observe(tenant_id, model_id, output_tokens)
 
     def samples(self, tenant_id: str, model_id: str) -> int:
         """Answers of this tenant that were seen; 0: forecasts come from the model's or the prior."""
-        sketch = self._tenants.get((tenant_id, model_id))
-        return sketch.samples if sketch is not None else 0
+        return self.sketches.samples(tenant_id, model_id)
+
+    def layer(self, tenant_id: str, model_id: str) -> str:
+        """Which of `LAYERS` answers for a request with features."""
+        return LAYERS[self.gate.layer((tenant_id, model_id), model_id)]
+
+    def quantiles(
+        self,
+        tenant_id: str,
+        model_id: str,
+        qs: Sequence[float],
+        generated: int = 0,
+        max_tokens: int | None = None,
+        features: Features | None = None,
+    ) -> list[int]:
+        """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
+        tokens are out and more will come: at least `generated + 1`, at most `max_tokens`.
+
+        Raises ValueError unless 0 <= q <= 1 for each of them.
+        """
+        for q in qs:
+            if not 0 <= q <= 1:
+                raise ValueError(f"q must be between 0 and 1, not {q}")
+        if features is None or not self.gate.layer((tenant_id, model_id), model_id):
+            lengths = self.sketches.quantiles(tenant_id, model_id, qs, generated)
+        else:
+            lengths = self.by_features(tenant_id, model_id, qs, features, generated)
+        if max_tokens is None:
+            return lengths
+        most = max(1, max_tokens)
+        return [min(length, most) for length in lengths]
+
+    def by_features(
+        self, tenant_id: str, model_id: str, qs: Sequence[float], features: Features, generated: int = 0
+    ) -> list[int]:
+        """What the second layer says, whether the gate lets it through or not; without weights of its own as
+        the first one does."""
+        regression = self._regressions.get(model_id)
+        if regression is None:
+            return self.sketches.quantiles(tenant_id, model_id, qs, generated)
+        median = self.sketches.quantile(tenant_id, model_id, 0.5)
+        return regression.quantiles(regression.locate(features, median), qs, generated)
 
     def quantile(
-        self, tenant_id: str, model_id: str, q: float, generated: int = 0, max_tokens: int | None = None
+        self,
+        tenant_id: str,
+        model_id: str,
+        q: float,
+        generated: int = 0,
+        max_tokens: int | None = None,
+        features: Features | None = None,
     ) -> int:
-        """The length that a share `q` of answers does not exceed, given that `generated` tokens are out
-        and more will come. At least `generated + 1`, at most `max_tokens`.
-
-        Raises ValueError unless 0 <= q <= 1.
-        """
-        if not 0 <= q <= 1:
-            raise ValueError(f"q must be between 0 and 1, not {q}")
-        survival = self._survival(tenant_id, model_id)
-        target = _survives(survival, generated) * (1 - q)
-        # Survival falls, its negative rises: find the bucket in which it crosses the target.
-        index = bisect_left(survival, -target, key=lambda share: -share)
-        length = _length_at(survival, min(max(index, 1), len(TOPS)) - 1, target)
-        length = max(length, generated + 1)
-        return length if max_tokens is None else min(length, max(1, max_tokens))
+        """One of `quantiles`; raises as they do."""
+        return self.quantiles(tenant_id, model_id, (q,), generated, max_tokens, features)[0]
 
     def expected(
         self, tenant_id: str, model_id: str, generated: int = 0, max_tokens: int | None = None
     ) -> float:
-        """The mean length under the same conditions."""
-        survival = self._survival(tenant_id, model_id)
-        certain = _survives(survival, generated)
-        if certain <= 0:
-            return float(self.quantile(tenant_id, model_id, 0.5, generated, max_tokens))
-        longest = TOPS[-1] if max_tokens is None else max(max_tokens, generated + 1)
-        mean = float(generated)
-        bottom = 0
-        for index, top in enumerate(TOPS):
-            low, high = max(bottom, generated), min(top, longest)
-            if high > low:
-                # The expected length is the integral of the survival; it is straight within a bucket.
-                mean += (high - low) * (_survives(survival, low) + _survives(survival, high)) / 2 / certain
-                mean += (high - low) * _step_excess(survival, index) / certain
-            bottom = top
-            if bottom >= longest:
-                break
-        return min(max(mean, generated + 1.0), float(longest))
+        """The mean length under the same conditions, by the sketches."""
+        return self.sketches.expected(tenant_id, model_id, generated, max_tokens)
+
+    def report(self) -> dict[str, Any]:
+        """By model: how well each layer did on the answers that ended, and which one is used. Rank accuracy
+        costs milliseconds: not for the hot path."""
+        return {
+            model_id: {
+                **self.gate.report(model_id),
+                "layers": {name: score.report() for name, score in zip(LAYERS, scores, strict=True)},
+            }
+            for model_id, scores in self._scores.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain values, fit for JSON, with a report for people. What the gate knows is learned again within
+        some dozen answers."""
         return {
-            "version": 1,
-            "models": [[model_id, _pack(sketch)] for model_id, sketch in self._models.items()],
-            "tenants": [[*key, _pack(sketch)] for key, sketch in self._tenants.items()],
+            "version": VERSION,
+            **self.sketches.to_dict(),
+            "report": self.report(),
+            "regressions": [[model_id, each.to_dict()] for model_id, each in self._regressions.items()],
         }
 
     @staticmethod
     def from_dict(data: dict[str, Any], *, max_sketches: int = MAX_SKETCHES) -> LengthForecast:
-        """The inverse of `to_dict`. Raises ValueError for anything else."""
+        """The inverse of `to_dict`; reads version 1, which knew only sketches, too. Raises ValueError for
+        anything else."""
         forecast = LengthForecast(max_sketches=max_sketches)
         try:
-            if data["version"] != 1:
+            if data["version"] not in (1, VERSION):
                 raise ValueError(f"version {data['version']!r} of a length forecast is not known")
-            for model_id, packed in data["models"][-max_sketches:]:
-                forecast._models[str(model_id)] = _unpack(packed)
-            for tenant_id, model_id, packed in data["tenants"][-max_sketches:]:
-                forecast._tenants[str(tenant_id), str(model_id)] = _unpack(packed)
+            forecast.sketches = LengthSketches.from_dict(data, max_sketches=max_sketches)
+            for model_id, packed in data.get("regressions", [])[-MAX_MODELS:]:
+                forecast._regressions[str(model_id)] = LengthRegression.from_dict(packed)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"not a length forecast: {error!r}") from None
         return forecast
 
-    def _survival(self, tenant_id: str, model_id: str) -> list[float]:
-        key = (tenant_id, model_id)
-        tenant = self._tenants.get(key)
-        model = self._models.get(model_id)
-        tenant_samples = tenant.samples if tenant is not None else 0
-        model_samples = model.samples if model is not None else 0
-        blend = self._blends.get(key)
-        # A model's distribution moves slowly: 5 % more samples make no new blend.
-        if (
-            blend is not None
-            and blend.tenant_samples == tenant_samples
-            and blend.model_samples <= model_samples <= blend.model_samples * 1.05
-        ):
-            return blend.survival
-        shares = PRIOR if model is None else model.blended(PRIOR, MODEL_BORROWS)
-        if tenant is not None:
-            shares = tenant.blended(shares, TENANT_BORROWS)
-        survival = [1.0]
-        for share in shares:
-            survival.append(max(0.0, survival[-1] - share))
-        if len(self._blends) >= self._max_sketches:
-            self._blends.clear()
-        self._blends[key] = _Blend(tenant_samples, model_samples, survival)
-        return survival
+    def _is_due(self, model_id: str) -> bool:
+        """Whether this answer is one to learn from: of very many, one in `LEARN_ONE_IN` says enough."""
+        seen = self._seen[model_id] = self._seen.get(model_id, 0) + 1
+        return seen <= LEARN_ALL or seen % LEARN_ONE_IN == 0
 
-
-def _survives(survival: list[float], length: int) -> float:
-    """The share of answers longer than `length`."""
-    if length <= 0:
-        return 1.0
-    index = bisect_left(TOPS, length)
-    if index >= len(TOPS):
-        return 0.0
-    bottom = TOPS[index - 1] if index else 0
-    part = (length - bottom) / (TOPS[index] - bottom)
-    return survival[index] + (survival[index + 1] - survival[index]) * part
-
-
-def _length_at(survival: list[float], index: int, target: float) -> int:
-    """Where within bucket `index` the survival has fallen to `target`."""
-    bottom = TOPS[index - 1] if index else 0
-    fall = survival[index] - survival[index + 1]
-    part = (survival[index] - target) / fall if fall > 0 else 1.0
-    return bottom + max(1, round(part * (TOPS[index] - bottom)))
-
-
-def _step_excess(survival: list[float], index: int) -> float:
-    """Lengths are whole: the mean of a bucket lies half a token above that of the straight line."""
-    bottom = TOPS[index - 1] if index else 0
-    return (survival[index] - survival[index + 1]) / (TOPS[index] - bottom) / 2
-
-
-def _pack(sketch: Sketch) -> dict[str, Any]:
-    filled = [[index, weight / sketch.step] for index, weight in enumerate(sketch.weights) if weight > 0]
-    return {"samples": sketch.samples, "filled": filled}
-
-
-def _unpack(packed: dict[str, Any]) -> Sketch:
-    sketch = Sketch(samples=int(packed["samples"]))
-    for index, weight in _filled(packed):
-        sketch.weights[index] = weight
-        sketch.total += weight
-    return sketch
-
-
-def _filled(packed: dict[str, Any]) -> Iterator[tuple[int, float]]:
-    for index, weight in packed["filled"]:
-        if not (0 <= int(index) < len(TOPS) and 0 < float(weight) < 1e12):
-            raise ValueError(f"not a length forecast: bucket {index!r} with weight {weight!r}")
-        yield int(index), float(weight)
+    def _judge(self, tenant_id: str, model_id: str, output_tokens: int, features: Features) -> None:
+        """Every layer says what it would have said, then learns: nobody is judged by what it has seen."""
+        lengths = self.sketches.quantiles(tenant_id, model_id, QUANTILES)
+        # Taken out and put back: the dictionary's order is that of the last observations.
+        regression = self._regressions.pop(model_id, None) or LengthRegression()
+        self._regressions[model_id] = regression
+        located = regression.locate(features, lengths[0])
+        sketches, fitted = self._scores.setdefault(model_id, (LayerScore(), LayerScore()))
+        losses = [
+            sketches.observe(lengths, output_tokens),
+            fitted.observe(regression.quantiles(located, QUANTILES), output_tokens),
+        ]
+        self.gate.observe((tenant_id, model_id), model_id, losses)
+        regression.observe(features, lengths[0], output_tokens)
+        if len(self._regressions) > MAX_MODELS:
+            oldest = next(iter(self._regressions))
+            del self._regressions[oldest]
+            self._scores.pop(oldest, None)
+            self._seen.pop(oldest, None)

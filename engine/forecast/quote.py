@@ -14,7 +14,7 @@ from math import exp, expm1, log, sqrt
 from statistics import NormalDist
 
 from engine.forecast.arrivals import ArrivalStream
-from engine.forecast.replay import DrawLength, Replay
+from engine.forecast.replay import DrawLength, LaneOf, Replay, one_lane
 from engine.forecast.replayed_engine import EngineLoad, Flight, ReplayedEngine
 from engine.forecast.step_time import predict_step_s
 from engine.messages import StepTime
@@ -31,7 +31,7 @@ LENGTH_INFLATION = 2.0
 more than that of independent answers."""
 REPLAY_ERROR = 0.2
 """Relative standard error of a replay even with many answers ahead: learned lengths are off a little."""
-_Z90 = 1.2816
+Z90 = 1.2816
 _NORMAL = NormalDist()
 
 
@@ -69,6 +69,7 @@ def forecast(
     arrivals: Sequence[ArrivalStream] = (),
     spread: float = 0.7,
     overhead_s: float = 0.0,
+    lane_of: LaneOf = one_lane,
 ) -> Forecast:
     """Replays `queue` with `candidate` added until the candidate's answer is complete.
 
@@ -77,8 +78,8 @@ def forecast(
     of its longest sequence. `sequences` names the entries that are more than one sequence, `kv_tokens` what
     entries count in the window where that is not their input + predicted output. `arrivals` go on arriving
     during the replay. `spread` is the standard
-    deviation of the logarithm of a length; `overhead_s` is added to the time to the first token. Without
-    engines the forecast is saturated.
+    deviation of the logarithm of a length; `overhead_s` is added to the time to the first token; `lane_of`
+    says where in its tier's band an entry waits. Without engines the forecast is saturated.
     """
     replay = Replay(
         candidate=candidate,
@@ -91,6 +92,7 @@ def forecast(
         sequences=sequences or {},
         kv_tokens=kv_tokens or {},
         arrivals=arrivals,
+        lane_of=lane_of,
     )
     replay.run()
     return _conclude(replay, output_tokens, spread, overhead_s)
@@ -128,8 +130,8 @@ def _conclude(replay: Replay, output_tokens: tuple[int, int], spread: float, ove
     # The sum of n answers of a lognormal length has 1/sqrt(n) of one answer's relative deviation.
     own = expm1(spread * spread) / max(1, replay.completed)
     variance = LENGTH_INFLATION * own + REPLAY_ERROR**2 + error * error
-    wait_p90_s = wait_s * (1 + _Z90 * sqrt(variance))
-    slack = 1 + _Z90 * max(0.1, error)
+    wait_p90_s = wait_s * (1 + Z90 * sqrt(variance))
+    slack = 1 + Z90 * max(0.1, error)
     start_up_s = first_s - dispatched_s + overhead_s
     ttft_s = (wait_s + start_up_s, wait_p90_s + start_up_s * slack)
     tpot = (tpot_s, tpot_s * slack)

@@ -23,6 +23,8 @@ from engine.scheduling.tiers import TieredQueue
 DrawLength = Callable[[Entry, int, float], int]
 """(entry, generated, u) -> total output tokens of one of its sequences at quantile u, given that
 `generated` are out and more will come."""
+LaneOf = Callable[[Entry], int]
+"""Where in its tier's band an entry waits."""
 
 MAX_REPLAYED = 256
 """Waiting requests that are replayed; a longer queue is extrapolated."""
@@ -31,6 +33,11 @@ MAX_ORDERED = 4096
 MAX_ARRIVALS = 512
 """Requests that may arrive during a replay."""
 MAX_EVENTS = 20_000
+
+
+def one_lane(_entry: Entry) -> int:
+    """Everybody waits in the same lane."""
+    return 0
 
 
 @dataclass(slots=True)
@@ -47,6 +54,7 @@ class Replay:
     sequences: Mapping[str, int]
     kv_tokens: Mapping[str, int]
     arrivals: Sequence[ArrivalStream]
+    lane_of: LaneOf
     coming: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (time, index into `arrivals`)."""
     arrived: int = 0
@@ -66,19 +74,23 @@ class Replay:
     is_extrapolated: bool = False
     ahead: dict[str, int] = field(default_factory=lambda: {"own": 0, "others": 0, "higher_tier": 0})
 
-    def run(self) -> None:
-        """Ends with `ended_s` set, unless the limits of a replay were reached."""
+    def begin(self) -> None:
+        """Engines take what they hold already, and arrivals are expected."""
         self.now_s = self.last_dispatch_s = self.start_s
         for engine in self.engines:
             self._board(engine)
-        if self.candidate.entry_id not in self.queue:
-            self.queue.add(self.candidate)
         # Each stream starts somewhere in its interval, so that they do not all arrive together.
         self.coming = [
             (self.start_s + van_der_corput(index + 1) / stream.rate_per_s, index)
             for index, stream in enumerate(self.arrivals)
         ]
         heapq.heapify(self.coming)
+
+    def run(self) -> None:
+        """Ends with `ended_s` set, unless the limits of a replay were reached."""
+        self.begin()
+        if self.candidate.entry_id not in self.queue:
+            self.queue.add(self.candidate, lane=self.lane_of(self.candidate))
         for _ in range(MAX_EVENTS):
             self._let_arrive()
             self._dispatch()
@@ -123,17 +135,16 @@ class Replay:
                 continue
             heapq.heapreplace(self.coming, (at_s + 1 / stream.rate_per_s, index))
             self.arrived += 1
-            self.queue.add(
-                Entry(
-                    entry_id=f"\0arrival {self.arrived}",
-                    tenant_id=stream.tenant_id,
-                    arrived_s=at_s,
-                    input_tokens=stream.input_tokens,
-                    predicted_output_tokens=stream.predicted_output_tokens,
-                    tier=stream.tier,
-                    weight=stream.weight,
-                )
+            entry = Entry(
+                entry_id=f"\0arrival {self.arrived}",
+                tenant_id=stream.tenant_id,
+                arrived_s=at_s,
+                input_tokens=stream.input_tokens,
+                predicted_output_tokens=stream.predicted_output_tokens,
+                tier=stream.tier,
+                weight=stream.weight,
             )
+            self.queue.add(entry, lane=self.lane_of(entry))
 
     def _dispatch(self) -> None:
         """Everything that may go now, by the gateway's rule: the head is never passed over."""
@@ -221,7 +232,9 @@ class Replay:
 
     def _rank(self, entry: Entry) -> int:
         """The engine's own order among what was dispatched to it."""
-        return 0 if self.queue.order_name == "fcfs" else self.queue.counter(entry.tenant_id, entry.tier)
+        if self.queue.order_name == "fcfs":
+            return 0
+        return self.queue.counter(entry.tenant_id, entry.tier, self.lane_of(entry))
 
     def _kv_tokens(self, entry: Entry) -> int:
         return self.kv_tokens.get(entry.entry_id, entry.input_tokens + entry.predicted_output_tokens)

@@ -15,6 +15,9 @@ Pure Python: a gateway has no numpy.
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any
+
 from engine.messages import StepTime
 
 PRIOR = StepTime(
@@ -73,6 +76,36 @@ class StepTimeModel:
         """A model that goes on from what another one learned."""
         model = StepTimeModel(message)
         model._samples = message.samples
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON: with them a restarted engine goes on as if it had not stopped."""
+        return {
+            "coefficients": self._coefficients,
+            "gram": self._gram,
+            "moment": self._moment,
+            "samples": self._samples,
+            "fitted": self._fitted,
+            "relative_error": self._relative_error,
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> StepTimeModel:
+        """The inverse of `to_dict`. Raises ValueError for anything else."""
+        model = StepTimeModel()
+        try:
+            model._coefficients = _numbers(data["coefficients"])
+            model._moment = _numbers(data["moment"])
+            if len(data["gram"]) != _FEATURES:
+                raise ValueError(f"{len(data['gram'])} rows, expected {_FEATURES}")
+            model._gram = [_numbers(row) for row in data["gram"]]
+            model._samples, model._fitted = int(data["samples"]), int(data["fitted"])
+            model._relative_error = float(data["relative_error"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a step-time model: {error}") from None
+        is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
+        if not is_sound or model.predict(1, 1, 1) <= 0:
+            raise ValueError("not a step-time model: it makes no sense")
         return model
 
     @property
@@ -166,6 +199,14 @@ class StepTimeModel:
 
 _UNIT = (1.0, 64.0, 16_384.0, 16.0)
 """Typical size of each feature: makes coefficients comparable."""
+
+
+def _numbers(values: Any) -> list[float]:
+    """One for each feature, none of them negative. Raises ValueError."""
+    numbers = [float(value) for value in values]
+    if len(numbers) != _FEATURES or not all(0 <= number < inf for number in numbers):
+        raise ValueError(f"expected {_FEATURES} numbers of at least 0")
+    return numbers
 
 
 def _coefficients(message: StepTime) -> list[float]:

@@ -16,6 +16,7 @@ from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip
+from engine.model.probe import LengthReadings, StateReader
 from engine.model.sampler import SamplingRow, sample
 from engine.model.tricks import Trick
 from engine.step import Sampled, SequenceSlice
@@ -46,6 +47,8 @@ class TorchRunner:
         self.block_tokens = block_tokens
         self.tricks = tricks
         """Short cuts that were considered at load."""
+        self.readings: LengthReadings | None = None
+        """What the model's state says of output lengths, where somebody reads it."""
         self._forward = forward
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
@@ -85,10 +88,18 @@ class TorchRunner:
             if not choices:
                 return [None] * len(slices)
             chosen = sample(logits.float(), choices, fallback_token_id=self._fallback_token_id)
-        if len(chosen) == len(slices):
-            return list(chosen)
-        sampled = iter(chosen)
-        return [next(sampled) if piece.sample else None for piece in slices]
+            if len(chosen) == len(slices):
+                results: list[Sampled | None] = list(chosen)
+            else:
+                sampled = iter(chosen)
+                results = [next(sampled) if piece.sample else None for piece in slices]
+            if self.readings is not None:
+                self.readings.note(slices, results)
+        return results
+
+    def state_reader(self) -> StateReader:
+        """Reads the state of this runner's sequences."""
+        return StateReader(self._caches, self.block_tokens)
 
     def forward(self, slices: Sequence[SequenceSlice], rows: list[int]) -> torch.Tensor:
         """Computes the slices' keys, values and, for the packed `rows`, the logits `[rows, vocabulary]`."""

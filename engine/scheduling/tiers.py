@@ -1,84 +1,31 @@
 """Who is next when some tiers go before others?
 
-Strict bands by `Entry.tier` (the smaller the rank, the earlier), one order a band, all over one shared set of
-service counters: what a tenant gets in one tier counts in every tier.
-
-The lift is each band's own. Batch work may have used idle capacity all night and stand a billion tokens
-above the interactive tenants; a tenant that sends one batch request must be lifted to those, or it would
-have the batch tier to itself, but must not carry that into the interactive tier, where it would starve. So a
-band ranks a tenant by *shared counter + its lift in this band*. `counters_by_tenant` names exactly the
-numbers a band ranks by: use it, not the shared counters, to log a dispatch or to audit one.
+Strict bands by `Entry.tier` (the smaller the rank, the earlier), all over one shared set of service counters:
+what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an order and
+lifts of its own, so that who waits in one lane is compared with those of that lane only (a lane that is held
+back stands low, and who comes into the other one must not be lifted to that alone). Who comes into an empty
+lane is lifted to the other one, too. Of the lanes' heads the one whose tenant stands lower goes first, then
+the one that arrived earlier. An engine uses one lane. How a band ranks a tenant: `bands.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
-from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
+from engine.scheduling.bands import BandCounters, Lag, no_lag
+from engine.scheduling.claims import FAIRNESS_BOUND
 from engine.scheduling.order import Entry, Order, ServiceCountersLike
 from engine.scheduling.policy import make_order
 
+__all__ = ["MAX_LANES", "BandCounters", "TieredQueue"]
 
-class BandCounters:
-    """The shared counters as one band sees them: plus what the band lifted each tenant by."""
-
-    def __init__(self, shared: ServiceCountersLike, *, max_tenants: int = MAX_TENANTS) -> None:
-        self._shared = shared
-        self._lifts: dict[str, int] = {}
-        self._floor: int | None = None
-        self._max_tenants = max_tenants
-        self._lowered = LoweredLog()
-        self.lifts = True
-        """Whether `lift` acts; not while entries that waited already are only moved."""
-
-    @property
-    def served_cost(self) -> int:
-        """Of all tenants and tiers."""
-        return self._shared.served_cost
-
-    def value(self, tenant_id: str) -> int:
-        """Shared counter + lift."""
-        value = self._shared.value(tenant_id) + self._lifts.get(tenant_id, 0)
-        return value if self._floor is None else max(value, self._floor)
-
-    def charge(self, tenant_id: str, weight: float, cost: int) -> None:
-        """Charges the shared counter."""
-        self._shared.charge(tenant_id, weight, cost)
-
-    def lift(self, tenant_id: str, to: int) -> None:
-        """Raises the tenant in this band only."""
-        behind = to - self.value(tenant_id)
-        if behind <= 0 or not self.lifts:
-            return
-        self._lifts[tenant_id] = to - self._shared.value(tenant_id)
-        if len(self._lifts) > self._max_tenants:
-            ranked = {lifted: self.value(lifted) for lifted in self._lifts}
-            kept, self._floor = forget_smallest(ranked, self._floor or 0)
-            self._lifts = {lifted: lift for lifted, lift in self._lifts.items() if lifted in kept}
-
-    def unlift(self, tenant_id: str) -> None:
-        """Forgets the tenant's lift in this band."""
-        if self._lifts.pop(tenant_id, 0):
-            self._lowered.note(tenant_id)
-
-    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Tells at each call whose number here fell since the last: the shared counter, or the lift."""
-        read_shared, read_lifts = self._shared.lowered_reader(), self._lowered.reader()
-
-        def read() -> Collection[str] | None:
-            shared, lifts = read_shared(), read_lifts()
-            if shared is None or lifts is None:
-                return None
-            return (*shared, *lifts) if lifts else shared
-
-        return read
-
-    def clone(self, shared: ServiceCountersLike) -> BandCounters:
-        """An independent copy over other shared counters; its readers start anew."""
-        copy = BandCounters(shared, max_tenants=self._max_tenants)
-        copy._lifts = dict(self._lifts)
-        copy._floor = self._floor
-        return copy
+MAX_LANES = 2
+KEEP_ARRIVALS = frozenset({"fcfs", "vtc"})
+"""Orders whose lines go by arrival. What is moved into another band stands there by its arrival; in other
+orders it joins as a newcomer."""
+Lines = dict[str, dict[str, float]]
+"""Tenant id -> entry id -> arrival."""
 
 
 class TieredQueue:
@@ -90,48 +37,116 @@ class TieredQueue:
     interrupts = True
     """By tier, always."""
 
-    def __init__(self, order_name: str, counters: ServiceCountersLike) -> None:
-        """Raises `UnknownPolicy` for an order that does not exist."""
+    def __init__(self, order_name: str, counters: ServiceCountersLike, *, lag: Lag = no_lag) -> None:
+        """`lag`: of those that come into an empty line. Raises `UnknownPolicy` for an order that does not
+        exist."""
         self._describe(make_order(order_name, counters))
         self.order_name = order_name
         self._counters = counters
+        self._lag = lag
         self._bands: dict[int, Order] = {}
+        """By tier x MAX_LANES + lane."""
         self._band_counters: dict[int, BandCounters] = {}
-        self._tiers: dict[str, int] = {}
-        """Entry id -> tier."""
+        self._where: dict[str, tuple[int, int]] = {}
+        """Entry id -> its band and its place in the order of arrivals."""
+        self._added = 0
 
     @property
     def operations(self) -> int:
         """Of all bands."""
         return sum(band.operations for band in self._bands.values())
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: Entry, *, front: bool = False, lane: int = 0) -> None:
         """Joins its band. Raises ValueError if it waits already."""
-        if entry.entry_id in self._tiers:
+        if entry.entry_id in self._where:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
-        self._band(entry.tier).add(entry, front=front)
-        self._tiers[entry.entry_id] = entry.tier
+        number = entry.tier * MAX_LANES + lane
+        band = self._band(number)
+        if not front:
+            self._lift_to_other_lanes(number, entry.tenant_id)
+        band.add(entry, front=front)
+        self._added += 1
+        self._where[entry.entry_id] = (number, self._added)
 
     def peek(self, now_s: float, tiers: Collection[int] | None = None) -> Entry | None:
         """The next entry of the first band that has one; `tiers` names the bands to look at."""
-        for tier, band in self._bands.items():
-            if len(band) and (tiers is None or tier in tiers):
-                return band.peek(now_s)
-        return None
+        number = self._first(now_s, tiers)
+        return None if number is None else self._bands[number].peek(now_s)
 
     def pop(self, now_s: float, tiers: Collection[int] | None = None) -> Entry:
         """Takes what `peek` names. Raises IndexError when nobody waits there."""
-        for tier, band in self._bands.items():
-            if len(band) and (tiers is None or tier in tiers):
-                entry = band.pop(now_s)
-                del self._tiers[entry.entry_id]
-                return entry
-        raise IndexError("pop from an empty queue")
+        number = self._first(now_s, tiers)
+        if number is None:
+            raise IndexError("pop from an empty queue")
+        entry = self._bands[number].pop(now_s)
+        del self._where[entry.entry_id]
+        return entry
+
+    def heads(self, tier: int, now_s: float) -> list[tuple[int, Entry]]:
+        """The first of each lane of a tier, who goes first first: (lane, entry)."""
+        found: list[tuple[int, float, int, Entry]] = []
+        for lane in range(MAX_LANES):
+            band = self._bands.get(tier * MAX_LANES + lane)
+            head = band.peek(now_s) if band is not None else None
+            if head is not None:
+                stands = self.counter(head.tenant_id, tier, lane) if FAIRNESS_BOUND in self.claims else 0
+                found.append((stands, head.arrived_s, lane, head))
+        return [(lane, head) for _, _, lane, head in sorted(found, key=lambda each: each[:3])]
 
     def remove(self, entry_id: str) -> Entry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
-        tier = self._tiers.pop(entry_id, None)
-        return None if tier is None else self._bands[tier].remove(entry_id)
+        where = self._where.pop(entry_id, None)
+        return None if where is None else self._bands[where[0]].remove(entry_id)
+
+    def move(
+        self,
+        entry_ids: Sequence[str],
+        tier: int,
+        lane: int,
+        *,
+        aged: bool = False,
+        lines: Lines | None = None,
+    ) -> None:
+        """Moves waiting entries to another band, in the order given; they keep their arrival. With `aged`
+        they come because they waited so long. `lines`: who waits there, which is looked up where it is not
+        known. Raises KeyError for one that does not wait."""
+        number = tier * MAX_LANES + lane
+        band, counters = self._band(number), self._band_counters[number]
+        if lines is None:
+            lines = {}
+            for entry in band.entries():
+                lines.setdefault(entry.tenant_id, {})[entry.entry_id] = entry.arrived_s
+        joined: Lines = {}
+        for entry_id in entry_ids:
+            before, place = self._where[entry_id]
+            if before == number:
+                continue
+            moved = self._bands[before].remove(entry_id)
+            assert moved is not None, "the books disagree"
+            entry = replace(moved, tier=tier)
+            if entry.tenant_id not in lines and entry.tenant_id not in joined:
+                self._lift_to_other_lanes(number, entry.tenant_id)
+                lowest = self._lowest(number)
+                if lowest is None:
+                    lowest = self._lowest_of_other_lanes(number)
+                band.add(entry)
+                if aged and lowest is not None:
+                    counters.rebase(entry.tenant_id, lowest)
+            else:
+                band.add(entry)
+            self._where[entry_id] = (number, place)
+            joined.setdefault(entry.tenant_id, {})[entry_id] = entry.arrived_s
+        if self.order_name == "fcfs":
+            self._sort_line(number, _ids(lines), _ids(joined))
+        elif self.order_name in KEEP_ARRIVALS:
+            for tenant_id, ids in joined.items():
+                self._sort_line(number, lines.get(tenant_id, {}), ids)
+
+    def had_turn(self, tenant_id: str, tier: int, lane: int = 0) -> None:
+        """A turn in this band was charged to the tenant."""
+        counters = self._band_counters.get(tier * MAX_LANES + lane)
+        if counters is not None:
+            counters.had_turn(tenant_id)
 
     def entries(self) -> Iterator[Entry]:
         """All waiting entries, band by band."""
@@ -139,34 +154,37 @@ class TieredQueue:
             yield from band.entries()
 
     def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
-        """Its tier, then its rank in the tier's own order."""
-        return (entry.tier, *self._band(entry.tier).rank(entry, now_s))
+        """Its tier, then its rank in its lane's own order."""
+        where = self._where.get(entry.entry_id)
+        number = entry.tier * MAX_LANES if where is None else where[0]
+        return (number // MAX_LANES, *self._band(number).rank(entry, now_s))
 
     def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
         """By tier; in one tier as its order says."""
         if waiting.tier != running.tier:
             return waiting.tier < running.tier
-        return self._band(waiting.tier).outranks(waiting, running, now_s)
+        return self._band(waiting.tier * MAX_LANES).outranks(waiting, running, now_s)
 
     def clone(self, counters: ServiceCountersLike) -> TieredQueue:
         """An independent copy over `counters` (a clone of the original's)."""
-        copy = TieredQueue(self.order_name, counters)
-        for tier, band in self._bands.items():
-            copy._band_counters[tier] = self._band_counters[tier].clone(counters)
-            copy._bands[tier] = band.clone(copy._band_counters[tier])
-        copy._tiers = dict(self._tiers)
+        copy = TieredQueue(self.order_name, counters, lag=self._lag)
+        for number, band in self._bands.items():
+            copy._band_counters[number] = self._band_counters[number].clone(counters)
+            copy._bands[number] = band.clone(copy._band_counters[number])
+        copy._where = dict(self._where)
+        copy._added = self._added
         return copy
 
-    def counter(self, tenant_id: str, tier: int) -> int:
-        """The number by which `tier` ranks the tenant."""
-        band = self._band_counters.get(tier)
+    def counter(self, tenant_id: str, tier: int, lane: int = 0) -> int:
+        """The number by which a lane of `tier` ranks the tenant."""
+        band = self._band_counters.get(tier * MAX_LANES + lane)
         return self._counters.value(tenant_id) if band is None else band.value(tenant_id)
 
-    def counters_by_tenant(self, tier: int) -> dict[str, int]:
-        """The numbers by which `tier` ranks the tenants that wait in it."""
-        band = self._bands.get(tier)
+    def counters_by_tenant(self, tier: int, lane: int = 0) -> dict[str, int]:
+        """The numbers by which a lane of `tier` ranks the tenants that wait in it."""
+        band = self._bands.get(tier * MAX_LANES + lane)
         waiting = {entry.tenant_id for entry in band.entries()} if band is not None else set()
-        return {tenant_id: self.counter(tenant_id, tier) for tenant_id in sorted(waiting)}
+        return {tenant_id: self.counter(tenant_id, tier, lane) for tenant_id in sorted(waiting)}
 
     def unlift(self, tenant_id: str) -> None:
         """Forgets the tenant's lifts: its shared counter was replaced by one that contains them."""
@@ -175,7 +193,7 @@ class TieredQueue:
 
     def waiting_tiers(self) -> list[int]:
         """Ranks of the bands in which somebody waits, first served first."""
-        return [tier for tier, band in self._bands.items() if len(band)]
+        return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:
         """Changes the order of every band; entries keep their arrival order. Raises `UnknownPolicy`.
@@ -188,30 +206,84 @@ class TieredQueue:
         waiting = sorted(self.entries(), key=lambda entry: entry.arrived_s)
         self.order_name = order_name
         self._bands = {
-            tier: make_order(order_name, counters) for tier, counters in self._band_counters.items()
+            number: make_order(order_name, counters) for number, counters in self._band_counters.items()
         }
         # Nobody has been idle, so nobody may be lifted.
         for counters in self._band_counters.values():
             counters.lifts = False
         for entry in waiting:
-            self._bands[entry.tier].add(entry)
+            self._bands[self._where[entry.entry_id][0]].add(entry)
         for counters in self._band_counters.values():
             counters.lifts = True
 
     def __len__(self) -> int:
-        return len(self._tiers)
+        return len(self._where)
 
     def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._tiers
+        return entry_id in self._where
 
     def _describe(self, order: Order) -> None:
         self.claims = order.claims
         self.order_interrupts = order.interrupts
         """Whether one tier's own order can interrupt."""
 
-    def _band(self, tier: int) -> Order:
-        if tier not in self._bands:
-            self._band_counters[tier] = BandCounters(self._counters)
-            self._bands[tier] = make_order(self.order_name, self._band_counters[tier])
+    def _first(self, now_s: float, tiers: Collection[int] | None) -> int | None:
+        """The band whose head goes first."""
+        for number, band in self._bands.items():
+            if not len(band) or (tiers is not None and number // MAX_LANES not in tiers):
+                continue
+            sibling = self._bands.get(number + 1) if number % MAX_LANES == 0 else None
+            if sibling is None or not len(sibling):
+                return number
+            return number + self.heads(number // MAX_LANES, now_s)[0][0]
+        return None
+
+    def _lift_to_other_lanes(self, number: int, tenant_id: str) -> None:
+        """Who comes into an empty lane has nobody there to be lifted to, and would go before the other
+        lane's with the credit of all its idle time."""
+        if FAIRNESS_BOUND in self.claims and not len(self._bands[number]):
+            lowest = self._lowest_of_other_lanes(number)
+            if lowest is not None:
+                self._band_counters[number].lift(tenant_id, lowest)
+
+    def _lowest(self, number: int) -> int | None:
+        """Where the tenant stands that is next in a band; None: nobody waits there."""
+        band = self._bands.get(number)
+        head = band.peek(0.0) if band is not None else None
+        return None if head is None else self._band_counters[number].value(head.tenant_id)
+
+    def _lowest_of_other_lanes(self, number: int) -> int | None:
+        first = number - number % MAX_LANES
+        others = [self._lowest(each) for each in range(first, first + MAX_LANES) if each != number]
+        return min((each for each in others if each is not None), default=None)
+
+    def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
+        """Brings a line, entry ids with their arrivals, back into the order of arrivals: whoever is younger
+        than the oldest that `joined` leaves and joins again. The line never runs empty meanwhile, so that
+        nobody counts as idle."""
+        if not joined:
+            return
+        stands = sorted(
+            (arrived_s, self._where[entry_id][1], entry_id)
+            for entry_id, arrived_s in (there | joined).items()
+        )
+        first = min(place for place, each in enumerate(stands) if each[2] in joined)
+        if [each[2] for each in stands[first:]] == list(joined):
+            return  # They joined at the end, in the right order.
+        band = self._bands[number]
+        for _, _, entry_id in stands[first + 1 :]:
+            entry = band.remove(entry_id)
+            assert entry is not None, "the books disagree"
+            band.add(entry)
+
+    def _band(self, number: int) -> Order:
+        if number not in self._bands:
+            self._band_counters[number] = BandCounters(self._counters, lag=self._lag)
+            self._bands[number] = make_order(self.order_name, self._band_counters[number])
             self._bands = dict(sorted(self._bands.items()))
-        return self._bands[tier]
+        return self._bands[number]
+
+
+def _ids(lines: Lines) -> dict[str, float]:
+    """All entries with their arrivals."""
+    return {entry_id: arrived_s for line in lines.values() for entry_id, arrived_s in line.items()}

@@ -68,7 +68,7 @@ def _by_engine(
     limited = counted(
         prices,
         reserve.model,
-        reserve.tier,
+        tier_of(open_request),
         input_tokens=use.input_tokens,
         output_tokens=use.output_tokens,
         cached_tokens=use.cached_tokens,
@@ -89,6 +89,11 @@ def _by_engine(
         "finish": sorted({each.finish for each in outcomes}),
     }
     return Reckoning(RequestOutcome.RECOVERED, charged, within(limited, held), detail)
+
+
+def tier_of(open_request: OpenRequest) -> str:
+    """The tier that it is charged in: that of the newest row, for it may have changed while it waited."""
+    return open_request.top_ups[-1].tier if open_request.top_ups else open_request.reserve.tier
 
 
 def within(amounts: Amounts, held: Amounts) -> Amounts:

@@ -1,94 +1,41 @@
 """Which waiting request goes to an engine next, and what has every tenant had so far?
 
 Pure: time is passed in, decisions are returned. One writer: nobody else touches the queue or the service
-counters. Tiers are strict bands; inside a tier the order between tenants is the policy's (`vtc`: weighted
-fair by service counter).
-
-Cost of a request = computed input tokens + 2 x output tokens. The predicted cost is charged at dispatch,
-output beyond the prediction as it comes, and the difference to what really happened at the end. A tenant
-that was idle is lifted when it returns (inside the order), and never gets credit for the idle time.
+counters. Who goes is said by `rules.py`; here are the books: what arrives and leaves (`backlog.py`), what is
+under way and charged (`flights.py`), what people see of it (`tenant_flows.py`, `log.py`).
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.scheduling.order import Entry
 from engine.scheduling.tiers import TieredQueue
-from gateway.flow.log import MAX_BACKLOG_TENANTS, DispatchLog, LogRecord, Waiting
+from gateway.flow.backlog import Backlog
+from gateway.flow.flights import Flights
+from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.log import DispatchLog, LogRecord, Waiting
+from gateway.flow.placement import LeastLoaded, Placement, Scorer
+from gateway.flow.reservations import Reservations
+from gateway.flow.rules import RESERVED_RANK, Rules
+from gateway.flow.tenant_flows import TenantFlow, TenantFlows
+from gateway.flow.tickets import Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
 from gateway.flow.window import NUM_RANKS, Load, Replica, WindowRule
 
-MAX_IDLE_TENANTS = 10_000
-"""Tenants whose totals are remembered while they have nothing queued or running."""
+__all__ = [
+    "Dispatch",
+    "Displaced",
+    "FlowController",
+    "InFlight",
+    "QueueFull",
+    "TenantFlow",
+    "Ticket",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A request at the gate. `entry` counts all its sequences together."""
-
-    entry: Entry
-    sequences: int
-    kv_tokens: int
-    """Predicted: what all its sequences together occupy at their end."""
-    max_tokens: int = 1_000_000
-    """The most that one sequence can emit."""
-    is_exact: bool = False
-    """Every sequence emits exactly `max_tokens`."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFull:
-    """Refused at the gate: `limit` requests wait already, of this tenant or altogether."""
-
-    of_tenant: bool
-    limit: int
-    retry_after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """A turn: send `ticket` to `replica_id`; `counter` is the tenant's, as the engine should know it."""
-
-    ticket: Ticket
-    replica_id: str
-    counter: int
-
-
-@dataclass(slots=True)
-class InFlight:
-    """A dispatched request that has not finished."""
-
-    ticket: Ticket
-    replica_id: str
-    dispatched_s: float
-    charged_cost: int
-    output_tokens: int = 0
-    live_sequences: int = 0
-    kv_tokens: int = 0
-
-
-@dataclass(slots=True)
-class TenantFlow:
-    """One tenant's part, for people: what waits, what runs, what it has had."""
-
-    tenant_id: str
-    weight: float = 1.0
-    queued: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
-    running: int = 0
-    dispatched: int = 0
-    finished: int = 0
-    service_cost: int = 0
-    """Cost tokens of finished requests, as really computed and emitted."""
-    running_output_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def is_idle(self) -> bool:
-        return self.running == 0 and not any(self.queued)
+NEVER_S = (math.inf,) * NUM_RANKS
+RESERVATION_BURST_S = 10.0
 
 
 class FlowController:
@@ -104,27 +51,47 @@ class FlowController:
         queue_ttl_s: Sequence[float],
         window: WindowRule,
         log_records: int,
+        ageing_s: Sequence[float] = NEVER_S,
+        lanes: LaneRule | None = None,
+        reservation_burst_s: float = RESERVATION_BURST_S,
+        scorer: Scorer | None = None,
     ) -> None:
-        """`queue_ttl_s` by tier rank. Raises `ValueError` for an unknown order."""
+        """`queue_ttl_s` and `ageing_s` by tier rank; `scorer` chooses among replicas with room, by default
+        the least loaded. Raises `ValueError` for an unknown order and for times that make no sense."""
         self.counters = counters
         self.order_name = order_name
-        self.window = window
         self.log = DispatchLog(log_records)
-        self._queue = TieredQueue(order_name, counters)
         self._max_queued = max_queued
         self._max_queued_per_tenant = max_queued_per_tenant
-        self._queue_ttl_s = tuple(queue_ttl_s)
-        self._waiting: dict[str, Ticket] = {}
-        self._lines: list[dict[str, dict[str, float]]] = [{} for _ in range(NUM_RANKS)]
-        self._in_flight: dict[str, InFlight] = {}
-        self._loads: dict[str, Load] = {}
-        self._tenants: dict[str, TenantFlow] = {}
+        lanes = self._lanes = lanes or LaneRule()
+        self._backlog = Backlog(
+            order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
+        )
+        self._placement = Placement(window, lanes, scorer or LeastLoaded())
+        self._reservations = Reservations(reservation_burst_s)
+        self._flights = Flights(counters, self._placement, self._reservations)
+        self._rules = Rules(self._backlog, self._placement, self._reservations)
+        self._tenants = TenantFlows()
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
 
+    @property
+    def window(self) -> WindowRule:
+        """How far ahead of the engines requests are sent."""
+        return self._placement.window
+
+    @window.setter
+    def window(self, window: WindowRule) -> None:
+        self._placement.window = window
+
+    @property
+    def wants_prefixes(self) -> bool:
+        """Whether tickets should carry the hashes of their prompts' blocks."""
+        return self._placement.scorer.wants_prefixes
+
     def set_order(self, order_name: str) -> None:
         """Another order for what waits and for what comes. Raises `UnknownPolicy`."""
-        self._queue.set_order(order_name)
+        self._backlog.queue.set_order(order_name)
         self.order_name = order_name
 
     # ------------------------------------------------------------ arrivals and departures
@@ -132,243 +99,260 @@ class FlowController:
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
         """Puts a request in line. Raises `ValueError` when its id is known already."""
         entry = ticket.entry
-        if entry.entry_id in self._waiting or entry.entry_id in self._in_flight:
+        if entry.entry_id in self._backlog or entry.entry_id in self._flights:
             raise ValueError(f"request {entry.entry_id} is here already")
-        tenant = self._tenant(entry)
-        if sum(tenant.queued) >= self._max_queued_per_tenant:
+        tenant = self._tenants.of(entry)
+        if tenant.num_queued >= self._max_queued_per_tenant:
             return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
-        if len(self._waiting) >= self._max_queued:
+        if len(self._backlog) >= self._max_queued:
             return QueueFull(False, self._max_queued, self._retry_after_s())
-        self._queue.add(entry)
-        self._waiting[entry.entry_id] = ticket
-        self._lines[entry.tier].setdefault(entry.tenant_id, {})[entry.entry_id] = entry.arrived_s
+        self._reservations.arrives(
+            entry.tenant_id, ticket.reserved_cost_per_s, now_s, already_waiting=tenant.num_queued
+        )
+        self._backlog.add(ticket, now_s)
         tenant.queued[entry.tier] += 1
-        self._note("arrive", entry, now_s)
+        self._note("arrive", entry, now_s, self._counter(entry))
         return None
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
         """Takes a waiting request out of line; False when it does not wait (any more)."""
-        ticket = self._waiting.get(entry_id)
+        ticket = self._backlog.ticket(entry_id)
         if ticket is None:
             return False
-        self._queue.remove(entry_id)
-        self._leave_line(ticket.entry)
-        self._note("leave", ticket.entry, now_s)
+        self._note("leave", ticket.entry, now_s, self._counter(ticket.entry))
+        self._leave(ticket)
         return True
 
+    def move(self, entry_id: str, tier: int, now_s: float) -> Ticket | None:
+        """Gives a waiting request another tier; its arrival stays. Returns its ticket as it is now, None when
+        it does not wait (any more). In the log it leaves the one line and arrives in the other."""
+        before = self._backlog.ticket(entry_id)
+        if before is None:
+            return None
+        self._note("leave", before.entry, now_s, self._counter(before.entry))
+        ticket = self._backlog.move(entry_id, tier, now_s)
+        assert ticket is not None, "it waited a moment ago"
+        queued = self._tenants.of(ticket.entry).queued
+        queued[before.entry.tier] -= 1
+        queued[tier] += 1
+        self._note("arrive", ticket.entry, now_s, self._counter(ticket.entry))
+        return ticket
+
     def expire(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, what has waited longer than its tier allows."""
-        late = [
-            ticket
-            for ticket in self._waiting.values()
-            if now_s - ticket.entry.arrived_s >= self._queue_ttl_s[ticket.entry.tier]
-        ]
+        """Takes out, and returns, what has waited longer than it, or its tier, may."""
+        late = self._backlog.expired(now_s)
         for ticket in late:
             self.cancel(ticket.entry.entry_id, now_s)
         return late
 
+    def drain(self, now_s: float) -> list[Ticket]:
+        """Takes out, and returns, all that waits, the oldest first; what is under way goes on."""
+        waiting = sorted(self._backlog.tickets(), key=lambda ticket: ticket.entry.arrived_s)
+        for ticket in waiting:
+            self.cancel(ticket.entry.entry_id, now_s)
+        return waiting
+
     # ------------------------------------------------------------ turns
 
     def dispatch(self, now_s: float, replicas: Sequence[Replica]) -> list[Dispatch]:
-        """Everything that may go now, in order. The head of the line is never passed over: if it finds
-        no room, nobody behind it goes either, whatever their size."""
-        turns: list[Dispatch] = []
-        while (head := self._queue.peek(now_s)) is not None:
-            ticket = self._waiting[head.entry_id]
-            replica = self._choose(ticket, replicas)
-            if replica is None:
-                break
-            turns.append(self._dispatch_one(ticket, replica, now_s))
-        return turns
+        """Everything that may go now, in order."""
+        self._backlog.age(now_s)
+        if not replicas or not len(self._backlog):
+            return []
+        return self._rules.turns(now_s, replicas, self._grant)
 
-    def _choose(self, ticket: Ticket, replicas: Sequence[Replica]) -> Replica | None:
-        """The replica with room that is least loaded with work this request would have to share with."""
-        rank = ticket.entry.tier
-        best: tuple[float, float, str] | None = None
-        chosen: Replica | None = None
-        for replica in replicas:
-            load = self._loads.setdefault(replica.replica_id, Load())
-            if not self.window.has_room(replica, load, rank, ticket.sequences, ticket.kv_tokens):
-                continue
-            share_ahead = load.ahead_of(rank)[0] / replica.max_sequences
-            share_all = sum(load.sequences) / replica.max_sequences
-            score = (share_ahead, share_all, replica.replica_id)
-            if best is None or score < best:
-                best, chosen = score, replica
-        return chosen
-
-    def _dispatch_one(self, ticket: Ticket, replica: Replica, now_s: float) -> Dispatch:
+    def _grant(self, ticket: Ticket, replica: Replica, rank: int, now_s: float, reason: Reason) -> Dispatch:
         entry = ticket.entry
-        self._note("dispatch", entry, now_s, replica.replica_id, self._backlog(entry.tier))
-        popped = self._queue.pop(now_s)
-        assert popped.entry_id == entry.entry_id, "pop must return what peek named"
-        self._leave_line(entry)
-        self.counters.charge(entry.tenant_id, entry.weight, entry.predicted_cost)
-        self._in_flight[entry.entry_id] = InFlight(
+        band, lane = self._backlog.place(entry.entry_id)
+        by_reservation = reason is Reason.RESERVATION
+        if reason is Reason.ORDER:
+            self._backlog.had_turn_by_order(entry.entry_id)
+        rule = reason.value or ("aged" if band < entry.tier else "")
+        self._note(
+            "dispatch",
+            entry,
+            now_s,
+            self._counter(entry),
+            replica.replica_id,
+            self._backlog.beside(entry.entry_id),
+            rule=rule,
+        )
+        self._leave(ticket)
+        displaced = self._flights.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
+        flight = InFlight(
             ticket,
             replica.replica_id,
             now_s,
             charged_cost=entry.predicted_cost,
             live_sequences=ticket.sequences,
             kv_tokens=ticket.kv_tokens,
+            tier=rank,
+            is_long=lane == LONG,
+            by_reservation=by_reservation,
         )
-        self._loads[replica.replica_id].add(entry.tier, ticket.sequences, ticket.kv_tokens)
-        tenant = self._tenant(entry)
-        tenant.running += 1
-        tenant.dispatched += 1
+        self._flights.begin(flight, replica, now_s)
+        self._backlog.queue.had_turn(entry.tenant_id, band, lane)
+        self._tenants.dispatched(entry)
         if self._last_dispatch_s is not None:
             gap_s = now_s - self._last_dispatch_s
             self._dispatch_interval_s += 0.1 * (gap_s - self._dispatch_interval_s)
         self._last_dispatch_s = now_s
-        return Dispatch(ticket, replica.replica_id, self._queue.counter(entry.tenant_id, entry.tier))
+        counter = self._backlog.queue.counter(entry.tenant_id, band, lane)
+        if by_reservation:
+            # At the engine it must not stand behind those who wait here: they would be sent for ever.
+            counter = int(min(counter, self._backlog.lowest_counter(RESERVED_RANK, now_s)))
+        return Dispatch(
+            ticket, replica.replica_id, counter, rank, by_reservation, displaced, reason is Reason.OWED
+        )
+
+    def grant(
+        self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason = Reason.ORDER
+    ) -> Dispatch | None:
+        """A turn that was decided elsewhere, for `rank` at the engine: keeps the books of it. None when the
+        request does not wait (any more)."""
+        self._backlog.age(now_s)
+        ticket = self._backlog.ticket(entry_id)
+        if ticket is None:
+            return None
+        return self._grant(ticket, replica, rank, now_s, reason)
 
     # ------------------------------------------------------------ what came of them
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction."""
-        flight = self._in_flight.get(entry_id)
-        if flight is None:
-            return
-        entry = flight.ticket.entry
-        self._tenant(entry).running_output_tokens += output_tokens - flight.output_tokens
-        flight.output_tokens = output_tokens
-        beyond = max(0, output_tokens - entry.predicted_output_tokens)
-        cost_so_far = entry.predicted_cost + beyond * OUTPUT_TOKEN_COST
-        if cost_so_far > flight.charged_cost:
-            self.counters.charge(entry.tenant_id, entry.weight, cost_so_far - flight.charged_cost)
-            flight.charged_cost = cost_so_far
-        kv_tokens = flight.ticket.kv_tokens + beyond
-        if ended := flight.live_sequences - live_sequences:
-            kv_tokens = kv_tokens * live_sequences // flight.ticket.sequences
-            flight.live_sequences = live_sequences
-        self._loads[flight.replica_id].add(entry.tier, -ended, kv_tokens - flight.kv_tokens)
-        flight.kv_tokens = kv_tokens
+        flight = self._flights.get(entry_id)
+        if flight is not None:
+            emitted = self._flights.progress(entry_id, output_tokens, live_sequences)
+            self._tenants.of(flight.ticket.entry).running_output_tokens += emitted
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         """The request is over: corrects its charge to what was really computed and emitted."""
-        flight = self._in_flight.pop(entry_id, None)
+        flight = self._flights.get(entry_id)
         if flight is None:
             return
         entry = flight.ticket.entry
-        cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
-        tenant = self._tenant(entry)
         beyond = flight.charged_cost - entry.predicted_cost
-        self._note("settle", entry, now_s, flight.replica_id, cost=cost, beyond_cost=beyond)
-        if cost != flight.charged_cost:
-            self.counters.charge(entry.tenant_id, entry.weight, cost - flight.charged_cost)
-        self._loads[flight.replica_id].add(entry.tier, -flight.live_sequences, -flight.kv_tokens)
-        tenant.running -= 1
-        tenant.finished += 1
-        tenant.running_output_tokens -= flight.output_tokens
-        tenant.service_cost += cost
-        tenant.input_tokens += input_tokens
-        tenant.output_tokens += output_tokens
-        self._forget_idle()
+        counter = self._backlog.queue.counter(
+            entry.tenant_id, entry.tier, LONG if flight.is_long else ORDINARY
+        )
+        cost = self._flights.finish(flight, input_tokens, output_tokens, now_s)
+        self._note("settle", entry, now_s, counter, flight.replica_id, cost=cost, beyond_cost=beyond)
+        self._tenants.finished(flight, input_tokens, output_tokens, cost)
+
+    def lost(self, replica_id: str) -> None:
+        """An engine is gone: nothing is in its cache any more."""
+        self._placement.scorer.forget(replica_id)
 
     # ------------------------------------------------------------ views
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._backlog)
 
     def ticket(self, entry_id: str) -> Ticket | None:
         """The ticket of a request that waits or runs."""
-        flight = self._in_flight.get(entry_id)
-        return flight.ticket if flight is not None else self._waiting.get(entry_id)
+        flight = self._flights.get(entry_id)
+        return flight.ticket if flight is not None else self._backlog.ticket(entry_id)
 
     def tickets(self) -> Iterator[Ticket]:
         """Everything that waits, in no particular order."""
-        return iter(self._waiting.values())
+        return self._backlog.tickets()
+
+    def effective_tier(self, entry_id: str) -> int | None:
+        """The band in which a request waits; None when it does not wait (any more)."""
+        return self._backlog.place(entry_id)[0] if entry_id in self._backlog else None
+
+    def expires_s(self, ticket: Ticket) -> float:
+        """When a ticket leaves the queue without a turn."""
+        return self._backlog.expires_s(ticket)
+
+    def reservation_tag_s(self, tenant_id: str) -> float | None:
+        """When the tenant's reservation is due next; None: it has none."""
+        return self._reservations.tag_s(tenant_id)
+
+    def runs(self, entry_id: str) -> bool:
+        """Whether a request had its turn and has not finished."""
+        return entry_id in self._flights
 
     @property
     def num_in_flight(self) -> int:
         """Requests dispatched and not finished."""
-        return len(self._in_flight)
+        return len(self._flights)
 
     def in_flight(self) -> Iterator[InFlight]:
         """Everything dispatched and not finished, oldest first."""
-        return iter(self._in_flight.values())
+        return iter(self._flights)
 
     def load(self, replica_id: str) -> Load:
         """What one replica holds."""
-        return self._loads.get(replica_id) or Load()
+        return self._placement.load(replica_id)
 
     def queued_up_to(self, rank: int) -> int:
-        """Requests that wait in tier `rank` and above."""
-        return sum(len(line) for lines in self._lines[: rank + 1] for line in lines.values())
+        """Requests that wait in band `rank` and above."""
+        return self._backlog.queued_up_to(rank)
 
     def tenants(self) -> list[TenantFlow]:
         """Every tenant known here."""
-        return list(self._tenants.values())
+        return self._tenants.all()
 
     def queued_by_tier(self) -> list[int]:
-        """Waiting requests by tier rank."""
-        return [sum(len(line) for line in lines.values()) for lines in self._lines]
+        """Waiting requests by the rank of the tier that they asked for."""
+        return self._backlog.queued_by_tier()
+
+    def lane(self, entry: Entry) -> int:
+        """Where in its tier's band a request of this size would wait."""
+        return self._lanes.lane(entry)
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
         """A copy of the queue that ranks by `counters`, for replays."""
-        return self._queue.clone(counters)
+        return self._backlog.queue.clone(counters)
 
-    def check(self) -> None:
-        """Audits itself; raises `AssertionError` when its books do not agree."""
-        assert len(self._queue) == len(self._waiting), "queue and tickets disagree"
-        assert sum(self.queued_by_tier()) == len(self._waiting), "lines and tickets disagree"
-        for tenant in self._tenants.values():
+    def check(self, now_s: float | None = None) -> None:
+        """Audits itself; raises `AssertionError` when its books do not agree. With `now_s`, right after a
+        `dispatch` at that instant, also that nobody was forgotten who should have moved up."""
+        self._backlog.check(now_s)
+        self._placement.check(list(self._flights))
+        queued = {tenant.tenant_id: tenant.num_queued for tenant in self._tenants.all()}
+        running: dict[str, int] = {}
+        for flight in self._flights:
+            if flight.by_reservation:
+                tenant_id = flight.ticket.entry.tenant_id
+                running[tenant_id] = running.get(tenant_id, 0) + 1
+        self._reservations.check(queued, running)
+        assert sum(queued.values()) == len(self._backlog), "tenants and tickets disagree"
+        for tenant in self._tenants.all():
             assert min(tenant.queued) >= 0, "a tenant's queue is negative"
             assert tenant.running >= 0, "a tenant's running requests are negative"
-        for replica_id, load in self._loads.items():
-            flights = [each for each in self._in_flight.values() if each.replica_id == replica_id]
-            for rank in range(NUM_RANKS):
-                mine = [each for each in flights if each.ticket.entry.tier == rank]
-                assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
-                assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
 
     # ------------------------------------------------------------ inside
 
-    def _tenant(self, entry: Entry) -> TenantFlow:
-        tenant = self._tenants.get(entry.tenant_id)
-        if tenant is None:
-            tenant = self._tenants[entry.tenant_id] = TenantFlow(entry.tenant_id)
-        tenant.weight = entry.weight
-        return tenant
+    def _leave(self, ticket: Ticket) -> None:
+        entry = ticket.entry
+        self._backlog.remove(entry.entry_id)
+        self._tenants.of(entry).queued[entry.tier] -= 1
+        self._reservations.leaves(entry.tenant_id)
 
-    def _forget_idle(self) -> None:
-        if len(self._tenants) <= MAX_IDLE_TENANTS:
-            return
-        for tenant_id in [each.tenant_id for each in self._tenants.values() if each.is_idle]:
-            del self._tenants[tenant_id]
-
-    def _leave_line(self, entry: Entry) -> None:
-        del self._waiting[entry.entry_id]
-        line = self._lines[entry.tier][entry.tenant_id]
-        del line[entry.entry_id]
-        if not line:
-            del self._lines[entry.tier][entry.tenant_id]
-        self._tenants[entry.tenant_id].queued[entry.tier] -= 1
+    def _lag(self, tenant_id: str) -> int:
+        return self._flights.lag(tenant_id, self._tenants.weight(tenant_id))
 
     def _retry_after_s(self) -> float:
         """About the time until one place in the queue is free."""
         return min(60.0, max(1.0, self._dispatch_interval_s))
 
-    def _backlog(self, tier: int) -> list[Waiting]:
-        lines = self._lines[tier]
-        # The band's own view: the shared counter plus what the band lifted the tenant by.
-        ranked = [(self._queue.counter(tenant_id, tier), tenant_id) for tenant_id in lines]
-        if len(ranked) > MAX_BACKLOG_TENANTS:
-            ranked = heapq.nsmallest(MAX_BACKLOG_TENANTS, ranked)
-        return [
-            Waiting(tenant_id, counter, min(lines[tenant_id].values()), len(lines[tenant_id]))
-            for counter, tenant_id in ranked
-        ]
+    def _counter(self, entry: Entry) -> int:
+        """The number by which a waiting request's tenant is ranked where it waits."""
+        return self._backlog.queue.counter(entry.tenant_id, *self._backlog.place(entry.entry_id))
 
     def _note(
         self,
         event: str,
         entry: Entry,
         now_s: float,
+        counter: int,
         replica_id: str = "",
         backlog: list[Waiting] | None = None,
         cost: int = 0,
         beyond_cost: int = 0,
+        rule: str = "",
     ) -> None:
         self.log.append(
             LogRecord(
@@ -379,11 +363,12 @@ class FlowController:
                 entry.tier,
                 entry.arrived_s,
                 entry.weight,
-                self._queue.counter(entry.tenant_id, entry.tier),
+                counter,
                 entry.predicted_cost,
                 cost,
                 beyond_cost,
                 replica_id,
                 backlog or [],
+                rule,
             )
         )

@@ -12,7 +12,7 @@ MAX_BACKLOG_TENANTS = 64
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
-    """One backlogged tenant of a tier: its counter, and the arrival of its oldest request there."""
+    """One backlogged tenant of a lane: its counter, and the arrival of its oldest request there."""
 
     tenant_id: str
     counter: int
@@ -39,7 +39,10 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """`settle`: what had been charged by then for output beyond the prediction, as it came."""
     replica_id: str = ""
     backlog: list[Waiting] = []
-    """`dispatch`: the tenants that wait in the same tier, the dispatched one included."""
+    """`dispatch`: the tenants that wait in the same band and lane, the dispatched one included."""
+    rule: str = ""
+    """`dispatch`: `reservation` where it went before its tier's turn, `aged` where it did after a long wait;
+    `owed` where its tenant had had less than its share; empty: by its tier and the policy's order."""
 
 
 class DispatchLog:

@@ -4,15 +4,21 @@ Late dispatch: a request leaves the queue only when the engine can soon run it, 
 sees all tenants, decides who is next, and not the engine's backlog. A tier's window counts only work of
 that tier and above: a window full of batch never keeps an interactive request out (the engine then makes
 room by itself).
+
+For a request that is owed service in its own tier (`Backlog.is_owed`) the window is wider by a part of what
+runs at once: the engine pauses somebody who has had more than its share.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.messages import TIER_RANKS
+from engine.forecast.step_time import PRIOR
+from engine.messages import TIER_RANKS, StepTime
 
 NUM_RANKS = len(TIER_RANKS)
+OWED_PART = 2
+"""Of a replica's places, one in so many may be taken twice over by requests that are owed service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,11 @@ class Replica:
     replica_id: str
     max_sequences: int
     kv_tokens: int
+    step_time: StepTime = PRIOR
+    """As last fitted."""
+    max_batched_tokens: int = 512
+    pauses: bool = True
+    """Its engine gives a place to who is owed one, and pauses somebody for it; others' engines do not."""
 
 
 @dataclass(slots=True)
@@ -43,19 +54,45 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Room that is kept on one replica for a request that found none: others of its tier and below may fill
+    only what it leaves."""
+
+    rank: int
+    sequences: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class WindowRule:
     """`lookahead_sequences` beyond what runs at once; `kv_window` as a share of the KV capacity."""
 
     lookahead_sequences: int
     kv_window: float
 
-    def has_room(self, replica: Replica, load: Load, rank: int, sequences: int, kv_tokens: int) -> bool:
+    def has_room(
+        self,
+        replica: Replica,
+        load: Load,
+        rank: int,
+        sequences: int,
+        kv_tokens: int,
+        kept: Kept | None = None,
+        *,
+        is_owed: bool = False,
+    ) -> bool:
         """A request larger than the whole window may go when nothing of its tier or above is there:
         otherwise it would wait for ever."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)
+        if kept is not None and rank >= kept.rank:
+            sequences_ahead += kept.sequences
+            kv_ahead += kept.kv_tokens
         if sequences_ahead == 0:
             return True
+        places = replica.max_sequences + self.lookahead_sequences
+        if is_owed and replica.pauses:
+            places += replica.max_sequences // OWED_PART
         return (
-            sequences_ahead + sequences <= replica.max_sequences + self.lookahead_sequences
+            sequences_ahead + sequences <= places
             and kv_ahead + kv_tokens <= replica.kv_tokens * self.kv_window
         )

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from litestar import Request, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
 from gateway.policy import MAX_DECISIONS, change_policy, policy_of
-from gateway.routes import limits, prices
+from gateway.routes import limits, prices, slo
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import KeyCreate, KeyRotate, PolicySet, TenantChange, TenantCreate
@@ -38,7 +39,9 @@ async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
     "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
     tags=["admin"],
 )
-async def dispatch_log(request: Request[Any, Any, Any], since: int = 0, limit: int = 1000) -> Response[bytes]:
+async def dispatch_log(
+    request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
+) -> Response[bytes]:
     if since < 0:
         raise errors.bad_request(f"Invalid 'since': {since} is less than 0.", "since")
     if not 1 <= limit <= MAX_LOG_PAGE:
@@ -77,7 +80,7 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="For every admission and eviction: the rule, the rank in the order, and who was displaced.",
     tags=["admin"],
 )
-async def policy(request: Request[Any, Any, Any], decisions: int = 20) -> Response[bytes]:
+async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20) -> Response[bytes]:
     if not 0 <= decisions <= MAX_DECISIONS:
         raise errors.bad_request(
             f"Invalid 'decisions': {decisions} must be at least 0 and at most {MAX_DECISIONS}.", "decisions"
@@ -128,12 +131,13 @@ async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
         tier=wanted.tier,
         tiers=wanted.tiers,
         on_low_budget=wanted.on_low_budget,
+        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
     )
     return await changed(request, tenant.as_json(), 201)
 
 
 @get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant", tags=["admin"])
-async def show_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
     return json_response(view.as_json())
 
@@ -145,7 +149,7 @@ async def show_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[
     description="What is not named stays as it is.",
     tags=["admin"],
 )
-async def change_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TenantChange)
     edited = await gateway_of(request).deps.admin.update_tenant(
         actor(request),
@@ -155,6 +159,7 @@ async def change_tenant(request: Request[Any, Any, Any], tenant: str) -> Respons
         tiers=wanted.tiers,
         models=wanted.models,
         on_low_budget=wanted.on_low_budget,
+        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
     )
     return await changed(request, edited.as_json())
 
@@ -166,7 +171,7 @@ async def change_tenant(request: Request[Any, Any, Any], tenant: str) -> Respons
     summary="Suspend a tenant",
     tags=["admin"],
 )
-async def suspend_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     suspended = await gateway_of(request).deps.admin.suspend_tenant(actor(request), tenant)
     return await changed(request, suspended.as_json())
 
@@ -178,7 +183,7 @@ async def suspend_tenant(request: Request[Any, Any, Any], tenant: str) -> Respon
     summary="Undo a suspension",
     tags=["admin"],
 )
-async def resume_tenant(request: Request[Any, Any, Any], tenant: str) -> Response[bytes]:
+async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     resumed = await gateway_of(request).deps.admin.resume_tenant(actor(request), tenant)
     return await changed(request, resumed.as_json())
 
@@ -187,7 +192,7 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: str) -> Respons
 
 
 @get("/admin/v1/keys", opt=READ, summary="List keys, of one tenant or of all", tags=["admin"])
-async def list_keys(request: Request[Any, Any, Any], tenant: str | None = None) -> Response[bytes]:
+async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     keys = await gateway_of(request).deps.admin.list_keys(tenant)
     now = datetime.now(UTC)
     return json_response(
@@ -225,14 +230,14 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Older secrets work `grace_s` longer.",
     tags=["admin"],
 )
-async def rotate_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
+async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyRotate)
     rotated, secret = await gateway_of(request).deps.admin.rotate_key(actor(request), key, wanted.grace_s)
     return await changed(request, rotated.as_json() | {"key": secret})
 
 
 @delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key", tags=["admin"])
-async def revoke_key(request: Request[Any, Any, Any], key: str) -> Response[bytes]:
+async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
     return await changed(request, revoked.as_json())
 
@@ -255,4 +260,5 @@ HANDLERS = [
     revoke_key,
     *limits.HANDLERS,
     *prices.HANDLERS,
+    *slo.HANDLERS,
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -77,26 +78,93 @@ def openapi_config() -> OpenAPIConfig:
 
 
 def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
-    """The framework's document, with the request bodies that our routes read themselves."""
+    """The framework's document, with what our routes read and answer by themselves."""
     found: dict[str, Any] = json.loads(msgspec.json.encode(schema))
-    bodies: dict[tuple[str, str], type[msgspec.Struct]] = {}
+    components = found.setdefault("components", {}).setdefault("schemas", {})
+    bodies: set[type[msgspec.Struct]] = set()
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
-            body = handler.opt.get("body")
-            if body is not None:
-                for method in handler.http_methods:
-                    bodies[route.path_format, method.lower()] = body
-    structs = sorted(set(bodies.values()), key=lambda struct: struct.__name__)
-    _, components = msgspec.json.schema_components(structs, ref_template=_REFERENCE)
-    found.setdefault("components", {}).setdefault("schemas", {}).update(components)
-    for (path, method), struct in bodies.items():
-        reference = {"$ref": _REFERENCE.format(name=struct.__name__)}
-        operation = found["paths"][path][method]
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": reference}},
-        }
+            for method in handler.http_methods:
+                operation = found["paths"].get(route.path_format, {}).get(method.lower())
+                if operation is not None:
+                    describe(operation, handler.opt)
+                    bodies |= {handler.opt["body"]} if "body" in handler.opt else set()
+    structs = sorted(bodies, key=lambda struct: struct.__name__)
+    components.update(msgspec.json.schema_components(structs, ref_template=_REFERENCE)[1])
+    components["Error"] = _ERROR
     return found
+
+
+def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
+    """Completes one operation by what its route says of itself (`opt`): the scope that it needs (`scope`),
+    the body that it takes (`body`), the headers that it reads (`headers`), what else it answers (`answers`,
+    by status; `plain`: the one that is no error), whether it may stream (`streams`), and another
+    `media_type`."""
+    body = opt.get("body")
+    if body is not None:
+        reference = {"$ref": _REFERENCE.format(name=body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+    for name, (what, schema) in opt.get("headers", {}).items():
+        operation.setdefault("parameters", []).append(
+            {"name": name, "in": "header", "required": False, "description": what, "schema": schema}
+        )
+    answers = dict(opt.get("answers", {}))
+    if "scope" in opt:
+        answers |= _OF_KEYS
+    else:
+        operation["security"] = []
+    if body is not None:
+        answers |= _OF_BODIES
+    if operation.get("parameters"):
+        answers |= _OF_PARAMETERS
+    if opt.get("scope") == "admin:write":
+        answers |= {
+            404: "It names something that does not exist.",
+            409: "It contradicts what is there already.",
+        } | dict(opt.get("answers", {}))
+    for status, answer in operation["responses"].items():
+        if status.startswith("2"):
+            answer["content"] = {opt.get("media_type", "application/json"): {"schema": {}}}
+            if opt.get("streams"):
+                answer["content"]["text/event-stream"] = {"schema": {}}
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
+    for status, what in sorted(answers.items()):
+        content = {"application/json": {"schema": {}}} if status == opt.get("plain") else error
+        operation["responses"][str(status)] = {"description": what, "content": content}
+
+
+_OF_KEYS = {
+    401: "The key is missing, malformed, unknown, revoked or expired.",
+    403: "The key lacks the scope, or may not use the tier.",
+    503: "Database, quota store or engine is away; the headers say when to try again.",
+}
+_OF_BODIES = {
+    400: "The body, a field or a header cannot be taken; `param` names it.",
+    408: "The body did not arrive in time.",
+    413: "The body is larger than the server reads.",
+    415: "The body is not JSON.",
+}
+_OF_PARAMETERS = {
+    400: "A parameter cannot be taken; `param` names it.",
+    404: "There is no such thing, or it is not yours.",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+"""OpenAI's shape."""
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:
@@ -125,7 +193,8 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
     fields = _fields(schemas.get(name, {}))
     description = operation.get("description") or ""
     parameters = "".join(
-        f"<tr><td><code>{html.escape(each['name'])}</code></td><td>{html.escape(each['in'])}</td><td></td></tr>"
+        f"<tr><td><code>{html.escape(each['name'])}</code></td><td>{html.escape(each['in'])}</td>"
+        f"<td>{html.escape(each.get('description') or '')}</td></tr>"
         for each in operation.get("parameters", [])
     )
     table = f"<table>{parameters}{fields}</table>" if parameters or fields else ""

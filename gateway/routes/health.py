@@ -30,6 +30,7 @@ async def healthz() -> Response[bytes]:
     summary="Everything that serving needs is there",
     description="503 with the checks that fail: database, quota store, engine. A quota store that is away"
     " does not fail while slices of the limits are given out without it; its check then begins with `local`.",
+    opt={"answers": {503: "Something is missing."}, "plain": 503},
     tags=["operation"],
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -37,7 +38,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     database, quota_store = await asyncio.gather(
         _check(gateway.deps.database.ping()), _check_quota_store(gateway.books)
     )
-    engine = "ok" if gateway.dispatcher.has_engine else "no engine is ready"
+    engine = "ok" if gateway.has_engine else "no engine is ready"
     checks = {"database": database, "quota_store": quota_store, "engine": engine}
     ready = all(answer in ("ok", LOCAL) for answer in checks.values())
     return json_response(
@@ -45,15 +46,16 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
-@get("/metrics", summary="Prometheus metrics", tags=["operation"])
+@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics", tags=["operation"])
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
+    pools = list(gateway.pools.values())
     text = gateway.metrics.render(
-        gateway.flow.queued_by_tier(),
-        gateway.flow.num_in_flight,
+        [sum(tier) for tier in zip(*(each.flow.queued_by_tier() for each in pools), strict=True)],
+        sum(each.flow.num_in_flight for each in pools),
         gateway.books.pending,
         gateway.books.is_local,
-        [(each.replica_id, each.is_up, each.snapshot) for each in gateway.deps.upstreams],
+        [(each.replica_id, each.is_up, each.snapshot) for pool in pools for each in pool.spec.upstreams],
     )
     return Response(text, media_type=CONTENT_TYPE)
 

@@ -1,81 +1,101 @@
-"""The routes that generate: chat completions, text completions, models, quotes."""
+"""The routes that generate: chat completions, text completions, models."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
-from gateway import errors, idempotency
+from gateway import deadline, errors, idempotency, progress, quotes
 from gateway.answer import Answer
 from gateway.authentication import principal_of
-from gateway.body import read_json_body
-from gateway.estimates import Size
 from gateway.idempotency import IdempotentAnswer
 from gateway.ids import trace_context
-from gateway.prompt import PromptRefused
-from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, QuoteRequest, decode
-from gateway.understand import (
-    TIER_NAMES,
-    Call,
-    ServedModel,
-    chat_messages,
-    understand_chat,
-    understand_text,
-)
+from gateway.quote_token import MAX_TOKEN_CHARACTERS
+from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
+from gateway.understand import Call, understand_chat, understand_text
 from gateway.wire import begin
-from tenants.types import Principal, Tier
+from tenants.idempotency import MAX_KEY_CHARACTERS
 
-T = TypeVar("T")
-LARGE_BODY_BYTES = 32 * 1024
-"""A larger body is parsed and tokenised in a thread, so that it does not stop everybody's streams."""
 MODEL_CREATED = int(time.time())
+
+
+COMPLETES: dict[str, Any] = {
+    "scope": "inference",
+    "streams": True,
+    "headers": {
+        deadline.HEADER: (
+            "How long the request may wait for its turn, in seconds.",
+            {"type": "number", "exclusiveMinimum": 0},
+        ),
+        progress.HEADER: (
+            "`1`: a stream has its headers at once and hears in comments how its wait goes on.",
+            {"type": "string", "enum": ["0", "1"]},
+        ),
+        quotes.HEADER: (
+            "A quote of this very request: its prices and its p90 bind, see `POST /v1/quotes`.",
+            {"type": "string", "minLength": 1, "maxLength": MAX_TOKEN_CHARACTERS},
+        ),
+        "Idempotency-Key": (
+            "A repeat with the same key and body gets the first one's answer and is charged nothing.",
+            {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
+        ),
+    },
+    "answers": {
+        404: "There is no such model, or the key may not use it.",
+        409: "The `Idempotency-Key` is in use, or was used for something else; or the quote has expired,"
+        " or is redeemed.",
+        429: "A limit refuses it, or too many of the tenant's requests wait; the headers say what to do.",
+        499: "It was cancelled.",
+        500: "The engine gave up on it.",
+        502: "Another server that was to answer it failed.",
+    },
+}
+"""What the completion routes say of themselves, see `docs.describe`."""
 
 
 @post(
     "/v1/chat/completions",
     status_code=200,
-    opt={"scope": "inference", "body": ChatCompletionRequest},
+    opt=COMPLETES | {"body": ChatCompletionRequest},
     summary="Create a chat completion",
     description="OpenAI's chat completions, streamed or not. The `fairgate` object of the answer holds the "
     "estimate made on arrival and what really happened.",
     tags=["inference"],
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    gateway = gateway_of(request)
-    body = await _body(request)
-    principal, model = principal_of(request), gateway.model()
+    body = await body_of(request)
 
     def understand() -> Any:
-        return understand_chat(decode(body, ChatCompletionRequest), **_context(request, principal, model))
+        asked = decode(body, ChatCompletionRequest)
+        return understand_chat(asked, **_context(request, asked.model))
 
-    call = await _in_thread_if_large(body, understand)
-    return _answer(request, call, body)
+    call = await in_thread_if_large(body, understand)
+    return await _answer(request, call, body)
 
 
 @post(
     "/v1/completions",
     status_code=200,
-    opt={"scope": "inference", "body": CompletionRequest},
+    opt=COMPLETES | {"body": CompletionRequest},
     summary="Create a text completion",
     description="OpenAI's legacy completions: a prompt as text or token ids, or several of them.",
     tags=["inference"],
 )
 async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
-    gateway = gateway_of(request)
-    body = await _body(request)
-    principal, model = principal_of(request), gateway.model()
+    body = await body_of(request)
 
     def understand() -> Any:
-        return understand_text(decode(body, CompletionRequest), **_context(request, principal, model))
+        asked = decode(body, CompletionRequest)
+        return understand_text(asked, **_context(request, asked.model))
 
-    call = await _in_thread_if_large(body, understand)
-    return _answer(request, call, body)
+    call = await in_thread_if_large(body, understand)
+    return await _answer(request, call, body)
 
 
 @get(
@@ -86,7 +106,13 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
 )
 async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
-    shown = [_model_object(gateway.model())] if _may_use(request, gateway.deps.model_name) else []
+    shown = [
+        _model_object(name, context_tokens)
+        for name in gateway.catalogue.names()
+        if may_use(request, name) and (context_tokens := gateway.context_tokens(name)) is not None
+    ]
+    if not shown and not gateway.has_engine:
+        raise errors.engine_unavailable()
     return json_response({"object": "list", "data": shown})
 
 
@@ -96,137 +122,58 @@ async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="Describe one model",
     tags=["inference"],
 )
-async def model(request: Request[Any, Any, Any], model_id: str) -> Response[bytes]:
+async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     name = model_id.removeprefix("/")
-    if name != gateway.deps.model_name or not _may_use(request, name):
+    if name not in gateway.catalogue.names() or not may_use(request, name):
         raise errors.model_not_found(name)
-    return json_response(_model_object(gateway.model()))
+    context_tokens = gateway.context_tokens(name)
+    if context_tokens is None:
+        raise errors.engine_unavailable()
+    return json_response(_model_object(name, context_tokens))
 
 
-@post(
-    "/v1/quotes",
-    status_code=200,
-    opt={"scope": "quote", "body": QuoteRequest},
-    summary="Quote a request in every tier that the key may use",
-    description="Wait, time to first token, latency, output tokens and cost (p50, p90, most), and the tokens "
-    "that would go first, by cause. Nothing is reserved.",
-    tags=["inference"],
-)
-async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
+async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
     gateway = gateway_of(request)
-    body = await _body(request)
-    principal, served = principal_of(request), gateway.model()
-    gateway.take_quote(principal.key_id)
-    asked = await _in_thread_if_large(body, lambda: decode(body, QuoteRequest))
-    if asked.model != served.name or not _may_use(request, asked.model):
-        raise errors.model_not_found(asked.model)
-    prompt_tokens = await _in_thread_if_large(body, lambda: _prompt_tokens(request, asked))
-    context_left = served.context_tokens - prompt_tokens
-    if context_left < 1:
-        raise errors.context_too_long(served.context_tokens, prompt_tokens, None, "prompt_tokens")
-    max_tokens = context_left if asked.max_tokens is None else asked.max_tokens
-    choices = 1 if asked.n is None else asked.n
-    if not 1 <= choices <= gateway.deps.config.max_choices:
-        raise errors.bad_request(
-            f"Invalid 'n': {choices} must be at least 1 and at most {gateway.deps.config.max_choices}.", "n"
-        )
-    if max_tokens < 1:
-        raise errors.bad_request(f"Invalid 'max_tokens': {max_tokens} is less than 1.", "max_tokens")
-    if max_tokens > context_left:
-        raise errors.context_too_long(served.context_tokens, prompt_tokens, max_tokens, "max_tokens")
-    gateway.require_engine()
-    size = Size(prompt_tokens, 1, choices, max_tokens, is_exact=False)
-    now_s = gateway.deps.clock()
-    offers: list[dict[str, Any]] = []
-    for tier in Tier:
-        if tier in principal.tiers:
-            estimate = gateway.estimates.estimate(
-                served.name, principal.tenant_id, principal.weight, tier, size, now_s, fresh=True
-            )
-            offers.append({"tier": tier.value, "service_tier": TIER_NAMES[tier], **estimate.as_json()})
-    return json_response(
-        {
-            "object": "quote",
-            "created": int(gateway.deps.wall_clock()),
-            "model": served.name,
-            "input_tokens": prompt_tokens,
-            "max_tokens": max_tokens,
-            "n": choices,
-            "default_tier": principal.default_tier.value,
-            "quotes": offers,
-        }
+    call = replace(
+        call,
+        timeout_s=deadline.timeout_s(
+            request.headers.get(deadline.HEADER), request.headers.get(deadline.SDK_HEADER)
+        ),
+        wants_progress=progress.wants_progress(request.headers.get(progress.HEADER)) and call.stream,
     )
-
-
-def _prompt_tokens(request: Request[Any, Any, Any], asked: QuoteRequest) -> int:
-    given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
-    if len(given) != 1:
-        raise errors.bad_request(
-            "A quote needs exactly one of 'messages', 'prompt' and 'prompt_tokens'.",
-            given[0] if given else "messages",
-        )
-    deps = gateway_of(request).deps
-    if asked.prompt_tokens is not None:
-        if asked.prompt_tokens < 1:
-            raise errors.bad_request(
-                f"Invalid 'prompt_tokens': {asked.prompt_tokens} is less than 1.", "prompt_tokens"
-            )
-        return asked.prompt_tokens
-    if asked.messages is not None:
-        try:
-            return len(deps.renderer.chat_tokens(chat_messages(asked.messages, deps.config)))
-        except PromptRefused as refused:
-            raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
-    return max(1, len(deps.renderer.text_tokens(asked.prompt or "")))
-
-
-def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
-    gateway = gateway_of(request)
     key = request.headers.get(idempotency.HEADER)
+    quote = request.headers.get(quotes.HEADER)
     if key is not None:
-        return IdempotentAnswer(gateway, call, key, request.url.path, body)
-    gateway.require_engine()
+        return IdempotentAnswer(gateway, call, key, request.url.path, body, quote)
+    gateway.require_engine(call.pool)
+    if quote is not None:
+        call = await gateway.bound(call, quote)
     return Answer(gateway, call)
 
 
-async def _body(request: Request[Any, Any, Any]) -> bytes:
-    config = gateway_of(request).deps.config
-    return await read_json_body(request, config.max_body_bytes, config.body_timeout_s)
-
-
-async def _in_thread_if_large(body: bytes, work: Callable[[], T]) -> T:
-    if len(body) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(work)
-    return work()
-
-
-def _context(request: Request[Any, Any, Any], principal: Principal, served: ServedModel) -> dict[str, Any]:
-    deps = gateway_of(request).deps
+def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
+    gateway, request_id = gateway_of(request), begin(request.scope)
+    deps, served = gateway.deps, gateway.served(model, request_id)
     return {
-        "request_id": begin(request.scope),
-        "principal": principal,
+        "request_id": request_id,
+        "principal": principal_of(request),
         "model": served,
-        "renderer": deps.renderer,
+        "renderer": gateway.pools[served.pool].spec.renderer,
         "config": deps.config,
         "created": int(deps.wall_clock()),
         "trace_context": trace_context(request.headers.get("traceparent")),
     }
 
 
-def _may_use(request: Request[Any, Any, Any], name: str) -> bool:
-    allowed = principal_of(request).models
-    return allowed is None or name in allowed
-
-
-def _model_object(served: ServedModel) -> dict[str, Any]:
+def _model_object(name: str, context_tokens: int) -> dict[str, Any]:
     return {
-        "id": served.name,
+        "id": name,
         "object": "model",
         "created": MODEL_CREATED,
         "owned_by": "fairgate",
-        "context_tokens": served.context_tokens,
+        "context_tokens": context_tokens,
     }
 
 
-HANDLERS = [chat_completions, completions, models, model, quotes]
+HANDLERS = [chat_completions, completions, models, model]

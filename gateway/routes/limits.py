@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery
 
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
@@ -21,7 +22,9 @@ from tenants.types import Meter, Mode, Window
     description="With what overrides them now, and what soft and shadow ones noticed in their newest window.",
     tags=["admin"],
 )
-async def list_limits(request: Request[Any, Any, Any], tenant: str | None = None) -> Response[bytes]:
+async def list_limits(
+    request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None
+) -> Response[bytes]:
     views = await gateway_of(request).deps.admin.view_limits(tenant)
     return json_response({"object": "list", "data": [each.as_json() for each in views]})
 
@@ -34,7 +37,7 @@ async def list_limits(request: Request[Any, Any, Any], tenant: str | None = None
     "have refused, per window, newest first.",
     tags=["admin"],
 )
-async def show_limit(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
+async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     return json_response((await gateway_of(request).deps.admin.show_limit(limit)).as_json())
 
 
@@ -74,7 +77,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Up to `until` (an instant with a time zone), or for `for_s` seconds. A new one replaces it.",
     tags=["admin"],
 )
-async def override_limit(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
+async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
     until = None if wanted.until is None else validation.instant("until", wanted.until)
     overridden = await gateway_of(request).deps.admin.override_limit(
@@ -96,13 +99,13 @@ async def override_limit(request: Request[Any, Any, Any], limit: str) -> Respons
     summary="End an override before its time",
     tags=["admin"],
 )
-async def clear_override(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
+async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     cleared = await gateway_of(request).deps.admin.clear_override(actor(request), limit)
     return await changed(request, limit_as_json(cleared))
 
 
 @delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit", tags=["admin"])
-async def remove_limit(request: Request[Any, Any, Any], limit: str) -> Response[bytes]:
+async def remove_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     removed = await gateway_of(request).deps.admin.remove_limit(actor(request), limit)
     return await changed(request, limit_as_json(removed))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.params import FromQuery
 
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
@@ -31,7 +32,9 @@ async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Ledger rows name the version they were charged by. At most `limit` rows.",
     tags=["admin"],
 )
-async def price_history(request: Request[Any, Any, Any], model: str, limit: int = 100) -> Response[bytes]:
+async def price_history(
+    request: Request[Any, Any, Any], model: FromQuery[str], limit: FromQuery[int] = 100
+) -> Response[bytes]:
     rows = await gateway_of(request).deps.admin.price_history(model, most=limit)
     return json_response({"object": "list", "data": [row.as_json() for row in rows]})
 

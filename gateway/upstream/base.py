@@ -1,18 +1,38 @@
 """What does the gateway ask of something that generates tokens?
 
-One Protocol. `local_engine.py` is our own engine behind ZeroMQ.
+One Protocol. `local_engine.py` is our own engine behind ZeroMQ, `openai.py` any server that speaks OpenAI's
+API.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
+from engine.messages import Delta, Explained, Inventory, ModelInfo, Outcome, Ready, Snapshot, Submit
 
 
 class UpstreamLost(Exception):
     """The upstream died or cannot be reached; what it emitted after the last delta is unknown."""
+
+
+class UpstreamFailed(UpstreamLost):
+    """The upstream answered with something that is no answer: a broken stream, a silence, an error of its
+    own. `message` is fit for people and holds none of the upstream's own words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class NotBegun(UpstreamFailed):
+    """It failed before its first token: the same sequence may be sent to another replica. `code` says how:
+    `connect`, `first_byte`, `status`, `closed` or `garbage`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class UpstreamUnavailable(Exception):
@@ -31,6 +51,50 @@ class SequenceRefused(Exception):
 class ReaderTooSlow(Exception):
     """The sequence was cancelled because its deltas were not read; raised after the last one, which carries
     the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """A sequence as its client put it, for servers that render and tokenise by themselves."""
+
+    messages: Sequence[dict[str, Any]] | None = None
+    """Of a chat; None: `prompt` is a text completion's."""
+    prompt: str | list[int] = ""
+    most_tokens: Callable[[], int] | None = None
+    """How much output could be held for this sequence by now: servers that know no leases are asked for no
+    more. None: all of `max_tokens`."""
+    is_streamed: bool = True
+    """Somebody wants its tokens as they come; False: they are of use only together."""
+
+
+class CountedOutcome(Outcome, frozen=True, omit_defaults=True):
+    """The outcome of a sequence that another server ran."""
+
+    replica_id: str = ""
+    basis: str = "upstream"
+    """Who counted its tokens: `upstream` (its usage), `tokenizer` (the model's, here), `estimate` (by bytes)
+    or `gateway` (what was passed on: nobody said how many there were)."""
+    uncertain_tokens: int = 0
+    """At most so many more were generated that nobody heard of: the answer was to come whole, and was given
+    up. They are not charged."""
+
+
+def basis_of(outcomes: Sequence[Outcome]) -> str:
+    """Who counted a request's tokens: `engine` is our own, of several others the least certain."""
+    found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
+    weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
+    return next((basis for basis in weakest_first if basis in found), "engine")
+
+
+def uncertain_tokens(outcomes: Sequence[Outcome]) -> int:
+    """At most so many tokens of a request were generated that nobody heard of."""
+    return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
+
+
+def served_by(upstream: Upstream | None, outcomes: Sequence[Outcome]) -> str | None:
+    """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
+    moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
+    return moved or (upstream.replica_id if upstream is not None else None)
 
 
 class Upstream(Protocol):
@@ -55,14 +119,19 @@ class Upstream(Protocol):
     @property
     def snapshot(self) -> Snapshot | None: ...
 
+    def describe(self) -> dict[str, Any]:
+        """For the status page: its name, kind, and why it is not used, where it is not."""
+        ...
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Calls back when the upstream comes up or is lost."""
         ...
 
-    def run(self, submit: Submit) -> AsyncIterator[Delta]:
+    def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         """Starts a sequence, at once; iterating gives its deltas. Raises `UpstreamUnavailable` where nothing
-        was sent; iterating raises `UpstreamLost`, `SequenceRefused`,
-        `ReaderTooSlow`."""
+        was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`.
+
+        Token ids are 0 where only their number is known."""
         ...
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:

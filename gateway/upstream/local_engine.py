@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from engine import client as engine_client
 from engine.client import EngineClient
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
-from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable
+from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
+
+log = logging.getLogger("fairgate.gateway.upstream")
 
 
 class LocalEngine:
     """Implements `Upstream` over one `EngineClient`, whose `on_ready` and `on_lost` it chains."""
 
-    def __init__(self, replica_id: str, client: EngineClient) -> None:
+    def __init__(self, replica_id: str, client: EngineClient, model_id: str | None = None) -> None:
+        """`model_id`: the model that it must serve to be used (None: any): the gateway counts prompts by that
+        model's tokenizer."""
         self._replica_id = replica_id
         self._client = client
+        self._model_id = model_id
+        self._refused: str | None = None
         self._watchers: list[Callable[[], None]] = []
-        client.on_ready = self._chain(client.on_ready)
+        client.on_ready = self._chain(client.on_ready, self._look_at_model)
         client.on_lost = self._chain(client.on_lost)
 
     @property
@@ -25,8 +33,13 @@ class LocalEngine:
         return self._replica_id
 
     @property
+    def address(self) -> str:
+        """Where it is, unique among all engines."""
+        return self._client.address
+
+    @property
     def is_up(self) -> bool:
-        return self._client.is_up
+        return self._client.is_up and self._refused is None
 
     @property
     def ready(self) -> Ready | None:
@@ -40,10 +53,23 @@ class LocalEngine:
     def snapshot(self) -> Snapshot | None:
         return self._client.snapshot
 
+    def describe(self) -> dict[str, Any]:
+        ready, snapshot = self._client.ready, self._client.snapshot
+        return {
+            "replica_id": self._replica_id,
+            "kind": "engine",
+            "url": self._client.address,
+            "model": ready.model.model_id if ready is not None else None,
+            "is_up": self.is_up,
+            "refusal": self._refused or "",
+            "window": ready.max_sequences if ready is not None else 0,
+            "running": len(snapshot.running) if snapshot is not None else 0,
+        }
+
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
 
-    def run(self, submit: Submit) -> AsyncIterator[Delta]:
+    def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         try:
             stream = self._client.submit(submit)
         except engine_client.EngineUnavailable as error:
@@ -87,10 +113,21 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
-    def _chain(self, earlier: Callable[[], None] | None) -> Callable[[], None]:
+    def _look_at_model(self) -> None:
+        ready = self._client.ready
+        if ready is None or self._model_id in (None, ready.model.model_id):
+            self._refused = None
+            return
+        self._refused = f"it serves {ready.model.model_id!r}, and this gateway's model is {self._model_id!r}"
+        log.error("engine %s is not used: %s", self._replica_id, self._refused)
+
+    def _chain(
+        self, earlier: Callable[[], None] | None, first: Callable[[], None] | None = None
+    ) -> Callable[[], None]:
         def changed() -> None:
-            if earlier is not None:
-                earlier()
+            for each in (first, earlier):
+                if each is not None:
+                    each()
             for watcher in self._watchers:
                 watcher()
 

@@ -35,8 +35,9 @@ import redis
 from psycopg.rows import dict_row
 
 from engine.client import EngineClient, EngineUnavailable
-from ops.bench.contract_house import House, Tenant, until
+from ops.bench.contract_house import House, Tenant
 from ops.bench.contract_load import Answer
+from ops.local_server import until
 
 KEYS = ("overshoot_tokens", "drift_tokens", "double_charges", "leaked_holds", "cancel_error_tokens")
 AUDITOR = "contract-auditor"

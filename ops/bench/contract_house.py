@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ import httpx
 
 from engine.server import EngineOptions
 from ops.bench.load import priced
-from ops.local_server import ROOT, LocalServer, ServerFailed, local_server
+from ops.local_server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.local_services import Service, start_postgres, start_redis
 from ops.settings import SHIPPED_MODEL
 
@@ -32,7 +31,6 @@ LEASE_S = 3
 """Dead gateways are found out quickly: a scenario has a minute."""
 MAX_SEQUENCES = 64
 KV_BLOCKS = 4096
-POLL_S = 0.1
 READY_S = 40.0
 
 
@@ -193,16 +191,6 @@ class Tenant:
     meter: str | None = None
     amount: int | None = None
     has_limit: bool = False
-
-
-async def until(condition: Callable[[], Any], within_s: float) -> bool:
-    """Asks again and again (other processes bring it about: no event of ours tells); False: in vain."""
-    end_s = time.monotonic() + within_s
-    while not await condition():
-        if time.monotonic() > end_s:
-            return False
-        await asyncio.sleep(POLL_S)
-    return True
 
 
 async def _call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> Any:

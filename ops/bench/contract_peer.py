@@ -19,15 +19,16 @@ from typing import Any
 
 import httpx
 
-from ops.bench.contract_house import House, ScenarioFailed, until
+from ops.bench.contract_house import House, ScenarioFailed
 from ops.bench.contract_load import Answer, Ask, persist
 from ops.bench.contract_scenarios import MAX_TOKENS, SHARE, Evidence, Question, judged_burst
+from ops.bench.peer_process import end
+from ops.local_server import until
 from ops.local_services import free_port
 
 CLIENTS = 50
 PATIENCE_S = 15.0
 START_S = 90.0
-STOP_S = 10.0
 AUTH = """from litellm.proxy._types import UserAPIKeyAuth
 
 
@@ -106,13 +107,7 @@ class LiteLLM:
                 await _serves(url, process, directory / "log")
                 yield url
             finally:
-                if process.returncode is None:
-                    process.terminate()
-                    try:
-                        await asyncio.wait_for(process.wait(), STOP_S)
-                    except TimeoutError:
-                        process.kill()
-                        await process.wait()
+                await end(process)
 
 
 async def _serves(url: str, process: asyncio.subprocess.Process, log: Path) -> None:

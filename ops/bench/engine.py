@@ -7,6 +7,7 @@ can serve. Greedy, EOS ignored, no prefix shared; the engines' tokens are compar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -318,10 +319,13 @@ def _roofline(
 
 
 def _machine(threads: int, device: str) -> dict[str, Any]:
+    return {"cpu": machine_name(), "cores": os.cpu_count(), "threads": threads, "device": device}
+
+
+def machine_name() -> str:
+    """What the processor calls itself."""
     name = platform.processor() or platform.machine()
-    try:
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return {"cpu": name, "cores": os.cpu_count(), "threads": threads, "device": device}
+    return name

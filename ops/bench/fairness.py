@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from ops.bench.fairness_virtual import jain_index
 from ops.bench.load import Bench, Party, closed_loops, fresh_bench
 from ops.cli.base import table
+from ops.demo.prompts import MAX_TOKENS
 from ops.local_server import ServerFailed
 
 HEAVY_WEIGHT = 3.0
@@ -42,6 +44,7 @@ async def run(*, runs: int, light_tokens: int, connections: int, model: str | No
     """All runs and their spread. Raises `ServerFailed`."""
     done = [await _one(light_tokens, connections, model) for _ in range(runs)]
     ratios = [item["ratio"] for item in done]
+    widest = max(item["gap_over_bound"] for item in done)
     worst = max(item["deviation"] for item in done)
     return {
         "weights": [1, HEAVY_WEIGHT],
@@ -51,7 +54,11 @@ async def run(*, runs: int, light_tokens: int, connections: int, model: str | No
         "least_ratio": min(ratios),
         "most_ratio": max(ratios),
         "worst_deviation": worst,
-        "ok": worst <= TOLERANCE and all(min(item["least_queued"].values()) >= LEAST_QUEUED for item in done),
+        "least_jain_index": min(item["jain_index"] for item in done),
+        "widest_gap_over_bound": widest,
+        "ok": worst <= TOLERANCE
+        and widest <= 1
+        and all(min(item["least_queued"].values()) >= LEAST_QUEUED for item in done),
     }
 
 
@@ -75,7 +82,8 @@ def show(report: dict[str, Any]) -> None:
     print(
         f"ratio {report['median_ratio']:.4f} (median), {report['least_ratio']:.4f} to"
         f" {report['most_ratio']:.4f}; worst deviation {100 * report['worst_deviation']:.2f} %,"
-        f" {100 * TOLERANCE:.0f} % allowed: {'ok' if report['ok'] else 'NOT ok'}"
+        f" {100 * TOLERANCE:.0f} % allowed; Jain index {report['least_jain_index']:.6f}; widest gap"
+        f" {report['widest_gap_over_bound']:.3f} of the bound 2U: {'ok' if report['ok'] else 'NOT ok'}"
     )
 
 
@@ -85,10 +93,15 @@ async def _one(light_tokens: int, connections: int, model: str | None) -> dict[s
         Party("heavy", HEAVY_WEIGHT, connections),
     ]
     arguments = ["--engine-max-sequences", str(MAX_SEQUENCES)]
+    longest = [1]
+
+    def note(name: str, answer: dict[str, Any]) -> None:
+        longest[0] = max(longest[0], answer["usage"]["prompt_tokens"])
+
     async with (
         fresh_bench(parties, model, arguments) as bench,
         bench.server.operator() as client,
-        closed_loops(bench, parties, lambda name, answer: None),
+        closed_loops(bench, parties, note),
     ):
         await asyncio.sleep(WARM_UP_S)
         first = await _read(client, bench)
@@ -100,11 +113,20 @@ async def _one(light_tokens: int, connections: int, model: str | None) -> dict[s
             readings.append(await _read(client, bench))
     last = readings[-1]
     light, heavy = last.light - first.light, last.heavy - first.heavy
+    # VTC's bound (Sheng et al., OSDI 2024): 2U, U = the output cost of all tokens that the batch can hold.
+    bound = 2 * OUTPUT_TOKEN_COST * MAX_SEQUENCES * (longest[0] + MAX_TOKENS)
+    gaps = [
+        abs(each.light - first.light - (each.heavy - first.heavy) / HEAVY_WEIGHT) for each in readings[1:]
+    ]
     return {
         "light_cost_tokens": light,
         "heavy_cost_tokens": heavy,
         "ratio": heavy / light,
         "deviation": abs(heavy / light / HEAVY_WEIGHT - 1),
+        "jain_index": jain_index([light, heavy / HEAVY_WEIGHT]),
+        "widest_gap_cost_tokens": round(max(gaps)),
+        "bound_cost_tokens": bound,
+        "gap_over_bound": max(gaps) / bound,
         "seconds": last.at_s - first.at_s,
         "least_queued": {
             "light": min(reading.light_queued for reading in readings),

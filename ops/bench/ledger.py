@@ -70,7 +70,7 @@ async def measure(directory: Path, settlements: int, concurrency: int, url: str 
             round(seconds, 3),
             round(settlements / seconds),
             round(settlements / commits, 1),
-            round(_fsync_ms(Path(scratch)), 2),
+            round(fsync_ms(Path(scratch)), 2),
             synchronous,
         )
 
@@ -124,9 +124,10 @@ async def _synchronous(database: Database) -> str:
     return f"{name.split()[1]}={await database.write(look)}"
 
 
-def _fsync_ms(directory: Path) -> float:
+def fsync_ms(directory: Path) -> float:
+    """Median time of one fsync of a plain file in this directory."""
     taken = []
-    with (directory / "fsync").open("wb") as file:
+    with tempfile.NamedTemporaryFile(prefix="fairgate-fsync-", dir=directory) as file:
         for _ in range(FSYNCS):
             started_s = time.perf_counter()
             file.write(b"x" * 4096)

@@ -51,7 +51,7 @@ async def fresh_bench(
     parties: Sequence[Party], model: str | None, arguments: Sequence[str]
 ) -> AsyncIterator[Bench]:
     """A server in a directory that goes away again. Raises `ServerFailed`."""
-    model_dir = _model_dir(model)
+    model_dir = model_directory(model)
     making = asyncio.create_task(asyncio.to_thread(Prompts.make, model_dir, load_slice(), SEED))
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-", ignore_cleanup_errors=True) as directory:
         try:
@@ -66,7 +66,7 @@ async def fresh_bench(
                     *arguments,
                 ],
             ) as server:
-                keys, ids = await _enrol(server, parties)
+                keys, ids = await enrol(server, parties)
                 yield Bench(server, keys, ids, await making)
         finally:
             await asyncio.gather(making, return_exceptions=True)
@@ -77,11 +77,13 @@ def priced(model_dir: Path) -> list[str]:
     return [] if model_dir == SHIPPED_MODEL else ["--prices", f"{model_dir.resolve().name}=0/0"]
 
 
-def _model_dir(model: str | None) -> Path:
+def model_directory(model: str | None) -> Path:
+    """The one that is named, or the shipped one."""
     return Path(model).absolute() if model else SHIPPED_MODEL
 
 
-async def _enrol(server: LocalServer, parties: Sequence[Party]) -> tuple[dict[str, str], dict[str, str]]:
+async def enrol(server: LocalServer, parties: Sequence[Party]) -> tuple[dict[str, str], dict[str, str]]:
+    """Makes the tenants; their keys, and their ids."""
     settings = Settings(data_dir=server.data_dir)
     database = open_database(settings.resolved_database_url)
     keys, ids = {}, {}

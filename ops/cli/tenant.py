@@ -22,6 +22,7 @@ def tenant() -> None:
       fairgate tenant list
       fairgate tenant show acme
       fairgate tenant set acme --on-low-budget truncate
+      fairgate tenant set acme --reserve 2000
       fairgate tenant suspend acme
       fairgate tenant resume acme
     """
@@ -49,20 +50,36 @@ def tenant() -> None:
     show_default=True,
     help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
 )
-def create(name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_budget: str) -> None:
+@click.option(
+    "--reserve",
+    "reserved",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
+)
+def create(
+    name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_budget: str, reserved: float
+) -> None:
     """Creates a tenant.
 
     \b
     Two tenants that both wait in the same tier are served in proportion to their weights.
     --json answers:
-      {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "on_low_budget": "refuse",
-       "default_tier": "interactive", "tiers": ["interactive", "standard", "batch"], "models": null,
-       "created_at": "2026-01-31T12:00:00+00:00"}
+      {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
+       "on_low_budget": "refuse", "default_tier": "interactive", "tiers": ["interactive", "standard",
+       "batch"], "models": null, "created_at": "2026-01-31T12:00:00+00:00"}
     """
     allowed = [Tier(item) for item in tiers] or None
     made = administer(
         lambda admin: admin.create_tenant(
-            actor(), name, weight=weight, tier=Tier(tier), tiers=allowed, on_low_budget=on_low_budget
+            actor(),
+            name,
+            weight=weight,
+            tier=Tier(tier),
+            tiers=allowed,
+            on_low_budget=on_low_budget,
+            reserved_tokens_per_s=reserved,
         )
     )
     answer(made.as_json(), f"tenant {made.name} created ({made.tenant_id})")
@@ -79,6 +96,12 @@ def create(name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_b
     type=LOW_BUDGET,
     help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
 )
+@click.option(
+    "--reserve",
+    "reserved",
+    type=click.FloatRange(0),
+    help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
+)
 def set_(
     name: str,
     weight: float | None,
@@ -86,6 +109,7 @@ def set_(
     tiers: tuple[str, ...],
     models: tuple[str, ...],
     on_low_budget: str | None,
+    reserved: float | None,
 ) -> None:
     """Changes a tenant; what is not named stays. NAME may be its id.
 
@@ -93,8 +117,10 @@ def set_(
     A new --tier without --may-use allows it and the ones served after it.
     --json answers what `tenant create` answers.
     """
-    if weight is None and not (tier or tiers or models or on_low_budget):
-        raise click.UsageError("say what changes: --weight, --tier, --may-use, --model or --on-low-budget")
+    if weight is None and reserved is None and not (tier or tiers or models or on_low_budget):
+        raise click.UsageError(
+            "say what changes: --weight, --tier, --may-use, --model, --reserve or --on-low-budget"
+        )
     changed = administer(
         lambda admin: admin.update_tenant(
             actor(),
@@ -104,6 +130,7 @@ def set_(
             tiers=tiers or None,
             models=models or None,
             on_low_budget=on_low_budget,
+            reserved_tokens_per_s=reserved,
         )
     )
     answer(changed.as_json(), f"tenant {changed.name} changed")
@@ -143,6 +170,8 @@ def show(name: str) -> None:
         one = shown.tenant
         click.echo(f"{one.name} ({one.tenant_id}), {one.status}")
         click.echo(f"weight {one.weight:g}, tier {one.default_tier.value}, may use {', '.join(one.tiers)}")
+        if one.reserved_tokens_per_s:
+            click.echo(f"reserved: {one.reserved_tokens_per_s:g} cost tokens per second")
         click.echo(f"on a low budget: {one.on_low_budget.value}")
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)

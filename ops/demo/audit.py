@@ -59,6 +59,8 @@ class LogEvent:
     """Ended: what had been charged for output beyond the prediction; None: what the costs imply."""
     ranks: Mapping[str, float] = field(default_factory=dict)
     """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
+    by_reservation: bool = False
+    """Dispatched because its tenant had reserved the service: out of turn, as was paid for."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,8 @@ class _Audit:
             raise ValueError(f"{event.request_id}: no rank for {', '.join(sorted(missing))}, who wait too")
         if event.ranks:
             self._check_truth(event)
-        self._judge(event, own, line, ranks)
+        if not event.by_reservation:
+            self._judge(event, own, line, ranks)
         line.remove(event.tenant, event.request_id)
         self._charged[event.request_id] = event.cost
         self._service[event.tenant] += event.cost / event.weight

@@ -34,6 +34,7 @@ def events_of(records: Iterable[LogRecord]) -> list[LogEvent]:
                 cost=float(record.cost if happened is Happened.ENDED else record.predicted_cost),
                 beyond=float(record.beyond_cost) if happened is Happened.ENDED else None,
                 ranks={waiting.tenant_id: waiting.counter / COUNTER_SCALE for waiting in record.backlog},
+                by_reservation=record.rule == "reservation",
             )
         )
     return events

@@ -46,7 +46,7 @@ from ops.demo.watch import Watch
 from ops.local_server import LocalServer, LogReader, ServerFailed, local_server
 from ops.settings import SHIPPED_MODEL
 
-OVERLOAD = 1.6
+OVERLOAD = 1.8
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""
 CALIBRATION_REQUESTS = 128
 ENGINE_THREADS = 1

@@ -74,8 +74,8 @@ class MemoryQuotaStore:
         self._check_ready()
         now_us = self._now_us()
         if (existing := self._holds.get(request_id)) is not None:
-            return self._granted(existing, (), now_us)
-        counters = [self._advance(limit, now_us) for limit in limits]
+            return self._granted(existing, self._current(existing.limits, now_us), (), now_us)
+        counters = self._current(limits, now_us)
         wishes = [rules.wish(limit, hold) for limit in limits]
         nothing = [Part()] * len(limits)
         denied = rules.refuse(limits, counters, nothing, wishes, now_us)
@@ -92,11 +92,14 @@ class MemoryQuotaStore:
             hold.ahead,
             now_us + round(lease_ttl_s * 1e6),
         )
-        for limit, counter, part in zip(limits, counters, held.parts, strict=True):
-            self._store(limit, rules.changed(counter, Part(), part))
+        counters = [
+            rules.changed(counter, Part(), part) for counter, part in zip(counters, held.parts, strict=True)
+        ]
+        for limit, counter in zip(limits, counters, strict=True):
+            self._store(limit, counter)
         self._holds[request_id] = held
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
-        return self._granted(held, would_deny, now_us)
+        return self._granted(held, counters, would_deny, now_us)
 
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
@@ -121,7 +124,7 @@ class MemoryQuotaStore:
             if counter is not None:
                 part = rules.reach(limit, counter, held.parts[index], wishes[index])
                 self._put(held, index, rules.changed(counter, held.parts[index], part), part)
-        return self._granted(held, would_deny, now_us)
+        return self._granted(held, self._current(held.limits, now_us), would_deny, now_us)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
@@ -338,8 +341,12 @@ class MemoryQuotaStore:
             self._leases = [(held.lease_until_us, request_id) for request_id, held in self._holds.items()]
             heapq.heapify(self._leases)
 
-    def _granted(self, held: _Hold, would_deny: tuple[Limit, ...], now_us: int) -> Granted:
-        counters = [self._advance(limit, now_us) for limit in held.limits]
+    def _current(self, limits: Sequence[Limit], now_us: int) -> list[Counter]:
+        return [self._advance(limit, now_us) for limit in limits]
+
+    def _granted(
+        self, held: _Hold, counters: Sequence[Counter], would_deny: tuple[Limit, ...], now_us: int
+    ) -> Granted:
         pairs = list(zip(held.limits, counters, strict=True))
         return Granted(
             states=tuple(rules.view(limit, counter, now_us) for limit, counter in pairs),

@@ -8,6 +8,7 @@ All of a tenant's keys carry the hash tag `{tenant id}`, so they lie in one slot
     fairgate:{ten_…}:holds      hash: request id -> what it holds
     fairgate:{ten_…}:leases     sorted set: request id by the end of its lease
     fairgate:registry           hash: the epoch and the tenants that have counters (`registry.py`)
+    fairgate:server             which server process was filled with them
 
 Redis is a cache of the ledger. When it has lost its memory, or has none yet, nothing is admitted or settled
 (`QuotaStoreRecovering`) until somebody has rebuilt it.
@@ -15,20 +16,23 @@ Redis is a cache of the ledger. When it has lost its memory, or has none yet, no
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as redis_client
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from tenants.errors import Invalid
 from tenants.quota import rules, wire
 from tenants.quota.registry import Registry, recovering
+from tenants.quota.scripts import scripts
 from tenants.quota.store import Denied, Granted, Hold, LimitState, Overrun, QuotaStoreUnavailable
+from tenants.redis_options import redis_options
 from tenants.types import Amounts, Limit
 
 TIMEOUT_S = 2.0
@@ -38,13 +42,29 @@ EXPIRE_BATCH = 200
 CLOCK_ATTEMPTS = 4
 OLDEST_VERSION = (6, 2)
 
-_LUA = Path(__file__).parent / "lua"
 _NO_TENANT = "-"
 """Requests without any limit are held, too, under no tenant's name."""
 
 
 Run = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
 """Calls a script by its name on a tenant's counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passenger:
+    """A script of somebody else's, to be sent in the same message as one of ours."""
+
+    script: Any
+    keys: list[str]
+    arguments: list[Any]
+    arrived: Callable[[Any], None]
+    """Told the answer."""
+    failed: Callable[[], None]
+    """Told that there is none; whether the script ran is not known."""
+
+
+_CARRYING = frozenset({"reserve", "top_up", "settle"})
+"""Scripts that take a passenger along: those that every request calls."""
 
 
 class RedisQuotaStore:
@@ -61,29 +81,27 @@ class RedisQuotaStore:
     ) -> None:
         try:
             pool = redis_client.BlockingConnectionPool.from_url(
-                url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=timeout_s,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
+                url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **redis_options(timeout_s)
             )
         except ValueError as error:
             raise Invalid("redis_url", "not a URL like redis://host:6379/0") from error
+        self.board: Callable[[], Passenger | None] = lambda: None
+        """Asked before a message of a request is sent: what rides along costs no round trip of its own."""
         self.round_trips = 0
         """Messages sent to Redis so far, each of which waits for its answer; the greetings of new connections
         and scripts that had to be sent again are among them."""
-        pool.connection_class = _counting(pool.connection_class, self._count)
+        self._connections = 0
+        """Opened so far. A server that was started again can only be talked to through a new one."""
+        self._proving = asyncio.Lock()
+        self._proven = 0
+        """So many of them had been opened when the server last proved to be the one that was filled."""
+        pool.connection_class = _counting(pool.connection_class, self._count, self._count_connection)
         self._redis: Any = redis_client.Redis(connection_pool=pool)
         self._prefix = prefix
         self._virtual_clock = virtual_clock
         self._server_ahead_us = 0
-        common = (_LUA / "common.lua").read_text()
         # Sent by its hash; the client library loads the text where the server does not know it.
-        self._scripts = {
-            path.stem: self._redis.register_script(common + path.read_text())
-            for path in _LUA.glob("*.lua")
-            if path.stem != "common"
-        }
+        self._scripts = {name: self._redis.register_script(text) for name, text in scripts().items()}
         self._registry = Registry(self._redis, prefix, self._call)
         self._epoch = ""
         self._tenant_of: OrderedDict[str, str] = OrderedDict()
@@ -203,10 +221,11 @@ class RedisQuotaStore:
 
     async def ping(self) -> None:
         """See `QuotaStore.ping`; also refuses a server that is too old."""
-        async with self._reaching():
+        async with self._reaching(proves=False):
             version = str((await self._redis.info("server"))["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
                 raise QuotaStoreUnavailable(f"Redis {version} is too old; 6.2 or newer is needed")
+            await self._prove()
             self._epoch, _ = await self._registry.read()
 
     # ------------------------------------------------------------ rebuilding
@@ -223,12 +242,12 @@ class RedisQuotaStore:
 
     async def lose(self, epoch: str) -> None:
         """Ends `epoch`, if it is the current one: the counters have to be rebuilt."""
-        async with self._reaching():
+        async with self._reaching(proves=False):
             await self._registry.lose(epoch)
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
-        async with self._reaching():
+        async with self._reaching(proves=False):
             if not await self._registry.begin(owner, ttl_s):
                 return False
             # From here on nobody can use what is left of the last epoch.
@@ -244,7 +263,7 @@ class RedisQuotaStore:
             rules.check_limits([limit])
             by_tenant.setdefault(limit.tenant_id, []).append((limit, amount))
         is_owner = self._registry.attempt > 0
-        async with self._reaching():
+        async with self._reaching(proves=not is_owner):
             for tenant_id, mine in by_tenant.items():
                 await self._with_windows(
                     self._rebuilding if is_owner else self._run,
@@ -282,7 +301,7 @@ class RedisQuotaStore:
             for value in wire.restore_columns(limit, rules.part_again(limit, hold, used), start_us)
         ]
         text, ahead = wire.pack([limit for limit, _ in charged]), wire.by_meter(hold.ahead)
-        async with self._reaching():
+        async with self._reaching(proves=False):
             await self._rebuilding(
                 "restore", tenant_id, [request_id, wire.lease_us(lease_ttl_s), text, *ahead, *columns]
             )
@@ -290,7 +309,7 @@ class RedisQuotaStore:
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
         """See `QuotaStore.finish_rebuild`."""
-        async with self._reaching():
+        async with self._reaching(proves=False):
             for tenant_id in await self._registry.entered():
                 await self._rebuilding("stamp", tenant_id, [epoch])
             await self._registry.finish(epoch)
@@ -299,19 +318,61 @@ class RedisQuotaStore:
     # ------------------------------------------------------------ how
 
     @asynccontextmanager
-    async def _reaching(self) -> AsyncIterator[None]:
+    async def _reaching(self, *, proves: bool = True) -> AsyncIterator[None]:
+        """Around every operation. What was answered through a new connection counts only once the server has
+        proved to be the one that was filled (`proves`: not where it is being filled)."""
         try:
             yield
+            if proves and self._proven < self._connections:
+                await self._prove()
         except (RedisError, OSError, TimeoutError) as error:
             raise QuotaStoreUnavailable("the quota store (Redis) is not available") from error
+
+    async def _prove(self) -> None:
+        """Once for all who have come through new connections by now: a burst opens many."""
+        async with self._proving:
+            if self._proven < self._connections:
+                connections = self._connections
+                await self._registry.prove()
+                self._proven = connections
 
     def _count(self) -> None:
         self.round_trips += 1
 
+    def _count_connection(self) -> None:
+        self._connections += 1
+
     async def _call(self, script: str, keys: list[str], arguments: list[Any]) -> list[Any]:
         now_us = 0 if self._virtual_clock is None else round(self._virtual_clock() * 1e6)
+        if script in _CARRYING and (passenger := self.board()) is not None:
+            answered = await self._carry(script, keys, [now_us, *arguments], passenger)
+            if answered is not None:
+                return answered
         reply: list[Any] = await self._scripts[script](keys=keys, args=[now_us, *arguments])
         return reply
+
+    async def _carry(
+        self, script: str, keys: list[str], arguments: list[Any], passenger: Passenger
+    ) -> list[Any] | None:
+        """Both scripts in one message; None where the server does not know ours any more."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.evalsha(self._scripts[script].sha, len(keys), *keys, *arguments)
+        pipeline.evalsha(passenger.script.sha, len(passenger.keys), *passenger.keys, *passenger.arguments)
+        try:
+            reply, other = await pipeline.execute(raise_on_error=False)
+        except BaseException:
+            passenger.failed()
+            raise
+        if isinstance(other, Exception):
+            passenger.failed()
+        else:
+            passenger.arrived(other)
+        if isinstance(reply, NoScriptError):
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        answered: list[Any] = reply
+        return answered
 
     async def _on_tenant(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
         base = f"{self._prefix}:{{{tenant_id}}}"
@@ -383,12 +444,16 @@ def _check(reply: list[Any]) -> None:
         raise Overrun(reply[1].decode(), int(reply[2]), int(reply[3]))
 
 
-def _counting(kind: type[Any], count: Callable[[], None]) -> type[Any]:
-    """A kind of connection that calls `count` whenever it sends."""
+def _counting(kind: type[Any], sends: Callable[[], None], connects: Callable[[], None]) -> type[Any]:
+    """A kind of connection that calls `sends` whenever it sends, `connects` when it has connected."""
 
     class Counting(kind):  # type: ignore[misc]
         async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-            count()
+            sends()
             await super().send_packed_command(*arguments, **options)
+
+        async def _connect(self) -> None:
+            await super()._connect()
+            connects()
 
     return Counting

@@ -8,18 +8,26 @@ One hash says it, so that it is lost as a whole or not at all:
 
 Every tenant's counters carry the epoch as well, and each script compares it with its caller's. Where it is
 missing, `join` finds out why: a tenant nobody asked for before begins with nothing; in any other case
-something was lost, and nothing is admitted until one owner has rebuilt everything. A Redis that comes back
-with an *old* copy of its data cannot be told from one that lost nothing: let it keep everything
-(`appendonly yes`) or nothing.
+something was lost, and nothing is admitted until one owner has rebuilt everything.
+
+A server that comes back with an old copy of its data (a dump, a replica that took over, the last second of an
+append-only file missing) looks complete. So it is noted which server was filled:
+
+    fairgate:server     the `run_id` of that process, which every start changes
+
+and who has connected anew looks whether this is still the one (`prove`). If not, everything is rebuilt.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tenants.quota import wire
 from tenants.quota.store import QuotaStoreRecovering
+
+log = logging.getLogger("fairgate.tenants.quota")
 
 IN = b"in"
 _FIELD = "t:"
@@ -35,6 +43,9 @@ class Registry:
         self._client = client
         self._prefix = prefix
         self._key = f"{prefix}:registry"
+        self._server_key = f"{prefix}:server"
+        self._server = ""
+        """Which one it was when this process began to rebuild."""
         self._call = call
         self.attempt = 0
         """Of this process's rebuild; 0: it is not at one."""
@@ -64,8 +75,21 @@ class Registry:
             raise recovering()
         return epoch.decode(), _tenants(fields)
 
+    async def prove(self) -> None:
+        """Raises `QuotaStoreRecovering` when the server is not the one that was filled. In this order: who
+        reads the epoch of a rebuild that has just ended reads its server as well."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.hget(self._key, "epoch").get(self._server_key).info("server")
+        epoch, filled, server = await pipeline.execute()
+        if filled is None or filled.decode() != _run_id(server):
+            if epoch is not None:
+                log.warning("Redis was started again: what it remembers may be old, the counters are rebuilt")
+                await self.lose(epoch.decode())
+            raise recovering()
+
     async def begin(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
+        self._server = _run_id(await self._client.info("server"))
         reply = await self._call("begin", [self._key], [owner, wire.lease_us(ttl_s)])
         if reply[0] != b"begun":
             return False
@@ -87,6 +111,8 @@ class Registry:
     async def finish(self, epoch: str) -> None:
         """The last step. Raises `QuotaStoreRecovering` when the right was lost meanwhile."""
         attempt, self.attempt = self.attempt, 0
+        if attempt:
+            await self._client.set(self._server_key, self._server)
         reply = await self._call("finish", [self._key], [attempt, epoch])
         if reply[0] != b"finished":
             raise recovering()
@@ -95,6 +121,10 @@ class Registry:
 def recovering() -> QuotaStoreRecovering:
     """The error to raise."""
     return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
+
+
+def _run_id(server: dict[str, Any]) -> str:
+    return str(server.get("run_id", ""))
 
 
 def _tenants(fields: list[bytes]) -> list[str]:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter, gt
 from zoneinfo import ZoneInfo
 
 from tenants.errors import Invalid
@@ -122,12 +123,7 @@ class Wish:
 
 def identity(limit: Limit) -> str:
     """What usage belongs to: subject, meter, shape and tier; not the amount."""
-    if limit.window is not None:
-        shape = f"{limit.window.value}/{limit.time_zone}"
-    else:
-        shape = "bucket" if limit.is_bucket else "concurrency"
-    tier = limit.tier.value if limit.tier is not None else "*"
-    return f"{limit.kind.value}:{limit.subject_id}:{limit.meter.value}:{shape}:{tier}"
+    return limit.identity
 
 
 def charge_name(limit: Limit, counter: Counter) -> str:
@@ -237,7 +233,7 @@ def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
             return BucketCounter(limit.amount * scale(limit.meter), now_ms, 0)
         assert isinstance(counter, BucketCounter)
         level = _refill(limit, counter.level, now_ms - counter.at_ms)
-        return replace(counter, level=level, at_ms=max(now_ms, counter.at_ms))
+        return BucketCounter(level, max(now_ms, counter.at_ms), counter.held)
     if limit.window is None:
         return counter or ConcurrencyCounter(0)
     if counter is not None:
@@ -286,9 +282,14 @@ def part_again(limit: Limit, hold: Hold, used: Amounts) -> Part:
 def changed(counter: Counter, old: Part, new: Part) -> Counter:
     """The counter after one request holds `new` in place of `old`."""
     held = counter.held + new.held - old.held
-    if isinstance(counter, WindowCounter):
-        return replace(counter, held=held, worst_open=counter.worst_open + new.open - old.open)
-    return replace(counter, held=held)
+    match counter:
+        case WindowCounter():
+            worst_open = counter.worst_open + new.open - old.open
+            return WindowCounter(counter.start_us, counter.end_us, counter.used, held, worst_open)
+        case BucketCounter():
+            return BucketCounter(counter.level, counter.at_ms, held)
+        case ConcurrencyCounter():
+            return ConcurrencyCounter(held)
 
 
 def lacking(part: Part, wish: Wish) -> int:
@@ -299,22 +300,23 @@ def lacking(part: Part, wish: Wish) -> int:
 def reach(limit: Limit, counter: Counter, part: Part, wish: Wish) -> Part:
     """What the request holds when what it lacks is there: `ahead` as far as there is room, at least
     `first`."""
-    promised = replace(part, most=max(part.most, wish.most))
     upto = wish.ahead
     if limit.mode is Mode.HARD:
         free = room(limit, counter) + part.open
         upto = min(upto, part.covered + free)
-    return replace(promised, held=max(part.held, upto - part.charged))
+    return Part(max(part.held, upto - part.charged), part.charged, max(part.most, wish.most))
 
 
 def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
     """Counts what was used. The counter is that of the hold's window; a bucket's is advanced."""
     match counter:
         case WindowCounter():
-            return replace(counter, used=counter.used + amount)
+            return WindowCounter(
+                counter.start_us, counter.end_us, counter.used + amount, counter.held, counter.worst_open
+            )
         case BucketCounter():
             level = max(lowest_level(limit), counter.level - amount * scale(limit.meter))
-            return replace(counter, level=level)
+            return BucketCounter(level, counter.at_ms, counter.held)
         case ConcurrencyCounter():
             return counter
 
@@ -331,10 +333,10 @@ def use(limit: Limit, counter: Counter, part: Part, used: int) -> tuple[Counter,
     window it stays held (and where more was used, that is held)."""
     if isinstance(counter, BucketCounter):
         flowed = max(0, used - part.charged)
-        after = replace(part, held=max(0, part.held - flowed), charged=part.charged + flowed)
+        after = Part(max(0, part.held - flowed), part.charged + flowed, part.most)
         return charge(limit, changed(counter, part, after), flowed), after
     if isinstance(counter, WindowCounter):
-        after = replace(part, held=max(part.held, used))
+        after = Part(max(part.held, used), part.charged, part.most)
         return changed(counter, part, after), after
     return counter, part
 
@@ -481,22 +483,25 @@ def refuse(
 FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
 
 
+_values = attrgetter(*FIELDS)
+
+
 def check_amounts(amounts: Amounts) -> None:
     """Raises `Invalid` for what cannot be counted exactly."""
-    for field in FIELDS:
-        value = getattr(amounts, field)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_AMOUNT:
-            raise Invalid(field, f"must be a whole number between 0 and {MAX_AMOUNT}")
+    for value in _values(amounts):
+        if type(value) is not int or not 0 <= value <= MAX_AMOUNT:
+            name = next(field for field in FIELDS if getattr(amounts, field) is value)
+            raise Invalid(name, f"must be a whole number between 0 and {MAX_AMOUNT}")
 
 
 def check_rising(*steps: Amounts) -> None:
     """Raises `Invalid` for amounts that cannot be counted exactly, or of which a later one is smaller."""
     for amounts in steps:
         check_amounts(amounts)
-    for smaller, larger in pairwise(steps):
-        for field in FIELDS:
-            if getattr(smaller, field) > getattr(larger, field):
-                raise Invalid(field, "must not fall from `first` to `ahead` to `most`")
+    for smaller, larger in pairwise(map(_values, steps)):
+        if any(map(gt, smaller, larger)):
+            name = next(field for field, *pair in zip(FIELDS, smaller, larger, strict=True) if gt(*pair))
+            raise Invalid(name, "must not fall from `first` to `ahead` to `most`")
 
 
 def check_request(request_id: str, lease_ttl_s: float) -> None:

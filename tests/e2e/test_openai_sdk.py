@@ -47,6 +47,9 @@ def test_a_chat_completion_has_usage_and_the_account_beside_the_estimate(client:
     assert answer.service_tier == "default"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 7
+    details = answer.usage.completion_tokens_details
+    assert details is not None
+    assert details.reasoning_tokens == 0
     assert answer.usage.prompt_tokens == len("<user>Hello\n<assistant>")
     account = fairgate(answer)
     assert account["outcome"] == "completed"
@@ -107,6 +110,9 @@ def test_a_stream_gives_the_text_of_the_whole_answer_and_ends_with_usage(client:
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 20
+    details = chunks[-1].usage.completion_tokens_details
+    assert details is not None
+    assert details.reasoning_tokens == 0
     assert fairgate(chunks[-1])["actual"]["output_tokens"] == 20
     assert len({chunk.id for chunk in chunks}) == 1
 

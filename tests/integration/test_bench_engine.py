@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 
+import kernels.jit  # noqa: F401  (says where compiled kernels are kept)
 from ops.bench.engine import Options, run
 from ops.bench.engine_report import show
 
@@ -16,8 +18,9 @@ LENGTHS = ((9, 5), (33, 1), (4, 12), (70, 7))
 
 @pytest.fixture
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four requests; models are made where they vanish again."""
+    """Four requests; models are made where they vanish again, compiled kernels are not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", numba.config.CACHE_DIR)
     path = tmp_path / "workload.json"
     requests = [
         {"prompt_tokens": prompt, "output_tokens": output, "arrival": number * 0.5}

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,45 @@ async def test_waiting_writes_share_one_commit(database: Database) -> None:
     await asyncio.gather(first, *rest)
     assert (database.writes, database.commits) == (51, 2)
     assert len(await database.read(names)) == 50
+
+
+async def test_writes_of_one_kind_that_follow_each_other_are_done_at_once(database: Database) -> None:
+    done: list[list[str]] = []
+
+    def put_all(connection: Connection, some: Sequence[str]) -> list[str]:
+        done.append(list(some))
+        return [put(name)(connection).upper() for name in some]
+
+    gate = Gate()
+    first = asyncio.create_task(database.write(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    sent = [asyncio.create_task(database.write_together(put_all, name)) for name in ("a", "b")]
+    sent.append(asyncio.create_task(database.write(put("c"))))
+    sent += [asyncio.create_task(database.write_together(put_all, name)) for name in ("d", "a", "e")]
+    await asyncio.sleep(0)
+    gate.opened.set()
+    await first
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    # The second "a" fails, so all were undone and each was done again, alone.
+    assert done == [["a", "b"], ["d", "a", "e"], ["a"], ["b"], ["d"], ["a"], ["e"]]
+    assert isinstance(answers.pop(4), IntegrityError)
+    assert answers == ["A", "B", "c", "D", "E"]
+    assert await database.read(names) == ["a", "b", "c", "d", "e"]
+
+
+async def test_callers_in_other_event_loops_are_answered_there(database: Database) -> None:
+    gate = Gate()
+    first = asyncio.create_task(database.write(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    elsewhere = [
+        asyncio.create_task(asyncio.to_thread(asyncio.run, database.write(put(f"n{index}"))))
+        for index in range(3)
+    ]
+    here = asyncio.create_task(database.write(put("here")))
+    await asyncio.sleep(0)
+    gate.opened.set()
+    assert sorted(await asyncio.gather(here, *elsewhere)) == ["here", "n0", "n1", "n2"]
+    await first
 
 
 async def test_a_failing_write_fails_alone(database: Database) -> None:

@@ -19,18 +19,20 @@ from engine import messages
 from engine.client import EngineClient
 from engine.messages import Hello, Refused, Snapshot, TenantService
 from engine.server import EngineOptions
-from engine.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused, SlowReader
+from engine.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused
 from tests.engine_process import (
     DEADLINE_S,
     NUM_BLOCKS,
     START_S,
     connected,
+    engine_command,
     engine_options,
     running_engine,
     sequence,
     tokens_of,
     until,
 )
+from tests.services import free_port
 from tests.tiny_model import CONTEXT_TOKENS, save_tiny_model
 
 ENDLESS_TOKENS = 8000
@@ -316,22 +318,67 @@ async def test_a_second_process_with_the_same_gateway_id_takes_over_and_the_firs
         assert len(await tokens_of(newcomer.submit(sequence(5)))) == 5
 
 
-async def test_a_reader_that_is_too_slow_is_cut_and_loses_no_token(
+def paused_sequences(client: EngineClient) -> set[str]:
+    running = client.snapshot.running if client.snapshot is not None else ()
+    return {each.sequence_id for each in running if each.state == "paused"}
+
+
+async def test_an_engine_rests_for_a_reader_that_takes_nothing_and_goes_on_when_it_does(
     engine: subprocess.Popen[bytes], options: EngineOptions
 ) -> None:
-    async with connected(options.address, "gateway-b", max_buffered_deltas=10) as client:
-        stream = client.submit(sequence(ENDLESS_TOKENS))
-        await until(lambda: stream.outcome)
-        tokens: list[int] = []
+    async with connected(options.address, "gateway-b", max_buffered_deltas=12) as client:
+        submit = sequence(400)
+        whole = await tokens_of(client.submit(submit))
+        unread = client.submit(sequence(400, prompt_token_ids=submit.prompt_token_ids))
+        # Named: the last snapshot may still show the sequence before it, which rested between two reads.
+        await until(lambda: paused_sequences(client) == {unread.sequence_id})
+        assert (unread.received_tokens, unread.buffered_deltas) == (9, 9), "three quarters of the buffer"
+        assert len(await tokens_of(client.submit(sequence(100)))) == 100
+        # A lease that grows meanwhile is for later, and one that covers less than there is room for is kept.
+        client.top_up(unread.sequence_id, 400)
+        leased = client.submit(sequence(400, lease_tokens=3, prompt_token_ids=submit.prompt_token_ids))
+        await until(lambda: leased.received_tokens == 3)
+        await until(lambda: paused_sequences(client) == {unread.sequence_id, leased.sequence_id})
+        assert (unread.received_tokens, leased.received_tokens) == (9, 3)
+        client.top_up(leased.sequence_id, 400)
+        assert await asyncio.gather(tokens_of(unread), tokens_of(leased)) == [whole, whole]
 
-        async def read() -> None:
-            async for delta in stream:
-                tokens.extend(delta.token_ids)
 
-        with pytest.raises(SlowReader) as slow:
-            await read()
-        assert 10 < len(tokens) == slow.value.emitted_tokens < ENDLESS_TOKENS
-        assert len(await tokens_of(client.submit(sequence(5)))) == 5
+# -------------------------------------------------------------- an engine that dies
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_serves(
+    options: EngineOptions, tmp_path: Path, transport: str
+) -> None:
+    """Nobody watches the process, and the silence would have to last for an hour."""
+    address = f"ipc://{tmp_path}/s" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+    mine = engine_options(options.model_dir, tmp_path, address=address)
+    lost: list[str] = []
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_engine() -> subprocess.Popen[bytes]:
+        with open(tmp_path / "stderr", "ab") as log:
+            processes.append(subprocess.Popen(engine_command(mine), stderr=log, start_new_session=True))
+        return processes[-1]
+
+    try:
+        start_engine()
+        async with connected(address, silence_s=3600, on_lost=lambda: lost.append("lost")) as client:
+            stream = client.submit(sequence(ENDLESS_TOKENS))
+            await anext(stream)
+            processes[0].kill()
+            with pytest.raises(EngineLost, match="the engine died"):
+                async with asyncio.timeout(DEADLINE_S):
+                    await stream.drain()
+            assert (lost, client.is_up) == (["lost"], False)
+            successor = start_engine()
+            assert (await client.connect(START_S)).pid == successor.pid
+            assert len(await tokens_of(client.submit(sequence(5)))) == 5
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 # ---------------------------------------------------------------- the wire itself

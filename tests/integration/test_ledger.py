@@ -14,7 +14,8 @@ from sqlalchemy import Connection, text
 
 from tenants.database import Database, open_database
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger import Kind, Ledger, LedgerRow, _insert, _require_epoch
+from tenants.ledger import Kind, Ledger, LedgerRow, _append, _Appended
+from tenants.ledger_insert import ROWS_AT_ONCE
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
@@ -70,6 +71,66 @@ async def test_the_same_row_is_written_once_however_often_it_is_sent(ledger: Led
     assert await ledger.append(row(charged_to=("a",)))
     assert await ledger.append(row(charged_to=("b",))) is False
     assert (await ledger.find("r"))[-1].charged_to == ("a",)
+
+
+async def test_rows_that_are_written_together_are_those_that_are_written_one_by_one(
+    ledger: Ledger, database: Database
+) -> None:
+    number = 2 * ROWS_AT_ONCE + 3
+    rows = [
+        row(f"r{index}", charged_to=("a", f"b@{index}"), detail={"most": [index]}, price_version=index)
+        if index % 2
+        else row(f"r{index}", "settle", counted_input=index, outcome="léngth")
+        for index in range(number)
+    ]
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    holding = asyncio.create_task(database.write(hold))
+    await asyncio.to_thread(entered.wait, 30)
+    together = [asyncio.create_task(ledger.append(each)) for each in rows]
+    await asyncio.sleep(0)
+    commits = database.commits
+    leave.set()
+    assert await asyncio.gather(*together) == [True] * number
+    await holding
+    assert database.commits == commits + 2, "one for the writer that was held, one for all rows"
+    for each in rows:
+        alone = replace(each, request_id=f"{each.request_id}-alone")
+        assert await ledger.append(alone)
+        assert await ledger.find(alone.request_id) == [alone]
+        assert await ledger.find(each.request_id) == [each]
+
+
+async def test_a_row_that_was_there_does_not_hide_that_others_beside_it_are_new(
+    ledger: Ledger, database: Database
+) -> None:
+    await ledger.append(row("old", charged_to=("a",)))
+    epoch = await ledger.next_epoch()
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_: Connection) -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    holding = asyncio.create_task(database.write(hold))
+    await asyncio.to_thread(entered.wait, 30)
+    rows = [row("new1"), row("old", charged_to=("b",)), row("new2"), row("new1")]
+    sent = [asyncio.create_task(ledger.append(each)) for each in rows]
+    sent.append(asyncio.create_task(ledger.append(row("late"), epoch="another")))
+    sent.append(asyncio.create_task(ledger.append(row("in-time"), epoch=epoch)))
+    await asyncio.sleep(0)
+    leave.set()
+    await holding
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    assert answers[:4] == [True, False, True, False]
+    assert isinstance(answers[4], EpochEnded)
+    assert answers[5] is True
+    assert await ledger.find("old") == [row("old", charged_to=("a",))]
+    assert await ledger.find("late") == []
 
 
 async def test_two_processes_charge_a_request_once(ledger: Ledger, database_url: str) -> None:
@@ -185,8 +246,7 @@ async def test_the_next_epoch_waits_for_what_is_being_written(postgres_url: str)
     entered, leave = threading.Event(), threading.Event()
 
     def half_way(connection: Connection) -> None:
-        _require_epoch(connection, old)
-        _insert(connection, row("slow"))
+        _append(connection, [_Appended(row("slow"), old)])
         entered.set()
         assert leave.wait(30)
 
@@ -225,11 +285,9 @@ async def test_many_requests_of_one_key_wait_for_no_common_row(postgres_url: str
     epoch = await Ledger(slow).next_epoch()
 
     def half_way(connection: Connection) -> None:
-        _require_epoch(connection, epoch)
         for kind in ("reserve", "settle"):
-            _insert(
-                connection, row("slow", cast(Kind, kind), charged_to=("same",) if kind == "reserve" else ())
-            )
+            charged_to = ("same",) if kind == "reserve" else ()
+            _append(connection, [_Appended(row("slow", cast(Kind, kind), charged_to=charged_to), epoch)])
         entered.set()
         assert leave.wait(30)
 

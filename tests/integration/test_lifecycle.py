@@ -27,6 +27,7 @@ from engine.messages import (
 )
 from engine.scheduling.counters import ServiceCounters
 from gateway.account.outcomes import RequestOutcome
+from gateway.account.reckoning import reckon
 from gateway.books import Books
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates
@@ -37,7 +38,7 @@ from gateway.lifecycle import Lifecycle, Rule
 from gateway.metrics import Metrics
 from gateway.run import Closed, Ended, Event, Piece, Run
 from gateway.understand import Call
-from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable
+from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
 from tenants.database import Database, open_database
 from tenants.ledger import Ledger, LedgerRow
 from tenants.pricing import Entry, Price, PriceBook, Weights, uniform_book
@@ -93,7 +94,7 @@ class ScriptedEngine:
     def watch(self, on_change: Callable[[], None]) -> None:
         self.watchers.append(on_change)
 
-    def run(self, submit: Submit) -> AsyncIterator[Delta]:
+    def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         if not self.is_up:
             raise UpstreamUnavailable("away")
         self.submitted[submit.sequence_id] = submit
@@ -310,10 +311,10 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     acknowledged_when_settled: list[int] = []
     settle = house.ledger.settle
 
-    async def watched(row: LedgerRow) -> LedgerRow:
+    async def watched(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
         assert not any(isinstance(event, Closed) for event in list(run.events._queue))  # type: ignore[attr-defined]
         acknowledged_when_settled.append(len(house.engine.acknowledged))
-        return await settle(row)
+        return await settle(row, credit)
 
     house.ledger.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 1)
@@ -321,6 +322,44 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     await house.closed(run)
     assert acknowledged_when_settled == [0], "the engine may forget only what is durable"
     assert house.engine.acknowledged == [one]
+
+
+async def test_a_cancellation_costs_no_settlement_also_while_a_move_is_under_way(house: House) -> None:
+    run, (one,) = await house.running()
+    await run.accounts.acquire()  # as a move to another tier does
+    house.engine.emit(one, 2)
+    house.engine.end(one, "stop")
+    await until(lambda: run.uses[0].outcome is not None)
+    task = house.lifecycle._runs[run]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done(), "it does not settle before the move has ended"
+    run.accounts.release()
+    await house.closed(run)
+    await house.check(run, RequestOutcome.COMPLETED, 2)
+
+
+async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(house: House) -> None:
+    run, (one,) = await house.running()
+    settle, may_settle = house.ledger.settle, asyncio.Event()
+
+    async def held_up(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+        await may_settle.wait()
+        return await settle(row, credit)
+
+    house.ledger.settle = held_up  # type: ignore[method-assign]
+    house.engine.emit(one, 2)
+    house.engine.end(one, "stop")
+    await until(lambda: house.books.pending)
+    house.lifecycle._runs[run].cancel()
+    closed, _ = await house.closed(run)
+    assert closed.error is not None
+    assert closed.error.code == "settlement_pending"
+    may_settle.set()
+    await until(lambda: not house.books.pending)
+    await house.check(run, RequestOutcome.COMPLETED, 2)
 
 
 async def test_several_choices_are_one_request_and_one_settlement(house: House) -> None:
@@ -431,7 +470,7 @@ async def test_what_the_engine_will_not_take_costs_nothing(
 
 
 async def test_an_engine_that_leaves_between_turn_and_start_costs_nothing(house: House) -> None:
-    def leaves(submit: Submit) -> AsyncIterator[Delta]:
+    def leaves(submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         raise UpstreamUnavailable("away")
 
     house.engine.run = leaves  # type: ignore[method-assign]
@@ -671,6 +710,27 @@ async def test_what_is_probably_needed_is_held_and_topped_up_before_it_runs_out(
     assert closed.account.as_json()["top_ups"] == closed.account.top_ups
 
 
+async def test_a_top_up_reports_tokens_as_bills_have_them_beside_what_limits_count(house: House) -> None:
+    weights = Weights(input=500, cached_input=100, output=2_500)
+    house.prices = PriceBook({("m", Tier.STANDARD): Entry(Price(100, 50, 300), 1_000, weights)}, 1)
+    run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 50)))
+    first = house.engine.leases[one][-1]
+    assert first == 10, "half a burst"
+    house.engine.emit(one, first)
+    await leased(house, one, first + 1)
+    [found] = await house.ledger.open_requests()
+    # As if everybody had died now.
+    reckoning = reckon(found, [], house.prices)
+    cost_nanousd = 10 * 100 + 10 * 300
+    assert reckoning.detail["basis"] == "last_report"
+    assert reckoning.charged == Amounts(10, 10, cost_nanousd, 1)
+    assert reckoning.counted == Amounts(5, 25, cost_nanousd, 1)
+    house.engine.end(one, "stop")
+    await house.closed(run)
+    rows = await house.ledger.find(run.call.request_id)
+    assert (rows[-1].amounts, rows[-1].counted) == (reckoning.charged, reckoning.counted)
+
+
 async def test_an_engine_hears_of_a_top_up_only_when_it_is_durable(house: House) -> None:
     principal = principal_with(output_bucket(1000.0, 40))
     run, (one,) = await house.running(max_tokens=200, principal=principal)
@@ -750,22 +810,22 @@ async def test_who_was_admitted_by_its_quantile_gets_its_worst_case(house: House
     """However many others come meanwhile."""
     for length in [20] * 300:
         house.lifecycle._estimates.lengths.observe("ten_1", "m", length)
-    limit = output_window(200)
+    limit = output_window(650)
     principal = principal_with(limit)
-    run, (one,) = await house.running(max_tokens=150, principal=principal)
+    run, (one,) = await house.running(max_tokens=600, principal=principal)
     assert house.engine.leases[one][0] < 50
     other = house.begin(max_tokens=60, principal=principal)
     closed, _ = await house.closed(other)
     assert closed.error is not None, "what the first may still need is not there for others"
     emitted = 0
-    while emitted < 150:
+    while emitted < 600:
         await leased(house, one, emitted + 1)
         count = house.engine.leases[one][-1] - emitted
         house.engine.emit(one, count)
         emitted += count
     house.engine.end(one, "length")
     closed, _ = await house.closed(run)
-    assert (closed.account.outcome, closed.account.charged.output_tokens) == ("completed", 150)
+    assert (closed.account.outcome, closed.account.charged.output_tokens) == ("completed", 600)
 
 
 async def test_a_rate_lets_the_sequence_rest_until_the_bucket_has_refilled(sqlite_url: str) -> None:
@@ -923,6 +983,7 @@ async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite
     assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
     rows = await house.ledger.find(run.call.request_id)
     assert (rows[-1].outcome, rows[-1].amounts.output_tokens) == ("slow_reader", 9 + 2)
+    assert rows[-1].detail["most_buffered_events"] == 4
     assert house.engine.acknowledged == [one]
     await house.close()
     await database.close()

@@ -323,3 +323,22 @@ async def test_what_a_low_budget_does_reaches_the_principal(admin: Admin, direct
     assert made.as_json()["on_low_budget"] == "truncate"
     with pytest.raises(Invalid, match=r"on_low_budget.*refuse, truncate"):
         await admin.update_tenant(ACTOR, "acme", on_low_budget="ignore")
+
+
+async def test_a_tenants_reservation_reaches_its_keys(admin: Admin, directory: Directory) -> None:
+    await admin.create_tenant(ACTOR, "paying", reserved_tokens_per_s=1500)
+    _, secret = await admin.create_key(ACTOR, "paying")
+
+    async def reserved() -> float:
+        await directory.refresh()
+        return directory.authenticate(secret, NOON_S).reserved_tokens_per_s
+
+    assert await reserved() == 1500.0
+    await admin.update_tenant(ACTOR, "paying", weight=3)
+    assert await reserved() == 1500.0
+    changed = await admin.update_tenant(ACTOR, "paying", reserved_tokens_per_s=0)
+    assert changed.as_json()["reserved_tokens_per_s"] == 0.0
+    assert await reserved() == 0.0
+    for wrong in (-1, float("nan"), float("inf"), 1e12, True):
+        with pytest.raises(Invalid, match="reserved_tokens_per_s"):
+            await admin.update_tenant(ACTOR, "paying", reserved_tokens_per_s=wrong)

@@ -185,3 +185,26 @@ async def test_a_budget_is_not_whole_again_after_it_was_lost(
                 await gateway.admitted(small)
     finally:
         LIMITS.remove(small)
+
+
+async def test_a_redis_restored_from_an_old_dump_gives_nothing_out_a_second_time(
+    house: tuple[Gateway, Gateway], database: Database, redis_service: services.Service
+) -> None:
+    rebuilds_before = int(await Ledger(database).epoch())
+    client = redis.Redis.from_url(redis_service.url)
+    charged = 0
+    for output_tokens in (7, 8, 9):
+        for gateway in house:
+            call = gateway.call()
+            await gateway.books.reserve(call, HOLD)
+            await gateway.settle(call, output_tokens)
+            charged += 5 + output_tokens
+        if output_tokens == 7:
+            client.save()
+    redis_service.kill()
+    redis_service.start()
+    for gateway in house:
+        await gateway.admitted()
+    [window] = await house[0].store.states([BUDGET])
+    assert (window.used, window.held) == (charged, 2 * 15)
+    assert int(await Ledger(database).epoch()) == rebuilds_before + 1, "noticed, and filled once"

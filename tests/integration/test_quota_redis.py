@@ -114,6 +114,23 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     assert await stores[0].settle("a", tokens(1))
 
 
+async def test_connections_that_the_server_closed_fail_nobody(
+    stores: tuple[RedisQuotaStore, RedisQuotaStore], redis_url: str
+) -> None:
+    store, _ = stores
+    budget = limit(amount=1_000)
+
+    async def ask_at_once() -> None:
+        await asyncio.gather(*(store.states([budget]) for _ in range(10)))
+
+    await ask_at_once()
+    with redis.Redis.from_url(redis_url) as other:
+        assert other.client_kill_filter(_type="normal", skipme=True) >= 10
+    for _ in range(3):  # what the kernel knows, the loop hears
+        await asyncio.sleep(0)
+    await ask_at_once()
+
+
 async def test_a_server_that_is_down_refuses_everything_and_one_that_forgot_waits_to_be_filled() -> None:
     server = services.start_redis()
     store, other = RedisQuotaStore(server.url, timeout_s=10), RedisQuotaStore(server.url, timeout_s=10)
@@ -160,6 +177,60 @@ async def test_a_server_that_is_down_refuses_everything_and_one_that_forgot_wait
         assert isinstance(await store.reserve("b", [budget], whole(10), 60), Denied)
         assert isinstance(await store.reserve("c", [budget], whole(5), 60), Granted)
         assert store.epoch == "second"
+    finally:
+        await store.close()
+        await other.close()
+        server.stop()
+
+
+OPERATIONS = ["reserve", "settle", "top_up", "renew", "expire", "overdue", "states", "ping", "rebuild"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_server_that_comes_back_with_an_old_copy_of_its_data_is_rebuilt_once(operation: str) -> None:
+    server = services.start_redis()
+    store, other = RedisQuotaStore(server.url, timeout_s=10), RedisQuotaStore(server.url, timeout_s=10)
+    budget = limit(amount=100)
+    attempts: dict[str, Callable[[], Awaitable[object]]] = {
+        "reserve": lambda: store.reserve("d", [budget], whole(10), 60),
+        "settle": lambda: store.settle("a", tokens(1)),
+        "top_up": lambda: store.top_up("a", tokens(1), tokens(2), tokens(2)),
+        "renew": lambda: store.renew(["a"], 60),
+        "expire": store.expire,
+        "overdue": store.overdue,
+        "states": lambda: store.states([budget]),
+        "ping": store.ping,
+        "rebuild": lambda: store.rebuild([(budget, 1)]),
+    }
+    try:
+        await filled(store)
+        for each in (store, other):
+            assert isinstance(await each.reserve("a", [budget], whole(10), 60), Granted)
+        with redis.Redis.from_url(server.url) as client:
+            client.save()
+            await store.reserve("b", [budget], whole(80), 60)
+            await store.settle("b", tokens(80))
+            server.kill()
+            server.start()
+            # All of it is there, and of the right epoch; only what was settled since then is not.
+            assert client.hget("fairgate:registry", "epoch") == b"first"
+            assert client.hget("fairgate:{ten_a}:counters", "#epoch") == b"first"
+        for attempt in (attempts[operation], lambda: other.reserve("c", [budget], whole(30), 60)):
+            with pytest.raises(QuotaStoreUnavailable):
+                await attempt()  # meets the connection that broke
+            with pytest.raises(QuotaStoreRecovering):
+                await attempt()
+        assert await other.begin_rebuild("other", 60)
+        with pytest.raises(QuotaStoreRecovering):
+            await attempts[operation]()
+        await other.rebuild([(budget, 80)])
+        await other.finish_rebuild("other", "second")
+        # It has proved itself: nobody asks for another rebuild.
+        for each in (store, other):
+            assert [state.used for state in await each.states([budget])] == [80]
+            await each.ping()
+        assert not await store.begin_rebuild("late", 60)
+        assert isinstance(await store.reserve("e", [budget], whole(21), 60), Denied)
     finally:
         await store.close()
         await other.close()
@@ -338,6 +409,7 @@ async def test_a_tenants_keys_share_one_slot_and_nothing_else_is_touched(
         assert keys == {
             "fairgate-other",
             "fairgate:registry",
+            "fairgate:server",
             "fairgate:{ten_a}:counters",
             "fairgate:{-}:counters",
             "fairgate:{-}:holds",

@@ -143,6 +143,7 @@ async def test_an_engine_with_other_options_is_replaced_and_its_outcomes_survive
     await supervisor.detach()
     finished, cut = client.submit(sequence(5)), client.submit(sequence(ENDLESS_TOKENS))
     await finished.drain()
+    await anext(cut)  # it runs
     draining = asyncio.create_task(cut.drain())
 
     other = engine_options(model_dir, tmp_path, max_sequences=4)

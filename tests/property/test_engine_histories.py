@@ -21,6 +21,8 @@ from engine.scheduling.policy import POLICIES
 from engine.sequence import State
 from engine.virtual import VirtualReplica
 
+pytestmark = pytest.mark.long
+
 NUM_BLOCKS = 24
 BLOCK_TOKENS = 4
 SEEDS = range(25)

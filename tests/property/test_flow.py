@@ -6,7 +6,9 @@ the end of the module say that the interesting cases were really met.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,12 +16,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import COUNTER_SCALE, Entry
+from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from gateway.flow.lanes import LaneRule
 from gateway.flow.window import Replica, WindowRule
 
 MAX_QUEUED = 12
 MAX_QUEUED_PER_TENANT = 5
 TTL_S = (5.0, 10.0, 20.0)
+AGEING_S = (math.inf, 4.0, 7.0)
+LONG_TOKENS = 100
+LANES = LaneRule(LONG_TOKENS, share_sequences=0.5, share_kv=0.75, batch_share=0.9)
+BURST_S = 2.0
+RESERVED = {"one": 20.0, "two": 0.0, "four": 5.0, "half": 0.0}
+"""Cost tokens a second."""
 LOOKAHEAD = 1
 WEIGHTS = {"one": 1.0, "two": 2.0, "four": 4.0, "half": 0.5}
 """Powers of two: scaled costs are exact, so that sums can be compared with ==."""
@@ -35,6 +45,9 @@ def make_controller(policy: str) -> FlowController:
         queue_ttl_s=TTL_S,
         window=WindowRule(LOOKAHEAD, 1.0),
         log_records=500,
+        ageing_s=AGEING_S,
+        lanes=LANES,
+        reservation_burst_s=BURST_S,
     )
 
 
@@ -50,6 +63,8 @@ class Histories(RuleBasedStateMachine):
         self.number = 0
         self.waiting: dict[str, Ticket] = {}
         self.running: dict[str, tuple[Ticket, str, int]] = {}
+        self.ranks: dict[str, int] = {}
+        """Of what runs, at the engine."""
         self.gone: set[str] = set()
         self.cost: Counter[str] = Counter()
         """Cost tokens that each tenant must have been charged so far."""
@@ -61,12 +76,31 @@ class Histories(RuleBasedStateMachine):
         predicted=st.integers(1, 60),
         sequences=st.integers(1, 3),
         count=st.integers(1, 4),
+        patience_s=st.sampled_from([None, None, 0.5, 30.0]),
     )
-    def arrive(self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, count: int) -> None:
+    def arrive(
+        self,
+        tenant: str,
+        tier: int,
+        prompt: int,
+        predicted: int,
+        sequences: int,
+        count: int,
+        patience_s: float | None,
+    ) -> None:
         for _ in range(count):
-            self._arrive_one(tenant, tier, prompt, predicted, sequences)
+            self._arrive_one(tenant, tier, prompt, predicted, sequences, patience_s)
 
-    def _arrive_one(self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int) -> None:
+    @rule(prompt=st.integers(45, 60))
+    def a_line_of_long_ones_and_a_small_one(self, prompt: int) -> None:
+        """More than the long lane takes, and something that fits beside them."""
+        for tenant in ("one", "one", "two", "four"):
+            self._arrive_one(tenant, 0, prompt, 56, 1, None)
+        self._arrive_one("half", 1, 2, 2, 1, None)
+
+    def _arrive_one(
+        self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, patience_s: float | None
+    ) -> None:
         self.number += 1
         entry = Entry(
             f"r{self.number}",
@@ -77,7 +111,13 @@ class Histories(RuleBasedStateMachine):
             tier,
             WEIGHTS[tenant],
         )
-        ticket = Ticket(entry, sequences, entry.input_tokens + entry.predicted_output_tokens)
+        ticket = Ticket(
+            entry,
+            sequences,
+            entry.input_tokens + entry.predicted_output_tokens,
+            expires_s=None if patience_s is None else self.now_s + patience_s,
+            reserved_cost_per_s=RESERVED[tenant],
+        )
         of_tenant = sum(each.entry.tenant_id == tenant for each in self.waiting.values())
         full = self.flow.enqueue(ticket, self.now_s)
         if of_tenant >= MAX_QUEUED_PER_TENANT:
@@ -101,15 +141,16 @@ class Histories(RuleBasedStateMachine):
     def dispatch(self, up: tuple[int, ...]) -> None:
         replicas = [self.replicas[index] for index in up]
         turns = self.flow.dispatch(self.now_s, replicas)
+        self.flow.check(self.now_s)
         for turn in turns:
             entry = turn.ticket.entry
-            assert entry.entry_id in self.waiting, "a request that does not wait was dispatched"
+            assert turn.ticket == self.waiting.get(entry.entry_id), "not what waits here"
             assert turn.replica_id in [each.replica_id for each in replicas], "to an engine that is away"
-            assert all(each.entry.tier >= entry.tier for each in self.waiting.values()), (
-                "a lower tier went before a higher one"
-            )
+            self._check_order(turn)
+            self._check_displaced(turn)
             del self.waiting[entry.entry_id]
             self.running[entry.entry_id] = (turn.ticket, turn.replica_id, 0)
+            self.ranks[entry.entry_id] = turn.tier
             self.cost[entry.tenant_id] += entry.predicted_cost
             MET["dispatched"] += 1
         for turn in turns:
@@ -122,11 +163,40 @@ class Histories(RuleBasedStateMachine):
     def running_of(self, replica_id: str) -> list[Ticket]:
         return [ticket for ticket, where, _ in self.running.values() if where == replica_id]
 
+    def band(self, entry: Entry) -> int:
+        return effective_tier(entry.tier, entry.arrived_s, self.now_s, AGEING_S)
+
+    def _check_order(self, turn: Dispatch) -> None:
+        """Bands are strict, but for reservations and for long requests that find no place."""
+        entry = turn.ticket.entry
+        if turn.by_reservation:
+            MET["by reservation"] += 1
+            assert RESERVED[entry.tenant_id] > 0
+            assert turn.tier == 0
+            own = [each.entry for each in self.waiting.values() if each.entry.tenant_id == entry.tenant_id]
+            ordinary = [self.band(each) for each in own if LANES.lane(each) == 0]
+            assert self.band(entry) <= min(ordinary, default=9), "not its own first"
+            return
+        assert turn.tier == self.band(entry), "not the rank of its effective tier"
+        MET["aged"] += turn.tier < entry.tier
+        for other in self.waiting.values():
+            if self.band(other.entry) < turn.tier:
+                assert LANES.lane(other.entry) == 1, "a lower tier went before a higher one"
+                MET["a long one was passed"] += 1
+
+    def _check_displaced(self, turn: Dispatch) -> None:
+        ids = [each.entry_id for each in turn.displaced]
+        assert len(set(ids)) == len(ids)
+        for each in turn.displaced:
+            assert self.running[each.entry_id][1] == turn.replica_id, "it runs elsewhere"
+            assert self.ranks[each.entry_id] > turn.tier, "nobody gives way to its own tier"
+            MET["displaced"] += 1
+
     def _check_window(self, turn: Dispatch) -> None:
-        rank = turn.ticket.entry.tier
+        rank = turn.tier
         size = next(replica for replica in self.replicas if replica.replica_id == turn.replica_id)
-        mates = [each for each in self.running_of(turn.replica_id) if each.entry.tier <= rank]
-        if any(each.entry.tier > rank for each in self.running_of(turn.replica_id)):
+        mates = [each for each in self.running_of(turn.replica_id) if self.ranks[each.entry.entry_id] <= rank]
+        if len(mates) < len(self.running_of(turn.replica_id)):
             MET["passed lower work"] += 1
         if mates:
             live = self.flow.load(turn.replica_id).ahead_of(rank)
@@ -173,13 +243,39 @@ class Histories(RuleBasedStateMachine):
         del self.waiting[entry_id]
         self.gone.add(entry_id)
 
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), tier=st.integers(0, 2))
+    def move(self, data: st.DataObject, tier: int) -> None:
+        entry_id = data.draw(st.sampled_from(sorted(self.waiting)))
+        before = self.waiting[entry_id]
+        moved = self.flow.move(entry_id, tier, self.now_s)
+        assert moved == replace(before, entry=replace(before.entry, tier=tier)), "more than the tier changed"
+        assert self.flow.move("nobody", tier, self.now_s) is None
+        self.waiting[entry_id] = moved
+        MET["moved"] += before.entry.tier != tier
+
+    @staticmethod
+    def expires_s(ticket: Ticket) -> float:
+        if ticket.expires_s is not None:
+            return ticket.expires_s
+        return ticket.entry.arrived_s + TTL_S[ticket.entry.tier]
+
+    @rule()
+    def drain(self) -> None:
+        MET["drained"] += len(self.waiting)
+        drained = self.flow.drain(self.now_s)
+        assert {ticket.entry.entry_id for ticket in drained} == set(self.waiting)
+        assert [ticket.entry.arrived_s for ticket in drained] == sorted(
+            ticket.entry.arrived_s for ticket in drained
+        )
+        self.gone |= set(self.waiting)
+        self.waiting.clear()
+
     @rule()
     def expire(self) -> None:
         late = {ticket.entry.entry_id for ticket in self.flow.expire(self.now_s)}
         expected = {
-            entry_id
-            for entry_id, ticket in self.waiting.items()
-            if self.now_s - ticket.entry.arrived_s >= TTL_S[ticket.entry.tier]
+            entry_id for entry_id, ticket in self.waiting.items() if self.now_s >= self.expires_s(ticket)
         }
         assert late == expected
         MET["expired"] += len(late)
@@ -200,7 +296,7 @@ class Histories(RuleBasedStateMachine):
     def nobody_was_passed_over(self) -> None:
         """Every dispatch in the log went to the tenant with the least service, and to its oldest request."""
         for record in self.flow.log.since(0, 1000):
-            if record.event != "dispatch":
+            if record.event != "dispatch" or record.rule == "reservation":
                 continue
             own = next(each for each in record.backlog if each.tenant_id == record.tenant_id)
             assert record.arrived_s == own.oldest_arrived_s, "a younger request of the tenant went first"
@@ -232,6 +328,12 @@ def test_the_histories_met_what_they_are_about() -> None:
         "beyond prediction",
         "passed lower work",
         "with others waiting",
+        "by reservation",
+        "aged",
+        "a long one was passed",
+        "displaced",
+        "moved",
+        "drained",
     ):
         assert MET[case] > 0, f"no history came to: {case}"
 

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import redis
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -43,12 +42,13 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
 )
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
-from tests.quota import Clock, limit
+from tests.quota import Clock, histories, limit
 
 T = TypeVar("T")
 
 SEQUENCES = 2_000
 STEPS = 8
+NOTHING = Amounts(requests=0)
 
 LIMITS = [
     limit(amount=400, window=Window.MINUTE),
@@ -76,8 +76,21 @@ LIMITS = [
 BUCKETS = [index for index, each in enumerate(LIMITS) if each.is_bucket]
 #: So many per cent of the amounts above are the largest that a rule below ever sets.
 LARGEST_PER_CENT = 150
+LARGEST = {
+    rules.identity(each): each.amount * LARGEST_PER_CENT // 100
+    for each in LIMITS
+    if each.mode is Mode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
+}
 
 KEYS = ["fairgate:registry", *(f"fairgate:{{ten_a}}:{name}" for name in ("counters", "holds", "leases"))]
+
+#: Of the meters of which nothing may be used that is not held.
+FIELD_OF = {
+    Meter.TOTAL_TOKENS: "output_tokens",
+    Meter.OUTPUT_TOKENS: "output_tokens",
+    Meter.COST_NANOUSD: "cost_nanousd",
+    Meter.REQUESTS: "requests",
+}
 
 #: Groups that meet often: the interesting refusals are those that one of several limits causes.
 chosen_limits = st.one_of(
@@ -122,6 +135,7 @@ CASES = ("granted", "settled", "topped up", "top-up denied", "overrun", "expired
 CASES += ("denied bucket", "denied window", "denied concurrency", "would deny", "would deny a top-up")
 CASES += ("cut short", "promise kept", "promise kept though full", "GPU time beyond the hold", "in debt")
 CASES += ("charged while running", "rebuilt", "restored", "repeated", "unknown", "overdue", "repaired")
+CASES += ("forgotten", "less than reported", "repaired below empty", "restored late")
 
 
 @dataclass
@@ -133,6 +147,10 @@ class Live:
     hold: Hold
     covered: Amounts
     used: Amounts
+
+
+def whole(count: int) -> Hold:
+    return Hold.whole(Amounts(output_tokens=count, requests=0))
 
 
 def part_of(amounts: Amounts, per_thousand: tuple[int, ...]) -> Amounts:
@@ -252,13 +270,14 @@ class Twins(RuleBasedStateMachine):
         for _ in range(times):
             self.reserve(chosen, hold, lease_s)
 
-    def reserve(self, chosen: list[int], hold: Hold, lease_s: float) -> None:
+    def reserve(self, chosen: list[int], hold: Hold, lease_s: float) -> str | None:
+        """The request's id, if it was granted."""
         request_id, limits = f"r{next(self.names)}", [self.limits[index] for index in chosen]
         answer = self.both(lambda store: store.reserve(request_id, limits, hold, lease_s))
         if isinstance(answer, Denied):
             shape = "bucket" if answer.limit.is_bucket else "window" if answer.limit.window else "concurrency"
             self.met[f"denied {shape}"] += 1
-            return
+            return None
         assert isinstance(answer, Granted)
         self.met["granted"] += 1
         self.met["exceeded"] += len(answer.exceeded)
@@ -270,6 +289,7 @@ class Twins(RuleBasedStateMachine):
             if state.limit.mode is Mode.HARD and state.limit.window and state.limit.meter is not Meter.GPU_MS:
                 # Also beside what is promised: nobody is admitted at the cost of another's worst case.
                 assert state.used + state.held + state.worst_open <= state.limit.amount
+        return request_id
 
     @precondition(lambda self: self.live)
     @rule(
@@ -328,13 +348,23 @@ class Twins(RuleBasedStateMachine):
         self.met["promise kept though full"] += was_full
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), share=shares, late_ms=st.sampled_from((0, 0, 25)))
-    def settle(self, data: st.DataObject, share: tuple[int, ...], late_ms: int) -> None:
+    @rule(
+        data=st.data(),
+        share=shares,
+        late_ms=st.sampled_from((0, 0, 25)),
+        is_less=st.sampled_from((False, False, True)),
+    )
+    def settle(self, data: st.DataObject, share: tuple[int, ...], late_ms: int, is_less: bool) -> None:
+        """`is_less`: than what top-ups reported, as where the ledger's word counts."""
         request_id = data.draw(st.sampled_from(sorted(self.live)))
-        live, before = self.live[request_id], self.parts(request_id)
-        used = rules.largest(live.used, part_of(live.covered, share))
-        used = replace(used, gpu_ms=used.gpu_ms + late_ms)
-        # Another gateway settles; this one still remembers the request.
+        live = self.live[request_id]
+        used = part_of(live.covered, share)
+        used = used if is_less else rules.largest(live.used, used)
+        self.settle_by(request_id, replace(used, gpu_ms=used.gpu_ms + late_ms))
+
+    def settle_by(self, request_id: str, used: Amounts) -> None:
+        """Another gateway settles; this one still remembers the request."""
+        before = self.parts(request_id)
         assert self.both(lambda store: store.settle(request_id, used), self.other) is True
         self.end(request_id, before, used)
         assert self.both(lambda store: store.top_up(request_id, used, used, used))[0] == "KeyError"  # type: ignore[index]
@@ -343,18 +373,19 @@ class Twins(RuleBasedStateMachine):
         self.met["unknown"] += 1
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), field=st.sampled_from(rules.FIELDS), by_top_up=st.booleans())
-    def more_is_used_than_held(self, data: st.DataObject, field: str, by_top_up: bool) -> None:
+    @rule(data=st.data(), by_top_up=st.booleans())
+    def more_is_used_than_held(self, data: st.DataObject, by_top_up: bool) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         live = self.live[request_id]
-        used = replace(live.used, **{field: getattr(live.covered, field) + 1})
         exact = [
-            (each, part)
+            (FIELD_OF[each.meter], part.covered)
             for each, part in zip(live.limits, self.parts(request_id), strict=True)
-            if each.mode is Mode.HARD and each.meter not in (Meter.GPU_MS, Meter.CONCURRENCY)
+            if each.mode is Mode.HARD and each.meter in FIELD_OF
         ]
-        if not any(used.of(each.meter) > part.covered for each, part in exact):
+        if not exact:
             return
+        field, covered = data.draw(st.sampled_from(exact))
+        used = replace(live.used, **{field: covered + 1})
         if by_top_up:
             answer = self.both(lambda store: store.top_up(request_id, used, used, used))
         else:
@@ -383,8 +414,44 @@ class Twins(RuleBasedStateMachine):
         self.top_up(
             data, share, 0, Amounts(output_tokens=60, gpu_ms=9), Amounts(output_tokens=90, requests=0)
         )
-        self.settle(data, share, 0)
+        self.settle(data, share, 0, False)
         self.met["outlived"] += 1
+
+    def promise(self, count: int) -> str | None:
+        """A request of this minute that holds nothing yet and is promised so many tokens."""
+        return self.reserve([0], Hold(NOTHING, NOTHING, Amounts(output_tokens=count, requests=0)), 4_000)
+
+    def claim(self, request_id: str | None) -> None:
+        """It asks for all it was promised."""
+        if request_id in self.live:
+            assert request_id is not None
+            most = self.live[request_id].hold.most
+            assert isinstance(self.raise_to(request_id, NOTHING, most, most), Granted)
+
+    @rule(count=st.integers(1, 60), other=st.integers(0, 60), settles=st.booleans())
+    def a_promise_outlives_its_minute(self, count: int, other: int, settles: bool) -> None:
+        promised, beside = self.promise(count), self.reserve([0], whole(other), 4_000)
+        # What is held on these windows is settled later: they are forgotten.
+        few = Amounts(output_tokens=5, requests=0, gpu_ms=5)
+        held = [self.reserve([index], Hold.whole(few), 4_000) for index in (9, 12)]
+        empty = [self.reserve([index], whole(0), 4_000) for index in (9, 12)]
+        self.time_passes(61)
+        for index in (0, 9, 12):
+            self.reserve([index], whole(other), 4_000)
+        for request_id in held:
+            if request_id in self.live:
+                self.settle_by(request_id, few)
+        for request_id in empty:
+            if request_id in self.live:
+                self.raise_to(request_id, NOTHING, NOTHING, NOTHING)
+                self.raise_to(request_id, NOTHING, few, few)
+                self.settle_by(request_id, NOTHING)
+                self.met["forgotten"] += 1
+        if promised in self.live:
+            self.raise_to(promised, NOTHING, NOTHING, NOTHING)
+        if settles and beside in self.live:
+            self.settle_by(beside, NOTHING)
+        self.claim(promised)
 
     @rule(
         index=st.sampled_from(BUCKETS),
@@ -399,24 +466,62 @@ class Twins(RuleBasedStateMachine):
         for factor in (1, 1, 2):
             self.reserve([index], Hold.whole(Amounts(output_tokens=tokens * factor, gpu_ms=tokens)), 4_000)
             if self.live:
-                self.settle(data, (1000,) * 5, 0)
+                self.settle(data, (1000,) * 5, 0, False)
             self.clock.now_s = round(self.clock.now_s - back_s, 6)
             back_s = -back_s
             self.change(index, data.draw(st.sampled_from((50, 100))))
 
-    @rule(index=st.sampled_from((0, 9, 12)), is_over=st.booleans(), data=st.data())
-    def a_window_is_repaired(self, index: int, is_over: bool, data: st.DataObject) -> None:
-        """The ledger knows of a little more than was counted; perhaps in a window nobody was in yet."""
-        self.reserve([index], Hold.whole(Amounts(output_tokens=10, gpu_ms=10)), 4_000)
+    @rule(
+        index=st.sampled_from((8, 8, 9, *BUCKETS)),
+        count=st.integers(1, 40),
+        late_ms=st.sampled_from((50, 0)),
+        is_less=st.booleans(),
+    )
+    def a_request_reports_as_it_goes(self, index: int, count: int, late_ms: int, is_less: bool) -> None:
+        """A step may take longer than was held. More is asked for than there is; an older report arrives
+        late; less may be settled than was reported."""
+        held = Amounts(output_tokens=count, requests=0, gpu_ms=count)
+        request_id = self.reserve([index], Hold.whole(held), 4_000)
+        if request_id is not None:
+            used, far = replace(held, gpu_ms=count + late_ms), Amounts(output_tokens=999, gpu_ms=999)
+            for report, asked in ((used, far), (NOTHING, held), (used, held)):
+                self.raise_to(request_id, report, asked, asked)
+            self.settle_by(request_id, NOTHING if is_less else used)
+            self.met["less than reported"] += is_less
+
+    @rule(index=st.sampled_from((10, 11, 12)))
+    def a_limit_that_refuses_nothing_is_exceeded(self, index: int) -> None:
+        half = Amounts(output_tokens=60, requests=0, cost_nanousd=150_000)
+        for _ in range(2):
+            request_id = self.reserve([index], Hold.whole(half), 60)
+            assert request_id is not None
+            assert isinstance(self.raise_to(request_id, NOTHING, *[plus(half, half)] * 2), Granted)
+
+    @rule(
+        index=st.sampled_from((0, 9, 12, *BUCKETS)),
+        more=st.sampled_from((3, 600)),
+        is_over=st.booleans(),
+        data=st.data(),
+    )
+    def a_counter_is_repaired(self, index: int, more: int, is_over: bool, data: st.DataObject) -> None:
+        """The ledger knows of more than was counted; perhaps in a window nobody was in yet, or of more than a
+        bucket holds."""
+        request_id = self.reserve([index], Hold.whole(Amounts(output_tokens=10, gpu_ms=10)), 4_000)
         self.time_passes(61 if is_over else 0)
         [state] = self.both(lambda store: store.states([self.limits[index]]))
-        more = min(3, state.available)
-        self.reserved[state.counter] += more
-        self.charged[state.counter] += more
-        self.both(lambda store: store.rebuild([(state.limit, self.charged[state.counter])]))
+        used = state.used + more
+        if state.limit.window is not None:
+            counted = min(more, state.available)
+            self.reserved[state.counter] += counted
+            self.charged[state.counter] += counted
+            used = self.charged[state.counter]
+        self.both(lambda store: store.rebuild([(state.limit, used)]))
         self.met["repaired"] += 1
+        self.met["repaired below empty"] += state.limit.is_bucket and used > state.limit.amount
+        if request_id in self.live:
+            self.raise_to(request_id, NOTHING, *[Amounts(output_tokens=12, gpu_ms=12)] * 2)
         if self.live:
-            self.settle(data, (1000,) * 5, 0)
+            self.settle(data, (1000,) * 5, 0, False)
 
     # ------------------------------------------------------------ what happens around them
 
@@ -459,31 +564,31 @@ class Twins(RuleBasedStateMachine):
             case "amount":
                 self.change(index, per_cent)
             case "loss":
-                self.everything_is_lost_and_rebuilt()
+                self.everything_is_lost_and_rebuilt(is_asked=True, is_late=False)
 
     def change(self, index: int, per_cent: int) -> None:
         original = LIMITS[index]
         self.limits[index] = replace(original, amount=original.amount * per_cent // 100)
 
-    def everything_is_lost_and_rebuilt(self) -> None:
+    @rule(is_late=st.booleans(), count=st.integers(1, 60))
+    def a_loss_lies_between_two_minutes(self, is_late: bool, count: int) -> None:
+        """`is_late`: the next one begins while holds are restored."""
+        promised = self.promise(count)
+        if not is_late:
+            self.time_passes(61)
+            if (spent := self.reserve([0], whole(count), 4_000)) is not None:
+                self.settle_by(spent, Amounts(output_tokens=count, requests=0))
+        self.everything_is_lost_and_rebuilt(is_asked=False, is_late=is_late)
+        self.claim(promised)
+
+    def everything_is_lost_and_rebuilt(self, *, is_asked: bool, is_late: bool) -> None:
         self.clock.now_s = self.latest_s
         states = self.both(lambda store: store.states(self.limits))
         before = {request_id: self.parts(request_id) for request_id in self.live}
         self.forget()
-        nobody, nothing = next(iter(self.live), "nobody's"), Amounts()
-        operations: tuple[Callable[[QuotaStore], Awaitable[object]], ...] = (
-            lambda store: store.reserve("r", self.limits[:1], Hold.whole(nothing), 60),
-            lambda store: store.top_up(nobody, nothing, nothing, nothing),
-            lambda store: store.settle(nobody, nothing),
-            lambda store: store.renew([nobody], 60),
-            lambda store: store.expire(),
-            lambda store: store.overdue(),
-            lambda store: store.states(self.limits),
-            lambda store: store.ping(),
-        )
-        for operation in operations:
-            assert self.both(operation) == ("QuotaStoreRecovering",)
-        used = [(state.limit, min(state.used, state.limit.amount * 2)) for state in states]
+        if is_asked:
+            self.nobody_is_served()
+        used = [(state.limit, state.used) for state in states]
         self.both(lambda store: store.rebuild(used))
         for request_id, live in list(self.live.items()):
             held = rules.largest(live.covered, live.used)
@@ -500,8 +605,38 @@ class Twins(RuleBasedStateMachine):
                 self.refunded[name] += max(0, old.covered - new.covered)
                 self.charged[name] += new.charged - old.charged
             self.met["restored"] += 1
-        self.both(lambda store: store.finish_rebuild("test", self.epoch()))
+        if is_late:
+            self.one_of_the_next_minute_is_restored()
+        epoch = self.epoch()
+        self.both(lambda store: store.finish_rebuild("test", epoch))
         self.met["rebuilt"] += 1
+
+    def nobody_is_served(self) -> None:
+        nobody, nothing = next(iter(self.live), "nobody's"), Amounts()
+        operations: tuple[Callable[[QuotaStore], Awaitable[object]], ...] = (
+            lambda store: store.reserve("r", self.limits[:1], Hold.whole(nothing), 60),
+            lambda store: store.top_up(nobody, nothing, nothing, nothing),
+            lambda store: store.settle(nobody, nothing),
+            lambda store: store.renew([nobody], 60),
+            lambda store: store.expire(),
+            lambda store: store.overdue(),
+            lambda store: store.states(self.limits),
+            lambda store: store.ping(),
+        )
+        for operation in operations:
+            assert self.both(operation) == ("QuotaStoreRecovering",)
+
+    def one_of_the_next_minute_is_restored(self) -> None:
+        """(Another gateway admitted it from a slice of its own.)"""
+        self.time_passes(61)
+        each, request_id = self.limits[0], f"r{next(self.names)}"
+        assert each.window is not None
+        start_us, _ = rules.window_bounds_us(each.window, each.time_zone, round(self.clock.now_s * 1e6))
+        name, hold = rules.charge_name_at(each, start_us), whole(5)
+        self.both(lambda store: store.restore(request_id, [each], [name], hold, NOTHING, 4_000))
+        self.live[request_id] = Live([each], (name,), hold, hold.first, NOTHING)
+        self.book(request_id, [])
+        self.met["restored late"] += 1
 
     # ------------------------------------------------------------ what always holds
 
@@ -512,20 +647,15 @@ class Twins(RuleBasedStateMachine):
         for request_id, live in self.live.items():
             for name, part in zip(live.names, self.parts(request_id), strict=True):
                 outstanding[name] += part.held
-        largest = {
-            rules.identity(each): each.amount * LARGEST_PER_CENT // 100
-            for each in LIMITS
-            if each.mode is Mode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
-        }
         for name, reserved in self.reserved.items():
             spent = self.charged[name]
             assert rules.conserved(reserved, spent, self.refunded[name], outstanding[name]), name
             identity = name.partition("@")[0]
-            if identity in largest:
+            if identity in LARGEST:
                 # In any window (the name says which), with the largest amount the limit ever had.
                 if ":concurrency:" in identity:
                     spent = 0
-                assert spent + outstanding[name] <= largest[identity]
+                assert spent + outstanding[name] <= LARGEST[identity]
 
     def teardown(self) -> None:
         """(Every answer has shown the counters it touched; here are all.)"""
@@ -539,8 +669,8 @@ class Twins(RuleBasedStateMachine):
             assert state.held == outstanding[state.counter]
             if state.limit.window is not None:
                 assert state.used == self.charged[state.counter]
+        self.no_interval_of_a_bucket_gives_more_than_burst_and_rate()
 
-    @invariant()
     def no_interval_of_a_bucket_gives_more_than_burst_and_rate(self) -> None:
         for each in LIMITS:
             if not each.is_bucket or each.mode is not Mode.HARD or each.meter is Meter.GPU_MS:
@@ -571,16 +701,7 @@ def test_memory_and_redis_are_twins(loop: asyncio.AbstractEventLoop, redis_url: 
     with redis.Redis.from_url(redis_url) as Twins.client:
         run_state_machine_as_test(
             Twins,
-            settings=settings(
-                max_examples=SEQUENCES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                # Nine steps can be read as they are; to shrink them takes minutes.
-                phases=(Phase.generate,),
-                derandomize=True,
-                database=None,
-            ),
+            settings=histories(SEQUENCES, STEPS),
         )
     for store in (Twins.redis, Twins.other):
         loop.run_until_complete(store.close())

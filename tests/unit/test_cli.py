@@ -238,6 +238,8 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
         3,
         "standard",
     )
+    reserved = answer_of("tenant", "set", "acme", "--reserve", "2000", *at)
+    assert reserved["reserved_tokens_per_s"] == 2000  # type: ignore[index,call-overload]
     answer_of("tenant", "suspend", "acme", *at)
     assert answer_of("tenant", "resume", "acme", *at)["status"] == "active"  # type: ignore[index]
 
@@ -248,6 +250,7 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
         (("tenant", "create", "x", "--weight", "0"), "--weight"),
         (("tenant", "create", "x", "--on-low-budget", "ignore"), "--on-low-budget"),
         (("tenant", "set", "x"), "--weight"),
+        (("tenant", "set", "x", "--reserve", "-1"), "--reserve"),
         (("limit", "override", "lim_x", "--amount", "5", "--for", "2h"), "--reason"),
         (("limit", "override", "lim_x", "--amount", "5", "--reason", "r"), "--until"),
         (("limit", "override", "lim_x", "--amount", "-5", "--for", "2h", "--reason", "r"), "--amount"),

@@ -103,7 +103,22 @@ async def test_only_so_many_wait() -> None:
     with pytest.raises(FeedFull):
         await gate.enter("c", {"b": 1}, 1)
     assert await gate.enter("free", {}, 1) is False, "no rate, no wait"
+    others = entering(gate, "others", {"slow": 1, "theirs": 1})
+    assert await passed(others) == ["others"]
+    assert others.result() is False, "a crowd turns nobody away who waits for something else"
+    with pytest.raises(FeedFull):
+        await gate.enter("both", {"theirs": 1, "b": 1}, 1)
     tasks[1].cancel()
+
+
+async def test_only_so_many_wait_in_all() -> None:
+    gate = FeedGate(max_waiting=10, max_waiting_in_all=2)
+    tasks = [entering(gate, f"{name}{bucket}", {bucket: 1}) for bucket in "bc" for name in "12"]
+    assert await passed(*tasks) == ["1b", "1c"]
+    with pytest.raises(FeedFull, match="2 requests wait"):
+        await gate.enter("d", {"d": 1}, 1)
+    for task in tasks:
+        task.cancel()
 
 
 def test_limits_of_other_tiers_are_another_bucket() -> None:

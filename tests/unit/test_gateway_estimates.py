@@ -14,9 +14,12 @@ from engine.forecast.step_time import PRIOR
 from engine.messages import Delta, Inventory, ModelInfo, Ready, RunningSequence, Snapshot, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
-from gateway.estimates import LENGTHS_FILE, Estimates, Size, flights_of, load_lengths, save_lengths
+from gateway.account.estimate import Times
+from gateway.engine_loads import flights_of
+from gateway.estimates import LENGTHS_FILE, Estimates, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
+from gateway.surfaces import Size
 from tenants.pricing import Price, uniform_book
 from tenants.types import Tier
 
@@ -125,36 +128,106 @@ def test_without_an_engine_it_says_that_it_cannot_know() -> None:
     assert bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0).saturated
 
 
-def test_replays_take_at_most_a_fifth_of_the_process() -> None:
-    bench = Bench(replay_took_s=0.016)
+def test_replays_take_at_most_a_twentieth_of_the_process() -> None:
+    bench = Bench(replay_took_s=0.004)
     bench.enqueue(40)
     moments: list[float] = []
     for tick in range(1000):
         now_s = tick * 0.001
         bench.enqueue(3)  # the queue changes all the time
-        before = bench.estimates.replays
+        before = bench.estimates.surfaces.replays
         bench.wait_s(now_s, tenant=f"tenant-{tick % 27}")
-        moments += [now_s] * (bench.estimates.replays - before)
+        bench.estimates.watch(now_s)
+        moments += [now_s] * (bench.estimates.surfaces.replays - before)
     assert len(moments) >= 10
-    assert min(later - earlier for earlier, later in itertools.pairwise(moments)) >= 0.016 * 4
+    assert min(later - earlier for earlier, later in itertools.pairwise(moments)) > 0.004 * 18.9
 
 
-def test_an_answer_is_kept_for_a_moment_and_grows_with_the_queue() -> None:
+def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
     bench = Bench()
     bench.enqueue(10)
     bench.dispatch()
     bench.enqueue(100, tenant="me")
     first = bench.wait_s(0.0)
-    assert bench.wait_s(0.02) == first
-    assert bench.estimates.replays == 1
-    bench.enqueue(4, tenant="me")
-    assert bench.wait_s(0.03) == pytest.approx(first * 105 / 101)
-    assert bench.estimates.replays == 1
-    bench.enqueue(40, tenant="me")
-    assert bench.wait_s(0.04) > first * 1.2
-    assert bench.estimates.replays == 2, "the queue has changed too much for an old answer"
-    bench.wait_s(10.0)
-    assert bench.estimates.replays == 3
+    assert bench.estimates.surfaces.replays == 1, "the first one pays for the surface"
+    for tick in range(1, 40):
+        bench.wait_s(tick * 0.01)
+    assert bench.estimates.surfaces.replays == 1, "no request after it does"
+    bench.estimates.watch(0.4)
+    bench.estimates.watch(0.49)
+    assert bench.estimates.surfaces.replays == 2, "nobody asked since"
+    for tick in range(100):
+        bench.estimates.watch(0.5 + tick * 0.01)
+        bench.wait_s(0.5 + tick * 0.01)
+    assert 2 + 15 <= bench.estimates.surfaces.replays <= 2 + 21, "twenty a second"
+    assert bench.wait_s(1.5) == pytest.approx(first)
+
+
+def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
+    bench = Bench()
+    bench.enqueue(10)
+    bench.dispatch()
+    bench.enqueue(100, tenant="me")
+    first = bench.wait_s(0.0)
+    bench.enqueue(20, tenant="me")
+    read_off = bench.wait_s(0.03)
+    assert first * 1.05 < read_off
+    bench.estimates.watch(0.05)
+    assert bench.estimates.surfaces.replays == 2
+    assert read_off == pytest.approx(bench.wait_s(0.06), rel=0.1)
+
+
+def test_quotes_replay_for_themselves_and_for_all_tiers_at_once_within_limits() -> None:
+    bench = Bench(replay_took_s=0.01)
+    bench.enqueue(10)
+    bench.dispatch()
+    bench.enqueue(40)
+    tiers = list(Tier)
+    offers = bench.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.0)
+    assert bench.estimates.surfaces.replays == 1
+    waits = [offers[tier].wait_s[0] for tier in tiers]
+    assert waits == sorted(waits)
+    assert waits[0] < waits[2]
+    for _ in range(20):
+        bench.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.0)
+    assert 2 <= bench.estimates.surfaces.replays <= 5, "then an older answer does"
+    busy = Bench()
+    busy.enqueue(300)
+    busy.wait_s(0.0)
+    assert busy.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.01)
+    assert busy.estimates.surfaces.replays == 1, "a long queue is not copied for one quote"
+    promise = offers[Tier.STANDARD].promise
+    assert promise is not None
+    assert promise.bucket.kind == "binding"
+
+
+def test_of_many_requests_fifty_a_second_are_judged_and_of_few_all() -> None:
+    bench = Bench()
+    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+    judged = lambda: bench.estimates.calibration.coverage["plain", "e2e", 0.9].judged  # noqa: E731
+    for number in range(100):
+        bench.estimates.judge(told, Times(0.0, 0.0, 0.1, 1.0 + number, 1.0 + number), 50)
+    assert judged() == 100
+    for number in range(20_000):
+        # Four at once, two thousand a second.
+        ended_s = 200.0 + number // 4 * 0.002
+        bench.estimates.judge(told, Times(0.0, 0.0, 0.1, ended_s, ended_s), 50)
+    assert 100 + 400 <= judged() <= 100 + 1_000
+
+
+def test_what_became_of_requests_puts_later_estimates_right() -> None:
+    bench = Bench()
+    for number in range(100):
+        at_s = 10.0 * number
+        told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+        bench.estimates.judge(told, Times(at_s, at_s, at_s + 0.3, at_s + 8.0, at_s + 8.0), 50)
+    told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+    assert told.ttft_s[1] == pytest.approx(0.3, rel=0.1)
+    assert told.e2e_s[1] == pytest.approx(8.0, rel=0.1)
+    assert bench.estimates.calibration.coverage["plain", "ttft", 0.9].judged == 100
+    for _ in range(5):
+        bench.estimates.refused(told, 1_000.0)
+    assert bench.estimates.calibration.refused.known_misses == 5
 
 
 def test_what_flies_is_taken_as_the_engine_last_reported_it() -> None:

@@ -119,7 +119,7 @@ def test_a_directory_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None
 
 def test_the_gateway_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, gateway.app, gateway.upstream.local_engine, gateway.recovery\n"
+        "import sys, gateway.app, gateway.upstream.local_engine, gateway.upstream.openai, gateway.recovery\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(loaded & {'torch', 'transformers', 'numpy', 'triton', 'kernels'}))"
     )

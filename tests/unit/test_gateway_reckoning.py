@@ -50,6 +50,14 @@ def test_without_an_engine_the_last_report_is_charged_and_the_doubt_is_named() -
     assert (found.detail["basis"], found.detail["uncertain_tokens"]) == ("last_report", 40 + 20 + 20 - 55)
 
 
+def test_the_last_report_bills_tokens_as_they_were_and_counts_them_as_limits_do() -> None:
+    reported = {"used": [5, 138, 17_500, 1, 7], "tokens": [10, 55, 17_500, 1, 7]}
+    request = OpenRequest(RESERVE, (replace(top_up(1, 110, []), detail=reported),))
+    found = reckon(request, [], BOOK)
+    assert found.charged == Amounts(10, 55, 17_500, 1, 7)
+    assert found.counted == Amounts(5, 138, 17_500, 1, 7)
+
+
 def test_what_was_never_topped_up_and_no_engine_knows_is_charged_nothing() -> None:
     found = reckon(OpenRequest(RESERVE), [], BOOK)
     assert found.charged == found.counted == Amounts(requests=0)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +15,7 @@ from kernels import numba_products
 from kernels.batch import array_of
 from kernels.numba_products import PANEL, lay_out, multiply, padded, plain_weight
 
+REPOSITORY = Path(__file__).parents[2]
 SHAPES = [(1, 1), (5, 3), (64, 17), (65, 64), (300, 33)]
 
 
@@ -67,3 +73,41 @@ def test_every_height_of_a_tile_is_met() -> None:
         tiles = -(-rows // numba_products.TILE_ROWS)
         heights |= {rows * (tile + 1) // tiles - rows * tile // tiles for tile in range(tiles)}
     assert heights == set(range(1, numba_products.TILE_ROWS + 1))
+
+
+def test_panels_of_another_machines_width_give_the_same_bits(tmp_path: Path) -> None:
+    """Wide ones are for AVX-512, narrow ones for the rest: what runs elsewhere is tried here too."""
+    script = f"""
+import sys
+import numpy as np
+from kernels import numba_products as products
+
+vectors = 1 if products.VECTORS == 4 else 4
+products.VECTORS, products.PANEL = vectors, vectors * products.LANES
+rows, weight, bias = (np.load(f"{tmp_path}/{{name}}.npy") for name in ("rows", "weight", "bias"))
+panels = products.lay_out(weight)
+width = products.padded(len(weight))
+whole_bias = np.zeros(width, dtype=np.float32)
+whole_bias[: len(weight)] = bias
+for count in range(1, len(rows) + 1):
+    result = np.empty((count, width), dtype=np.float32)
+    products.multiply(rows[:count], panels, whole_bias, result, 2)
+    np.save(f"{tmp_path}/result-{{count}}.npy", result[:, : len(weight)])
+print(width)
+"""
+    rows, weight, bias = draw(25, 50, seed=3), draw(150, 50, seed=1), draw(150, seed=2)
+    for name, values in (("rows", rows), ("weight", weight), ("bias", bias)):
+        np.save(tmp_path / f"{name}.npy", values.numpy())
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == (160 if PANEL == 64 else 192)
+    for count in range(1, 26):
+        other = torch.from_numpy(np.load(tmp_path / f"result-{count}.npy"))
+        assert torch.equal(product(rows[:count], weight, bias), other), count

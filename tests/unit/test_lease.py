@@ -57,6 +57,27 @@ def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
     assert outputs(hold([bucket(2)], sequences=3))[0] == 3
 
 
+def cut(limits: list[Limit], *, ahead: int, most: int) -> lease.Hold:
+    return lease.first_hold(limits, sizes, lambda tokens: tokens, 1, ahead, most, may_be_cut=True)
+
+
+def test_a_short_answer_that_is_promised_anyway_is_held_whole() -> None:
+    assert outputs(hold([window()], ahead=20, most=100)) == (1, 100, 100)
+    assert outputs(hold([window()], ahead=20, most=lease.SHORT_TOKENS + 1))[1] == 20
+    assert outputs(hold([window()], sequences=2, ahead=20, most=2 * lease.SHORT_TOKENS))[1] == 1_024
+    assert outputs(cut([window()], ahead=20, most=100)) == (1, 20, 100), "others may find room beside it"
+
+
+def test_a_short_answer_is_held_at_once_where_it_is_a_modest_share_of_every_burst() -> None:
+    burst = 100 * lease.MODEST_SHARE
+    assert outputs(hold([bucket(burst)], ahead=20, most=100)) == (100, 100, 100)
+    assert outputs(hold([bucket(burst)], ahead=20, most=101)) == (20, 20, 101), "what is predicted, then"
+    assert outputs(hold([bucket(burst), bucket(burst - 1)], ahead=101, most=101)) == (16, 101, 101)
+    assert outputs(cut([bucket(burst)], ahead=20, most=100)) == (20, 20, 100)
+    total = bucket(burst + 2, Meter.TOTAL_TOKENS)
+    assert outputs(hold([total], ahead=20, most=100))[0] == 100, "the prompt is no part of the share"
+
+
 def test_where_nothing_counts_the_output_all_of_it_is_covered_at_once() -> None:
     assert outputs(hold([])) == (1, 4_000, 4_000)
     assert outputs(hold([window(Meter.REQUESTS), window(Meter.INPUT_TOKENS)]))[1] == 4_000
@@ -153,6 +174,41 @@ def test_it_is_asked_for_before_the_engine_would_wait() -> None:
     assert not lease.is_due([Part(100, 100, 100)], 40, 40.0), "it is at its own end"
     assert not lease.is_due([Part(100, 100, 500, is_live=False)], 40, 40.0)
     assert not lease.is_due([Part(97, 100, 500)], 4, 40.0), "never earlier than half a chunk"
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 2_000),
+    st.lists(st.floats(0.0, 4_000.0, allow_nan=False), min_size=1, max_size=20),
+)
+def test_looking_now_and_then_misses_no_end_of_a_lease(covered: int, more: int, paces: list[float]) -> None:
+    """However the pace changes, somebody looks before the sequence comes to the end of its lease, or at it;
+    at a pace that lasts, no later than who looks at every token."""
+    chunk = 16
+    look, looked, due_at = 1, 0, None
+    for emitted in range(1, covered + 1):
+        part = Part(emitted, covered, covered + more)
+        pace = paces[emitted % len(paces)]
+        if emitted >= look:
+            looked += 1
+            if lease.is_due([part], chunk, pace):
+                due_at = emitted
+                break
+            look = lease.next_look(part, chunk, pace)
+            assert emitted < look <= covered
+    assert due_at is not None
+    assert looked <= 20 + covered.bit_length()
+    if len(set(paces)) == 1:
+        every = next(
+            n for n in range(1, covered + 1) if lease.is_due([Part(n, covered, covered + more)], chunk, pace)
+        )
+        assert due_at == every
+
+
+def test_a_sequence_that_needs_no_more_is_not_looked_at() -> None:
+    assert lease.next_look(Part(3, 100, 100), 16, 40.0) == lease.FOR_EVER
+    assert lease.next_look(Part(3, 10, 100, is_live=False), 16, 40.0) == lease.FOR_EVER
+    assert lease.next_look(Part(95, 100, 500), 40, 40.0) == 96, "it is due: at the next token"
 
 
 def test_a_chunk_is_a_second_of_decoding_that_fits_the_bursts() -> None:

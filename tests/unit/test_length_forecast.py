@@ -119,7 +119,7 @@ def test_it_survives_a_restart() -> None:
     "data",
     [
         {},
-        {"version": 2, "models": [], "tenants": []},
+        {"version": 3, "models": [], "tenants": []},
         {"version": 1, "models": [["m"]], "tenants": []},
         {"version": 1, "models": [["m", {"samples": 1, "filled": [[9999, 1.0]]}]], "tenants": []},
         {"version": 1, "models": [["m", {"samples": 1, "filled": [[3, float("nan")]]}]], "tenants": []},

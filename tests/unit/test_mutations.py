@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.lua import LUA_MUTATIONS
-from tests.mutants.mutations import MUTATIONS, Mutation
+from tests.mutants.mutations import Mutation
+from tests.mutants.run import EVERY
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("mutation", [*MUTATIONS, *LUA_MUTATIONS], ids=lambda each: each.name)
+@pytest.mark.parametrize("mutation", EVERY, ids=lambda each: each.name)
 def test_a_mutation_has_its_place_its_test_and_its_line(mutation: Mutation) -> None:
     assert (ROOT / mutation.path).read_text().count(mutation.before) == 1
     path, _, test = mutation.tests.partition("::")
@@ -21,5 +21,4 @@ def test_a_mutation_has_its_place_its_test_and_its_line(mutation: Mutation) -> N
 
 
 def test_there_are_at_least_ten() -> None:
-    every = [*MUTATIONS, *LUA_MUTATIONS]
-    assert len({each.name for each in every}) == len(every) >= 10
+    assert len({each.name for each in EVERY}) == len(EVERY) >= 10

@@ -16,6 +16,8 @@ from engine.scheduling.smdp.states import SHORT_ONES, SIZES, WAIT, Grid
 from ops.bench.batch_queue import Arrivals
 from tests.batch_line import RandomPressure, by_table, tokens
 
+pytestmark = pytest.mark.long
+
 STEP_TIME = StepTime(
     base_s=12e-3,
     per_token_s=300e-6,

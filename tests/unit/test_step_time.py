@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from engine.core import EngineConfig, EngineCore
 from engine.forecast.step_time import PRIOR, StepTimeModel, predict_step_s, solve
-from engine.messages import StepTime
+from engine.messages import StepTime, Submit
+from engine.virtual import VirtualClock, VirtualRunner, VirtualTexts
 
 SLOW_CPU = StepTime(
     base_s=12e-3,
@@ -130,3 +132,44 @@ def test_the_solver_solves() -> None:
     wanted = [7.0, -0.5, 2.0]
     right = [sum(a * x for a, x in zip(row, wanted, strict=True)) for row in matrix]
     assert solve([list(row) for row in matrix], right) == pytest.approx(wanted)
+
+
+def test_what_passes_between_two_steps_counts_and_idleness_does_not() -> None:
+    """The engine's own work (messages, scheduling) is a step's time, too, as long as there is work."""
+    clock = VirtualClock()
+    core = EngineCore(VirtualRunner(clock), VirtualTexts(), EngineConfig(), clock)
+    host_s = 0.5
+
+    def decode(name: str) -> None:
+        core.submit(
+            Submit(
+                sequence_id=name,
+                request_id=name,
+                tenant_id="t",
+                prompt_token_ids=[1, 2, 3],
+                max_tokens=60,
+                lease_tokens=60,
+            ),
+            "g",
+        )
+        while core.has_work():
+            core.step()
+            clock.advance(host_s)
+
+    decode("first")
+    learned_s = core.step_time.predict(1, 30, 1)
+    assert learned_s == pytest.approx(host_s, rel=0.2)
+    clock.advance(3600.0)
+    decode("second")
+    assert core.step_time.predict(1, 30, 1) == pytest.approx(learned_s, rel=0.2)
+
+
+def test_outliers_are_clipped_by_their_relative_error_both_ways() -> None:
+    """Twelve times too long and twelve times too short bend the model as little as thrice would."""
+    for factor in (12.0, 1 / 12):
+        model, bent = trained(SLOW_CPU, 400), trained(SLOW_CPU, 400)
+        truth_s = predict_step_s(SLOW_CPU, 32, 10_000, 32)
+        for each, size in ((model, 3.0 if factor > 1 else 1 / 3), (bent, factor)):
+            for _ in range(8):
+                each.observe(32, 10_000, 32, truth_s * size)
+        assert bent.predict(32, 10_000, 32) == pytest.approx(model.predict(32, 10_000, 32), rel=0.05)

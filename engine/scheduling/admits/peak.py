@@ -113,7 +113,7 @@ class PeakAdmit:
             submit = sequence.submit
             known = len(sequence.token_ids)
             median = sequence.predicted_output_tokens
-            high = submit.predicted_high_tokens or median * UNKNOWN_SPREAD
+            high = sequence.predicted_high_tokens or median * UNKNOWN_SPREAD
             output = median
             if high > median:
                 output += (high - median) * above_median // (HIGH_PERMILLE - MEDIAN_PERMILLE)

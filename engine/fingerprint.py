@@ -1,0 +1,44 @@
+"""Is this the model, and is this the machine, that something was learned on?
+
+A fingerprint of a model directory (its config and the names, sizes and heads of its weight files: reading
+gigabytes of weights would take longer than loading them) and a name of the machine (processor and cores).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+HEAD_BYTES = 1 << 20
+"""Of each weight file: a safetensors header names every tensor, its shape and place."""
+
+
+def model_fingerprint(model_dir: Path) -> str:
+    """32 hexadecimal digits; changes with the config, the tensors' names and shapes and the first weights.
+
+    Raises OSError for a directory that cannot be read.
+    """
+    digest = hashlib.sha256((model_dir / "config.json").read_bytes())
+    for path in sorted(model_dir.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"\0{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(HEAD_BYTES))
+            file.seek(max(0, size - HEAD_BYTES))
+            digest.update(file.read(HEAD_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def machine_name() -> str:
+    """The processor and how many cores it has here, as in "Intel(R) Xeon(R) Gold 6448Y, 2 cores, x86_64"."""
+    processor = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                processor = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{processor}, {os.cpu_count() or 1} cores, {platform.machine()}"

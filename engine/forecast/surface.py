@@ -1,0 +1,187 @@
+"""How long would a request wait, of any tenant, in any tier, of any size, if it came now?
+
+One replay of the queue (`probing.py`) answers for all of them: probes of a few sizes in each line (tenant
+and tier) see when they would have their turn, and what. A request's own forecast is read off between the
+points of its line by its own cost, which takes tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import expm1, hypot, log, sqrt
+
+from engine.forecast.quote import LENGTH_INFLATION, REPLAY_ERROR, Z90, Forecast
+from engine.forecast.replayed_engine import EngineLoad
+from engine.forecast.step_time import predict_step_s
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+
+NEWCOMER = "\0newcomer"
+"""The tenant of probes that stand for tenants which had nothing to do."""
+LENGTH_SPREAD = 0.7
+"""Standard deviation of the logarithm of an answer's length, for what goes first."""
+LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
+"""Of one lognormal length over its mean; of n of them 1/n of it."""
+SMALLEST_ERROR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Requests of one tenant in one tier."""
+
+    tenant_id: str
+    tier: int
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Point:
+    """What one probe saw at its turn."""
+
+    cost: int
+    wait_s: float = 0.0
+    completed: int = 0
+    """Answers that had to end before."""
+    place_s: float = 0.0
+    """From its turn until the engine has a place for it."""
+    prompt_tokens_ahead: int = 0
+    """Prompts that the engine computes before its own."""
+    decodes: int = 0
+    context_tokens: int = 0
+    tpot_s: float = 0.0
+    ahead_own: int = 0
+    ahead_others: int = 0
+    ahead_higher: int = 0
+    is_reached: bool = False
+    engine: int = -1
+    """Index of the engine that takes it."""
+
+
+@dataclass(slots=True)
+class Surface:
+    """The answer of one replay. Read-only."""
+
+    at_s: float
+    points: Mapping[tuple[str, int], Sequence[Point]]
+    """By (tenant, tier), in order of cost."""
+    loads: Sequence[EngineLoad]
+    error: float
+    """Relative error of the step-time model."""
+    samples: int
+    is_extrapolated: bool
+    dispatch_gap_s: float
+    """Mean time between two turns while somebody waited; 0: nobody did."""
+    free_places: Mapping[int, int]
+    """By tier: requests that could be dispatched at once."""
+
+    def knows(self, tenant_id: str, tier: int) -> bool:
+        """Whether this line had probes of its own."""
+        return (tenant_id, tier) in self.points
+
+    def read(
+        self,
+        tenant_id: str,
+        tier: int,
+        input_tokens: int,
+        sequences: int,
+        output_tokens: tuple[int, int],
+        *,
+        more_ahead: int = 0,
+        more_prompt_tokens: int = 0,
+    ) -> Forecast:
+        """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence. What happened
+        since the replay: so many more requests (`more_ahead`) stand before it or took a free place, and so
+        many prompt tokens were sent to the engines.
+
+        A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
+        known.
+        """
+        points = self.points.get((tenant_id, tier)) or self.points[NEWCOMER, tier]
+        cost = input_tokens * INPUT_TOKEN_COST + output_tokens[0] * sequences * OUTPUT_TOKEN_COST
+        seen = _between(points, cost)
+        wait_s = seen.wait_s
+        if wait_s > 0:
+            wait_s = max(0.0, wait_s + more_ahead * self.dispatch_gap_s)
+        elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
+            wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, output_tokens[0]))
+        prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
+        start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
+        tpot_s = seen.tpot_s
+        own = LENGTH_VARIANCE / max(1, seen.completed)
+        error = max(SMALLEST_ERROR, self.error)
+        off = Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
+        ttft_s = wait_s + start_up_s
+        ttft_off_s = hypot(wait_s * off, start_up_s * Z90 * error)
+        rest, rest_high = output_tokens[0] - 1, output_tokens[1] - 1
+        e2e_s = ttft_s + tpot_s * rest
+        e2e_off_s = hypot(ttft_off_s, tpot_s * (rest_high - rest), tpot_s * Z90 * error * rest)
+        return Forecast(
+            wait_s=(wait_s, wait_s * (1 + off)),
+            ttft_s=(ttft_s, ttft_s + ttft_off_s),
+            tpot_s=(tpot_s, tpot_s * (1 + Z90 * error)),
+            e2e_s=(e2e_s, e2e_s + e2e_off_s),
+            output_tokens=output_tokens,
+            tokens_ahead={
+                "own": seen.ahead_own if wait_s > 0 else 0,
+                "others": seen.ahead_others if wait_s > 0 else 0,
+                "higher_tier": seen.ahead_higher if wait_s > 0 else 0,
+            },
+            basis=("replay, extrapolated" if self.is_extrapolated else "replay")
+            + ("" if self.samples else ", step time not measured yet"),
+            samples=self.samples,
+            saturated=not seen.is_reached,
+        )
+
+    def _start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
+        """From its place to its first token: the step under way, then prompts in chunks."""
+        if not self.loads:
+            return 0.0
+        load = self.loads[max(0, point.engine)]
+        budget = max(1, load.max_batched_tokens - point.decodes)
+        tokens = ahead_tokens + input_tokens
+        steps = -(-tokens // budget)
+        context = steps * point.context_tokens + input_tokens * (input_tokens + 1) // (2 * max(1, sequences))
+        rows = steps * point.decodes + max(steps, sequences)
+        prefill_s = predict_step_s(load.step_time, tokens + steps * point.decodes, context, rows)
+        under_way_s = point.tpot_s / 2 if point.decodes or ahead_tokens else 0.0
+        return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
+
+    def _place_gap_s(self, point: Point, output_tokens: int) -> float:
+        """Time between two ends where every place is taken by answers like this one."""
+        places = sum(load.max_sequences for load in self.loads)
+        return output_tokens * point.tpot_s / max(1, places)
+
+
+def _between(points: Sequence[Point], cost: int) -> Point:
+    """The point at a cost: one that was seen, or what lies between two, by the logarithm of the cost."""
+    index = bisect_left(points, cost, key=_cost)
+    if index == 0:
+        return points[0]
+    if index == len(points):
+        return points[-1]
+    low, high = points[index - 1], points[index]
+    part = log(cost / low.cost) / log(high.cost / low.cost)
+
+    def mix(first: float, second: float) -> float:
+        return first + part * (second - first)
+
+    return Point(
+        cost=cost,
+        wait_s=mix(low.wait_s, high.wait_s),
+        completed=round(mix(low.completed, high.completed)),
+        place_s=mix(low.place_s, high.place_s),
+        prompt_tokens_ahead=round(mix(low.prompt_tokens_ahead, high.prompt_tokens_ahead)),
+        decodes=low.decodes,
+        context_tokens=low.context_tokens,
+        tpot_s=mix(low.tpot_s, high.tpot_s),
+        ahead_own=round(mix(low.ahead_own, high.ahead_own)),
+        ahead_others=round(mix(low.ahead_others, high.ahead_others)),
+        ahead_higher=round(mix(low.ahead_higher, high.ahead_higher)),
+        is_reached=low.is_reached and high.is_reached,
+        engine=low.engine,
+    )
+
+
+def _cost(point: Point) -> int:
+    return point.cost

@@ -1,0 +1,118 @@
+"""How does one band (a tier, or a lane of it) rank the tenants that share counters with all others?
+
+The lift is each band's own. Batch work may have used idle capacity all night and stand a billion tokens
+above the interactive tenants; a tenant that sends one batch request must be lifted to those, or it would
+have the batch tier to itself, but must not carry that into the interactive tier, where it would starve. So a
+band ranks a tenant by *shared counter + its lift in this band*. `TieredQueue.counters_by_tenant` names
+exactly the numbers a band ranks by: use it, not the shared counters, to log a dispatch or to audit one.
+
+Who comes may be let stand a little below the others (`Lag`), where whoever owns the queue knows that it was
+not idle; without, nobody may.
+
+The other way round, an entry that waited so long that it is moved up (`move`, `aged`) would starve in the
+band above for the capacity that its tenant used below. So the tenant starts there at the lowest who wait, as
+a newcomer would; its earlier debt counts no longer in that band. What it got there since counts: a tenant
+whose entries come up again and again has one share of the band, and not each time the first place (start tags
+as in Goyal et al., "Start-time fair queueing", SIGCOMM 1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
+from engine.scheduling.order import ServiceCountersLike
+
+Lag = Callable[[str], int]
+"""How far below the others a tenant may stand that comes into an empty line, on the counters' scale."""
+
+
+def no_lag(tenant_id: str) -> int:
+    """Nobody was anything but idle."""
+    return 0
+
+
+class BandCounters:
+    """The shared counters as one band sees them: plus what the band lifted each tenant by."""
+
+    def __init__(
+        self, shared: ServiceCountersLike, *, max_tenants: int = MAX_TENANTS, lag: Lag = no_lag
+    ) -> None:
+        self._shared = shared
+        self._lag = lag
+        self._lifts: dict[str, int] = {}
+        self._floor: int | None = None
+        self._max_tenants = max_tenants
+        self._lowered = LoweredLog()
+        self._finishes: dict[str, int] = {}
+        """Of tenants that were once rebased: where they stood after their last turn here."""
+        self.lifts = True
+        """Whether `lift` acts; not while entries that waited already are only moved."""
+
+    @property
+    def served_cost(self) -> int:
+        """Of all tenants and tiers."""
+        return self._shared.served_cost
+
+    def value(self, tenant_id: str) -> int:
+        """Shared counter + lift."""
+        value = self._shared.value(tenant_id) + self._lifts.get(tenant_id, 0)
+        return value if self._floor is None else max(value, self._floor)
+
+    def charge(self, tenant_id: str, weight: float, cost: int) -> None:
+        """Charges the shared counter."""
+        self._shared.charge(tenant_id, weight, cost)
+
+    def lift(self, tenant_id: str, to: int) -> None:
+        """Raises the tenant in this band only, to `to` less its lag."""
+        if not self.lifts or to <= self.value(tenant_id):
+            return
+        to -= self._lag(tenant_id)
+        if to <= self.value(tenant_id):
+            return
+        self._lifts[tenant_id] = to - self._shared.value(tenant_id)
+        if len(self._lifts) > self._max_tenants:
+            ranked = {lifted: self.value(lifted) for lifted in self._lifts}
+            kept, self._floor = forget_smallest(ranked, self._floor or 0)
+            self._lifts = {lifted: lift for lifted, lift in self._lifts.items() if lifted in kept}
+
+    def rebase(self, tenant_id: str, to: int) -> None:
+        """Lowers a tenant in this band only: to `to`, but not below where its last turn left it."""
+        to = max(to, self._finishes.get(tenant_id, to))
+        if to >= self.value(tenant_id):
+            return
+        self._lifts[tenant_id] = to - self._shared.value(tenant_id)
+        self._lowered.note(tenant_id)
+        self._finishes[tenant_id] = to
+        while len(self._finishes) > self._max_tenants:
+            del self._finishes[next(iter(self._finishes))]
+
+    def had_turn(self, tenant_id: str) -> None:
+        """The tenant's turn in this band is charged."""
+        if tenant_id in self._finishes:
+            self._finishes[tenant_id] = self.value(tenant_id)
+
+    def unlift(self, tenant_id: str) -> None:
+        """Forgets the tenant's lift in this band."""
+        if self._lifts.pop(tenant_id, 0):
+            self._lowered.note(tenant_id)
+
+    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
+        """Tells at each call whose number here fell since the last: the shared counter, or the lift."""
+        read_shared, read_lifts = self._shared.lowered_reader(), self._lowered.reader()
+
+        def read() -> Collection[str] | None:
+            shared, lifts = read_shared(), read_lifts()
+            if shared is None or lifts is None:
+                return None
+            return (*shared, *lifts) if lifts else shared
+
+        return read
+
+    def clone(self, shared: ServiceCountersLike) -> BandCounters:
+        """An independent copy over other shared counters; its readers start anew."""
+        copy = BandCounters(shared, max_tenants=self._max_tenants, lag=self._lag)
+        copy._lifts = dict(self._lifts)
+        copy._floor = self._floor
+        copy._finishes = dict(self._finishes)
+        return copy

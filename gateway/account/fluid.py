@@ -1,0 +1,462 @@
+"""When would each of these requests have come to its tokens under an ideal fluid fair share?
+
+The engine's step, divided like a fluid. Places (sequences, as far as memory goes) are weighted max-min
+shares of the backlogged tenants, a higher tier's before all lower ones'; within a tenant who came first goes
+first. A place may be given away at any token, and cannot be cut: what is less than one goes to whoever has
+one, then to the tenant that had the least service for its weight since it was idle. Of a step's time no
+tenant in it gets more than its weighted share as long as others make use of theirs, so that a large prompt
+cannot stretch everybody's steps. A step takes what the step-time model says of what is in it. No real
+scheduler can do this, which deals in whole tokens and steps, so it is what a policy is measured by
+(generalised processor sharing: Parekh and Gallager 1993; max-min by water-filling: Bertsekas and Gallager,
+Data Networks, 6.5.2).
+
+A request alone on an idle engine is the same with one job. Pure; times in seconds on any one clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.messages import StepTime
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+
+MAX_EVENTS = 60_000
+"""Changes of the shares that are followed; more jobs than that allows are judged from fewer."""
+_DONE = 1e-6
+"""Tokens: less is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request as it really was: its size is known, or as good as."""
+
+    job_id: str
+    tenant_id: str
+    tier: int
+    weight: float
+    arrived_s: float
+    input_tokens: int
+    """To compute, all sequences together: what the prefix cache had is not in it."""
+    output_tokens: int
+    """Emitted, all sequences together."""
+    sequences: int = 1
+    cached_tokens: int = 0
+    left_s: float = math.inf
+    """When it was taken away unfinished: from then on it is in nobody's way."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """What it occupies at its end."""
+        return self.input_tokens + self.cached_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The engines that served, all alike."""
+
+    step_time: StepTime
+    max_sequences: int
+    max_batched_tokens: int
+    kv_tokens: int
+    replicas: int = 1
+
+    @property
+    def longest_step_s(self) -> float:
+        """A step as full as can be: between two steps no engine can change its mind."""
+        return self.step_s(self.max_batched_tokens, 0, self.max_sequences)
+
+    def step_s(self, tokens: float, context_tokens: float, sequences: float) -> float:
+        """Seconds for one engine's step."""
+        model = self.step_time
+        return (
+            model.base_s
+            + model.per_token_s * tokens
+            + model.per_context_token_s * context_tokens
+            + model.per_sequence_s * sequences
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """When a job had its first and its last token; infinite: not within what was followed."""
+
+    first_token_s: float
+    last_token_s: float
+
+
+def fair_share(
+    jobs: Iterable[Job],
+    machine: Machine,
+    wanted: Collection[str] | None = None,
+    serving: Sequence[tuple[float, int]] = (),
+) -> dict[str, Finish]:
+    """By job id; `wanted`: only as far as it takes to know of these. `serving`: since when how many replicas
+    served, in order; before the first entry all did."""
+    chosen = list(jobs)
+    fluid = Fluid(chosen, machine, serving)
+    fluid.run(wanted=wanted)
+    ids = wanted if wanted is not None else [job.job_id for job in chosen]
+    return {job_id: fluid.finish(job_id) for job_id in ids}
+
+
+def alone(job: Job, machine: Machine) -> Finish:
+    """`job` with nobody else, on one engine that has nothing else to do."""
+    return fair_share([job], machine)[job.job_id]
+
+
+def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
+    """Shares of `capacity`: nobody gets more than it demands, and who gets less than that has as much per
+    weight as anybody."""
+    if sum(demands) <= capacity:
+        return [float(demand) for demand in demands]
+    shares = [0.0] * len(demands)
+    left, weight_left = float(capacity), float(sum(weights))
+    # Who demands least for its weight is satisfied first; what it leaves is for the others.
+    for index in sorted(range(len(demands)), key=lambda each: demands[each] / weights[each]):
+        shares[index] = min(float(demands[index]), max(0.0, left * weights[index] / weight_left))
+        left -= shares[index]
+        weight_left -= weights[index]
+    return shares
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A job on its way."""
+
+    job: Job
+    prompt_left: float
+    output_left: float
+    first_token_s: float = math.inf
+    rate: float = 0.0
+    """Tokens a second, of its prompt or of its answer, whichever it is at."""
+    places: float = 0.0
+
+    @staticmethod
+    def of(job: Job) -> _Live:
+        """One that has had nothing yet."""
+        return _Live(job, float(max(1, job.input_tokens)), float(job.output_tokens))
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.prompt_left <= _DONE
+
+    @property
+    def context_tokens(self) -> float:
+        """That each of its tokens attends to, on average over what is left of this phase."""
+        job = self.job
+        prompt = (job.input_tokens + job.cached_tokens) / job.sequences
+        if self.is_decoding:
+            return prompt + (job.output_tokens - self.output_left / 2) / job.sequences
+        return job.cached_tokens / job.sequences + job.input_tokens / job.sequences / 2
+
+    @property
+    def tokens_a_step(self) -> float:
+        """That it can use: one for each answer, or the whole prompt (not what is left of it: it goes on at
+        the pace at which it began)."""
+        if self.is_decoding:
+            return self.places
+        return max(1.0, float(self.job.input_tokens)) * self.places / self.job.sequences
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One tenant's jobs in one tier, who came first first."""
+
+    weight: float
+    jobs: list[_Live] = field(default_factory=list)
+    sequences: int = 0
+    kv_tokens: int = 0
+    served: float = 0.0
+    """Cost tokens per weight; lifted when it comes back from being idle."""
+
+    def add(self, live: _Live) -> None:
+        self.jobs.append(live)
+        self.sequences += live.job.sequences
+        self.kv_tokens += live.job.kv_tokens
+        self.weight = live.job.weight
+
+    def remove(self, live: _Live) -> None:
+        self.jobs.remove(live)
+        self.sequences -= live.job.sequences
+        self.kv_tokens -= live.job.kv_tokens
+
+    @property
+    def has_place(self) -> bool:
+        return bool(self.jobs) and self.jobs[0].places > 0
+
+
+class Fluid:
+    """One run through time, which can be stopped and forked."""
+
+    def __init__(
+        self, jobs: Iterable[Job], machine: Machine, serving: Sequence[tuple[float, int]] = ()
+    ) -> None:
+        self._machine = machine
+        self._serving = serving
+        self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.job_id), reverse=True)
+        self._lines: dict[int, dict[str, _Line]] = {}
+        """By tier and tenant; a line stays when it is empty."""
+        self._in_step: list[_Live] = []
+        """Whoever has part in the steps now."""
+        self._leaving: list[tuple[float, int, _Live]] = []
+        """A heap of those who are taken away, by when."""
+        self._num_live = 0
+        self._events = 0
+        self._now_s = self._coming[-1].arrived_s if self._coming else 0.0
+        self.finished: dict[str, Finish] = {}
+        """Whoever is through, or was taken away."""
+
+    def fork_with(self, job: Job) -> Fluid:
+        """A copy that goes on by itself, in which `job` comes as well. Raises `ValueError` for one that
+        should have come before now."""
+        has_begun = self._num_live > 0 or bool(self.finished)
+        if has_begun and job.arrived_s < self._now_s:
+            raise ValueError(f"job {job.job_id} came at {job.arrived_s}, and it is {self._now_s} already")
+        fork = Fluid([*self._coming, job], self._machine, self._serving)
+        if has_begun:
+            fork._now_s = self._now_s
+        for tier, lines in self._lines.items():
+            for tenant_id, line in lines.items():
+                copy = fork._lines.setdefault(tier, {})[tenant_id] = replace(line, jobs=[])
+                copy.jobs = [replace(each) for each in line.jobs]
+                for live in copy.jobs:
+                    fork._note(live)
+        return fork
+
+    def run(self, *, until_s: float = math.inf, wanted: Collection[str] | None = None) -> None:
+        """Goes on until `until_s`, until all of `wanted` are through, or until nothing is left to do."""
+        missing = None if wanted is None else set(wanted) - self.finished.keys()
+        while self._events < MAX_EVENTS:
+            while self._coming and self._coming[-1].arrived_s <= self._now_s:
+                self._arrive(self._coming.pop())
+            ended = self._take_away()
+            if missing is not None:
+                missing.difference_update(ended)
+            is_over = self._num_live == 0 and not self._coming
+            if missing == set() or self._now_s >= until_s or is_over:
+                return
+            self._events += 1
+            self._share_out()
+            next_s = min(self._next_event_s(), until_s)
+            if math.isinf(next_s):
+                return
+            self._advance(max(0.0, next_s - self._now_s))
+            self._now_s = max(self._now_s, next_s)
+
+    def finish(self, job_id: str) -> Finish:
+        """As far as it has come; infinite where it has not."""
+        if job_id in self.finished:
+            return self.finished[job_id]
+        lines = (line for tier in self._lines.values() for line in tier.values())
+        live = (each for line in lines for each in line.jobs if each.job.job_id == job_id)
+        return Finish(next((each.first_token_s for each in live), math.inf), math.inf)
+
+    # ------------------------------------------------------------ what changes
+
+    def _arrive(self, job: Job) -> None:
+        lines = self._lines.setdefault(job.tier, {})
+        line = lines.get(job.tenant_id)
+        if line is None:
+            line = lines[job.tenant_id] = _Line(job.weight)
+        if not line.jobs:
+            lowest = min((other.served for other in lines.values() if other.jobs), default=0.0)
+            line.served = max(line.served, lowest)
+        live = _Live.of(job)
+        line.add(live)
+        self._note(live)
+
+    def _note(self, live: _Live) -> None:
+        self._num_live += 1
+        if live.job.left_s < math.inf:
+            heapq.heappush(self._leaving, (live.job.left_s, self._num_live, live))
+
+    def _take_away(self) -> list[str]:
+        """Who has ended, or left, is through; returns their ids."""
+        gone: list[str] = []
+        for each in self._in_step:
+            if not each.is_decoding:
+                continue
+            if math.isinf(each.first_token_s):
+                # The step that computes a prompt's end emits the first token of each sequence.
+                each.first_token_s = self._now_s
+                each.output_left = max(0.0, each.output_left - each.job.sequences)
+            if each.output_left <= _DONE:
+                gone.append(self._through(each, self._now_s))
+        while self._leaving and self._leaving[0][0] <= self._now_s:
+            leaving = heapq.heappop(self._leaving)[2]
+            if leaving.job.job_id not in self.finished:
+                gone.append(self._through(leaving, math.inf))
+        return gone
+
+    def _through(self, live: _Live, last_token_s: float) -> str:
+        job = live.job
+        self.finished[job.job_id] = Finish(live.first_token_s, last_token_s)
+        self._lines[job.tier][job.tenant_id].remove(live)
+        self._num_live -= 1
+        return job.job_id
+
+    def _next_event_s(self) -> float:
+        """When somebody comes, goes, or begins to decode, or a replica does or ends to serve."""
+        next_s = self._coming[-1].arrived_s if self._coming else math.inf
+        if self._leaving:
+            next_s = min(next_s, self._leaving[0][0])
+        for since_s, _ in self._serving:
+            if self._now_s < since_s < next_s:
+                next_s = since_s
+        for each in self._in_step:
+            left = each.output_left if each.is_decoding else each.prompt_left
+            next_s = min(next_s, self._now_s + left / each.rate)
+        return next_s
+
+    def _advance(self, seconds: float) -> None:
+        for each in self._in_step:
+            job = each.job
+            done = each.rate * seconds
+            line = self._lines[job.tier][job.tenant_id]
+            if each.is_decoding:
+                each.output_left -= done
+                line.served += done * OUTPUT_TOKEN_COST / job.weight
+            else:
+                each.prompt_left -= done
+                line.served += done * INPUT_TOKEN_COST / job.weight
+
+    def _replicas(self) -> int:
+        count = self._machine.replicas
+        for since_s, replicas in self._serving:
+            if since_s > self._now_s:
+                break
+            count = replicas
+        return count
+
+    # ------------------------------------------------------------ who gets how much
+
+    def _share_out(self) -> None:
+        """Who has part in the steps from now on, and at which rate."""
+        replicas = self._replicas()
+        machine = self._machine
+        places = machine.max_sequences * replicas
+        kv_tokens = float(machine.kv_tokens * replicas)
+        everybody: list[list[_Live]] = []
+        before, self._in_step = self._in_step, []
+        had_places = {id(each) for each in before}
+        for tier in sorted(self._lines):
+            lines = [line for line in self._lines[tier].values() if line.jobs]
+            if not lines or places < 1:
+                continue
+            seated = _seat(lines, places, kv_tokens)
+            places -= sum(round(each.places) for own in seated for each in own)
+            kv_tokens -= sum(each.job.kv_tokens for own in seated for each in own)
+            everybody += seated
+            had_places -= {id(each) for own in seated for each in own}
+        for each in before:
+            if id(each) in had_places:
+                each.places = 0.0
+        if not everybody:
+            return
+        in_step = _feed(everybody, machine, replicas)
+        step_s = machine.step_s(
+            sum(amount for _, amount in in_step) / replicas,
+            sum(amount * each.context_tokens for each, amount in in_step) / replicas,
+            sum(each.places for each, _ in in_step) / replicas,
+        )
+        for each, amount in in_step:
+            each.rate = amount / step_s
+            self._in_step.append(each)
+
+
+def _seat(lines: Sequence[_Line], places: int, kv_tokens: float) -> list[list[_Live]]:
+    """Gives each tenant's first jobs their places, by fair shares; fewer where memory is what is scarce.
+    Returns who has one, by tenant."""
+    needed = sum(line.kv_tokens for line in lines)
+    if needed > kv_tokens:
+        # A request larger than all memory there is would never have been taken: it may go alone.
+        wanted = sum(line.sequences for line in lines)
+        places = min(places, max(1, int(wanted * kv_tokens / needed)))
+    shares = max_min([line.sequences for line in lines], [line.weight for line in lines], places)
+    whole = [int(share + _DONE) for share in shares]
+    rest = places - sum(whole)
+    if rest > 0:
+        claims = [index for index, line in enumerate(lines) if line.sequences > whole[index]]
+        claims.sort(
+            key=lambda index: (not lines[index].has_place, lines[index].served, _first_s(lines[index]))
+        )
+        for index in claims[:rest]:
+            whole[index] += 1
+    seated: list[list[_Live]] = []
+    for line, left in zip(lines, whole, strict=True):
+        own: list[_Live] = []
+        for each in line.jobs:
+            if left <= 0:
+                break
+            each.places = float(min(left, each.job.sequences))
+            left -= round(each.places)
+            own.append(each)
+        if own:
+            seated.append(own)
+    return seated
+
+
+def _first_s(line: _Line) -> float:
+    return line.jobs[0].job.arrived_s
+
+
+def _feed(seated: Sequence[list[_Live]], machine: Machine, replicas: int) -> list[tuple[_Live, float]]:
+    """How many tokens of each step everybody gets: by shares of its time, and of the tokens that it may
+    have; a tenant's to its jobs in their order."""
+    weights = [own[-1].job.weight for own in seated]
+    needs = [[(each, each.tokens_a_step, _token_s(each, machine)) for each in own] for own in seated]
+    wanted_s = [sum(tokens * token_s for _, tokens, token_s in own) for own in needs]
+    allowed_s = _time_shares(wanted_s, weights, machine.step_time.base_s * replicas)
+    fed = [_in_order(own, left_s) for own, left_s in zip(needs, allowed_s, strict=True)]
+    most = float(machine.max_batched_tokens * replicas)
+    amounts = [sum(tokens for _, tokens in own) for own in fed]
+    if sum(amounts) > most:
+        shares = max_min(amounts, weights, most)
+        fed = [
+            _in_order([(each, tokens, 1.0) for each, tokens in own], share)
+            for own, share in zip(fed, shares, strict=True)
+        ]
+    return [each for own in fed for each in own if each[1] > _DONE]
+
+
+def _token_s(live: _Live, machine: Machine) -> float:
+    """What one more token of it adds to a step."""
+    model = machine.step_time
+    of_place_s = model.per_sequence_s if live.is_decoding else 0.0
+    return model.per_token_s + model.per_context_token_s * live.context_tokens + of_place_s
+
+
+def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: float) -> list[float]:
+    """Seconds of one step for each tenant: all that it wants, unless that is more than its weighted share of
+    the whole step, of which what every step takes is part."""
+    order = sorted(range(len(wanted_s)), key=lambda index: wanted_s[index] / weights[index])
+    weight = weight_left = sum(weights)
+    step_s = base_s
+    allowed_s = list(wanted_s)
+    for position, index in enumerate(order):
+        weight_left -= weights[index]
+        step_s += wanted_s[index]
+        rest = order[position + 1 :]
+        if not rest:
+            break
+        # If everybody who wants more got a share only, the step would take so long:
+        whole_s = step_s / (1 - weight_left / weight)
+        if wanted_s[rest[0]] / weights[rest[0]] > whole_s / weight:
+            for each in rest:
+                allowed_s[each] = whole_s * weights[each] / weight
+            break
+    return allowed_s
+
+
+def _in_order(needs: Sequence[tuple[_Live, float, float]], left: float) -> list[tuple[_Live, float]]:
+    """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as every
+    engine does that knows how to batch."""
+    had: list[tuple[_Live, float]] = []
+    for each, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
+        amount = min(tokens, left / each_takes) if each_takes > 0 else tokens
+        had.append((each, amount))
+        left -= amount * each_takes
+    return had

@@ -1,0 +1,36 @@
+"""Was it as it was told? An estimate against what then happened, for the calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.forecast.conformal import Bucket, Calibration, What
+from engine.forecast.quote import Forecast
+
+if TYPE_CHECKING:
+    from gateway.account.estimate import Estimate, Times
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A forecast as it came and as it was told, and where such forecasts are compared with the truth."""
+
+    bucket: Bucket
+    raw: Forecast
+    told: Forecast
+
+
+def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output_tokens: int) -> None:
+    """Tells the calibration what a request that was answered in full really waited and took."""
+    promise = estimate.promise
+    if promise is None:
+        return
+    seen = {
+        "wait": times.wait_s,
+        "ttft": times.ttft_s,
+        "tpot": times.tpot_s(output_tokens),
+        "e2e": times.e2e_s,
+    }
+    actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
+    calibration.observe(promise.bucket, promise.raw, promise.told, actual)

@@ -1,0 +1,41 @@
+"""What did an earlier run learn about its forecasts' errors? A file beside the length forecast."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.forecast.conformal import Calibration
+
+FILE = "calibration.json"
+
+log = logging.getLogger("fairgate.gateway.estimates")
+
+
+def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
+    """By served model; a damaged file costs accuracy, never a start."""
+    if data_dir is None:
+        return {}
+    try:
+        found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
+        return {str(model): Calibration.from_dict(each) for model, each in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("the calibration of the last run is not usable: %s", error)
+        return {}
+
+
+def as_text(calibrations: Mapping[str, Calibration]) -> str:
+    """The file's content; to be made where the calibrations live, to be written anywhere."""
+    return json.dumps({model: each.to_dict() for model, each in calibrations.items()})
+
+
+def save_calibrations(data_dir: Path, text: str) -> None:
+    """Replaces the file in one piece."""
+    temporary = data_dir / (FILE + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, data_dir / FILE)

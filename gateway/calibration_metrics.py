@@ -1,0 +1,45 @@
+"""How often has lately been true what requests were told? For Prometheus, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.forecast.conformal import Calibration
+
+
+class CalibrationCollector(Collector):
+    """`fairgate_estimate_coverage{model, figure, quantile, kind}` should be near its quantile; `kind` is
+    `plain` (told on arrival) or `binding` (quoted and redeemed)."""
+
+    def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
+        """`calibrations` by served model."""
+        self._calibrations = calibrations
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as they are now."""
+        labels = ["model", "figure", "quantile", "kind"]
+        recent = GaugeMetricFamily(
+            "fairgate_estimate_coverage",
+            "Share of the last few hundred requests whose figure was no more than its estimate.",
+            labels=labels,
+        )
+        judged = CounterMetricFamily("fairgate_estimates_judged", "Estimates compared.", labels=labels)
+        within = CounterMetricFamily("fairgate_estimates_within", "Of them, not exceeded.", labels=labels)
+        refused = CounterMetricFamily(
+            "fairgate_estimates_refused",
+            "Requests that left the line without a turn; known_miss: after more than the p90 of their wait.",
+            labels=["model", "known_miss"],
+        )
+        for model, calibration in self._calibrations().items():
+            for (kind, what, quantile), coverage in calibration.coverage.items():
+                values = [model, what, f"{quantile:g}", kind]
+                recent.add_metric(values, coverage.recent)
+                judged.add_metric(values, coverage.judged)
+                within.add_metric(values, coverage.within)
+            misses = calibration.refused.known_misses
+            refused.add_metric([model, "yes"], misses)
+            refused.add_metric([model, "no"], calibration.refused.requests - misses)
+        yield from (recent, judged, within, refused)

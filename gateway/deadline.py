@@ -1,0 +1,41 @@
+"""How long may a request wait for its turn, by what its client says?
+
+`X-Fairgate-Timeout-S` says it outright. The SDKs tell their own read timeout (`x-stainless-read-timeout`):
+who has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts; the
+tier's own limit is applied with them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway import errors
+
+HEADER = "X-Fairgate-Timeout-S"
+SDK_HEADER = "x-stainless-read-timeout"
+LONGEST_S = 86_400.0
+MARGIN_S = 1.0
+"""Before an SDK's read timeout; of a short one, a tenth."""
+
+
+def timeout_s(asked: str | None, sdk_read_timeout: str | None) -> float | None:
+    """Seconds from arrival; None: nobody says. Raises `ApiError` (400) naming the header."""
+    found: list[float] = []
+    if asked is not None:
+        found.append(_seconds(HEADER, asked))
+    if sdk_read_timeout is not None:
+        read_s = _seconds(SDK_HEADER, sdk_read_timeout)
+        found.append(read_s - min(MARGIN_S, read_s / 10))
+    return min(found, default=None)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise errors.bad_header(
+            name, text, "It must be a number of seconds above 0; a deadline that has passed cannot be met."
+        )
+    return min(value, LONGEST_S)

@@ -1,0 +1,65 @@
+"""Which requests run in a lane of their own, and how much of a replica may that hold?
+
+Very long requests and the whole batch tier. Each tier has an ordinary and a long lane, with lines of their
+own, so that a long request which finds no place holds up only long ones. What the long lane of a tier may
+hold of one replica is a share of its sequences and of its KV cache; as in the window, only work of that tier
+and above counts, so a lane full of batch never keeps a long interactive request out. One request may always
+go.
+
+The lowest tier has a share of its own, by default all: nobody feels it, since it does not count in the
+windows of the tiers above, and idle capacity is there to be used.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from engine.scheduling.order import Entry
+from gateway.flow.window import NUM_RANKS, Load, Replica
+
+ORDINARY = 0
+LONG = 1
+LOWEST_RANK = NUM_RANKS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRule:
+    """Raises ValueError for a share outside (0, 1] or a length below 1."""
+
+    long_tokens: int = sys.maxsize
+    """Longer requests (input + predicted output, all sequences) are long."""
+    share_sequences: float = 1.0
+    share_kv: float = 1.0
+    batch_share: float = 1.0
+    """Of the sequences and of the KV cache, for the lowest tier."""
+
+    def __post_init__(self) -> None:
+        if self.long_tokens < 1:
+            raise ValueError(f"long_tokens must be at least 1, not {self.long_tokens}")
+        for name in ("share_sequences", "share_kv", "batch_share"):
+            share = getattr(self, name)
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, not {share!r}")
+
+    def lane(self, entry: Entry) -> int:
+        """The lane of a request, by its own tier and its size."""
+        is_long = entry.input_tokens + entry.predicted_output_tokens > self.long_tokens
+        return LONG if is_long or entry.tier >= LOWEST_RANK else ORDINARY
+
+    def has_room(self, replica: Replica, load: Load, rank: int, sequences: int, kv_tokens: int) -> bool:
+        """Whether the long lane of tier `rank` may hold so much more; `load` is what the long lanes hold of
+        the replica."""
+        sequences_ahead, kv_ahead = load.ahead_of(rank)
+        if sequences_ahead == 0:
+            return True
+        share_sequences, share_kv = (
+            (self.batch_share, self.batch_share)
+            if rank >= LOWEST_RANK
+            else (self.share_sequences, self.share_kv)
+        )
+        # All of it is what the window allows, which may be more than runs at once.
+        fits_sequences = share_sequences == 1 or (
+            sequences_ahead + sequences <= max(1, int(replica.max_sequences * share_sequences))
+        )
+        return fits_sequences and (share_kv == 1 or kv_ahead + kv_tokens <= replica.kv_tokens * share_kv)

@@ -1,0 +1,183 @@
+"""On which replica does a request find room, and if on none, what stands in its way?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol
+
+from gateway.flow.lanes import LONG, LaneRule
+from gateway.flow.tickets import InFlight, Ticket
+from gateway.flow.window import NUM_RANKS, Kept, Load, Replica, WindowRule
+
+Score = tuple[float, ...]
+"""The smaller the better."""
+
+
+class Scorer(Protocol):
+    """Chooses among replicas with room; told of everything that is dispatched and ends."""
+
+    wants_prefixes: bool
+    """Whether it looks at `Ticket.prefix_hashes`."""
+
+    def scores(
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+    ) -> Sequence[Score]:
+        """One score a candidate, with what it holds, for a request of tier `rank` at the engine. Changes
+        nothing."""
+        ...
+
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
+        """The request goes there."""
+        ...
+
+    def first_token(self, entry_id: str) -> None:
+        """Its prompt is computed. May be said again."""
+        ...
+
+    def ended(self, entry_id: str) -> None:
+        """It is over."""
+        ...
+
+    def forget(self, replica_id: str) -> None:
+        """The replica's engine is gone, and its cache with it."""
+        ...
+
+
+def least_loaded(rank: int, replica: Replica, load: Load) -> Score:
+    """Work that a request of tier `rank` would have to share with, then all work, per place."""
+    ahead = load.ahead_of(rank)[0] / replica.max_sequences
+    return (ahead, sum(load.sequences) / replica.max_sequences)
+
+
+class LeastLoaded:
+    """Implements `Scorer`: the fewest sequences of its tier and above, then the fewest of all."""
+
+    wants_prefixes = False
+
+    def scores(
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+    ) -> Sequence[Score]:
+        return [least_loaded(rank, replica, load) for replica, load in candidates]
+
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
+        pass
+
+    def first_token(self, entry_id: str) -> None:
+        pass
+
+    def ended(self, entry_id: str) -> None:
+        pass
+
+    def forget(self, replica_id: str) -> None:
+        pass
+
+
+class Blocked(Enum):
+    """Why a request goes nowhere now."""
+
+    LANE = "lane"
+    """The long lane is full, everywhere."""
+    WINDOW = "window"
+    """Some replica would take it if less were under way there; or none serves."""
+
+
+class Placement:
+    """What every replica holds of whom. One writer: the flow controller."""
+
+    def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
+        self.window = window
+        self.lanes = lanes
+        self.scorer = scorer
+        self._loads: dict[str, Load] = {}
+        self._long_loads: dict[str, Load] = {}
+
+    def load(self, replica_id: str) -> Load:
+        """What one replica holds."""
+        return self._loads.get(replica_id) or Load()
+
+    @property
+    def kv_tokens(self) -> int:
+        """Predicted, of everything under way on all replicas."""
+        return sum(sum(load.kv_tokens) for load in self._loads.values())
+
+    def add(self, replica_id: str, rank: int, is_long: bool, sequences: int, kv_tokens: int) -> None:
+        """Counts work at a replica (negative: it left)."""
+        self._loads.setdefault(replica_id, Load()).add(rank, sequences, kv_tokens)
+        if is_long:
+            self._long_loads.setdefault(replica_id, Load()).add(rank, sequences, kv_tokens)
+
+    def find(
+        self,
+        ticket: Ticket,
+        rank: int,
+        lane: int,
+        replicas: Sequence[Replica],
+        kept: dict[str, Kept],
+        now_s: float,
+        *,
+        is_owed: bool = False,
+    ) -> Replica | Blocked:
+        """The best of the replicas with room; `kept` is what is kept there for others, by replica id;
+        `is_owed`: it may take the place of a tenant that has had more."""
+        roomy: list[tuple[Replica, Load]] = []
+        blocked = Blocked.LANE if replicas else Blocked.WINDOW
+        for replica in replicas:
+            if not self._lane_has_room(ticket, rank, lane, replica):
+                continue
+            load = self._loads.setdefault(replica.replica_id, Load())
+            if self.window.has_room(
+                replica,
+                load,
+                rank,
+                ticket.sequences,
+                ticket.kv_tokens,
+                kept.get(replica.replica_id),
+                is_owed=is_owed,
+            ):
+                roomy.append((replica, load))
+            else:
+                blocked = Blocked.WINDOW
+        if not roomy:
+            return blocked
+        if len(roomy) == 1:
+            return roomy[0][0]
+        scores = self.scorer.scores(ticket, rank, roomy, now_s)
+        return min(
+            ((score, replica.replica_id, replica) for score, (replica, _) in zip(scores, roomy, strict=True)),
+            key=lambda each: each[:2],
+        )[2]
+
+    def keep_room(
+        self, ticket: Ticket, rank: int, lane: int, replicas: Sequence[Replica], kept: dict[str, Kept]
+    ) -> None:
+        """Keeps the room for a request that found none, on one replica: the least loaded that its lane may
+        use and that is kept for nobody yet."""
+        free = [
+            (least_loaded(rank, replica, self.load(replica.replica_id)), replica.replica_id)
+            for replica in replicas
+            if replica.replica_id not in kept and self._lane_has_room(ticket, rank, lane, replica)
+        ]
+        if free:
+            kept[min(free)[1]] = Kept(rank, ticket.sequences, ticket.kv_tokens)
+
+    def check(self, flights: Sequence[InFlight]) -> None:
+        """Raises `AssertionError` when the loads are not those of the requests in flight."""
+        for loads, only_long in ((self._loads, False), (self._long_loads, True)):
+            for replica_id, load in loads.items():
+                for rank in range(NUM_RANKS):
+                    mine = [
+                        each
+                        for each in flights
+                        if each.replica_id == replica_id
+                        and each.tier == rank
+                        and (each.is_long or not only_long)
+                    ]
+                    assert load.sequences[rank] == sum(each.live_sequences for each in mine), "sequences"
+                    assert load.kv_tokens[rank] == sum(each.kv_tokens for each in mine), "KV tokens"
+
+    def _lane_has_room(self, ticket: Ticket, rank: int, lane: int, replica: Replica) -> bool:
+        if lane != LONG:
+            return True
+        load = self._long_loads.get(replica.replica_id)
+        return load is None or self.lanes.has_room(replica, load, rank, ticket.sequences, ticket.kv_tokens)

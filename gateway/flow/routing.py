@@ -1,0 +1,171 @@
+"""Which of several replicas gives a request its first token soonest?
+
+The predicted TTFT: all prompt tokens that are to be computed there first and the request's own, without
+those that its prefix cache probably holds (`prefixes.py`), at the replica's own step-time model, beside what
+decodes there now; and, where every place is taken, the wait for one. A hit makes its replica better by the
+time it saves and by no more: prompts under way count against it, so a prefix that everybody asks for spreads
+to as many replicas as the load needs. Beyond `MAX_IMBALANCE` more of its places in use than of the emptiest
+replica's, a hit counts for nothing.
+
+To its own time the request adds what it costs those who come after it: each second of work delays the
+others by p / (1 - p) seconds in all, where p is the share of time that a replica has prompts to compute (a
+busy period of M/G/1; what dispatches find there estimates p, since arrivals see time averages: Wolff, 1982).
+On an idle pool that is nothing, on a busy one a hit is worth waiting for. On the trace of `fairgate bench
+routing` this raises the hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides.
+
+Pure: time is passed in. O(replicas x blocks of the prompt) a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.forecast.step_time import predict_step_s
+from gateway.flow.placement import Score, least_loaded
+from gateway.flow.prefixes import BLOCK_TOKENS, PrefixIndex
+from gateway.flow.tickets import InFlight, Ticket
+from gateway.flow.window import Load, Replica
+
+MAX_IMBALANCE = 0.5
+"""Share of a replica's places."""
+MAX_EXTERNALITY = 8.0
+"""Of p / (1 - p), which grows without bound as the pool fills up."""
+BUSY_SMOOTHING = 1 / 64
+MAX_AGE_S = 1800.0
+"""What was sent to a replica longer ago than this is not counted on."""
+
+
+@dataclass(slots=True)
+class _Under:
+    """One request under way at a replica."""
+
+    rank: int
+    prefill_tokens: int
+    """To be computed before its first token; 0 when that is out."""
+    output_tokens: int
+    """Predicted, of all its sequences."""
+    sequences: int
+
+
+class PrefixRouter:
+    """Implements `Scorer`. One index a replica; use one router a pool."""
+
+    wants_prefixes = True
+
+    def __init__(self, *, block_tokens: int = BLOCK_TOKENS, max_age_s: float = MAX_AGE_S) -> None:
+        """`block_tokens`: the size of the blocks whose hashes tickets carry."""
+        self._block_tokens = block_tokens
+        self._max_age_s = max_age_s
+        self._indexes: dict[str, PrefixIndex] = {}
+        self._under: dict[str, dict[str, _Under]] = {}
+        """Replica id -> entry id -> request."""
+        self._replica_of: dict[str, str] = {}
+        self._busy_share = 0.0
+        """Of the replicas, at dispatches: those with prompts to compute."""
+
+    def scores(
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+    ) -> Sequence[Score]:
+        """Predicted TTFT and what it costs those after it, in seconds; of equals, the least loaded."""
+        loads = [least_loaded(rank, replica, load) for replica, load in candidates]
+        emptiest = min((load[0] for load in loads), default=0.0)
+        return [
+            (
+                self._cost_s(
+                    ticket,
+                    rank,
+                    replica,
+                    load,
+                    self.cached_tokens(ticket, replica.replica_id, now_s)
+                    if share[0] <= emptiest + MAX_IMBALANCE
+                    else 0,
+                ),
+                *share,
+            )
+            for share, (replica, load) in zip(loads, candidates, strict=True)
+        ]
+
+    def cached_tokens(self, ticket: Ticket, replica_id: str, now_s: float) -> int:
+        """Input tokens of the request that the replica probably need not compute."""
+        index = self._indexes.get(replica_id)
+        if index is None or not ticket.prefix_hashes:
+            return 0
+        held = index.held(ticket.prefix_hashes, now_s) * self._block_tokens
+        return max(0, min(held, ticket.entry.input_tokens - 1))
+
+    def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
+        """Its blocks are taken to be there from now on."""
+        ticket, replica_id = flight.ticket, replica.replica_id
+        entry = ticket.entry
+        cached = self.cached_tokens(ticket, replica_id, now_s)
+        self._note_busy(replica_id)
+        self._under.setdefault(replica_id, {})[entry.entry_id] = _Under(
+            flight.tier,
+            max(1, entry.input_tokens - cached),
+            entry.predicted_output_tokens,
+            ticket.sequences,
+        )
+        self._replica_of[entry.entry_id] = replica_id
+        if ticket.prefix_hashes:
+            index = self._indexes.get(replica_id)
+            if index is None:
+                blocks = max(1, replica.kv_tokens // self._block_tokens)
+                index = self._indexes[replica_id] = PrefixIndex(blocks, self._max_age_s)
+            index.note(ticket.prefix_hashes, now_s)
+
+    def first_token(self, entry_id: str) -> None:
+        """Nobody waits for its prompt any more."""
+        replica_id = self._replica_of.get(entry_id)
+        if replica_id is not None:
+            self._under[replica_id][entry_id].prefill_tokens = 0
+
+    def ended(self, entry_id: str) -> None:
+        """It is over."""
+        replica_id = self._replica_of.pop(entry_id, None)
+        if replica_id is not None:
+            del self._under[replica_id][entry_id]
+
+    def forget(self, replica_id: str) -> None:
+        """The replica lost its cache: its engine is gone, or a new one."""
+        self._indexes.pop(replica_id, None)
+
+    def _note_busy(self, replica_id: str) -> None:
+        self._under.setdefault(replica_id, {})
+        computing = sum(any(each.prefill_tokens for each in under.values()) for under in self._under.values())
+        self._busy_share += BUSY_SMOOTHING * (computing / len(self._under) - self._busy_share)
+
+    def _cost_s(self, ticket: Ticket, rank: int, replica: Replica, load: Load, cached_tokens: int) -> float:
+        step_time = replica.step_time
+        under = self._under.get(replica.replica_id, {}).values()
+        own = max(1, ticket.entry.input_tokens - cached_tokens)
+        ahead = sum(each.prefill_tokens for each in under if each.rank <= rank)
+        runs = min(sum(load.sequences), replica.max_sequences)
+        context = sum(load.kv_tokens)
+        # A step that only decodes.
+        beside_s = predict_step_s(step_time, runs, context, runs)
+        steps = math.ceil((ahead + own) / max(1, replica.max_batched_tokens - runs))
+        attended = own * cached_tokens + own * (own + 1) // 2
+        prefill_s = (
+            steps * beside_s
+            + step_time.per_token_s * (ahead + own)
+            + step_time.per_context_token_s * attended
+        )
+        externality = min(MAX_EXTERNALITY, self._busy_share / max(1e-9, 1 - self._busy_share))
+        for_others_s = externality * own * step_time.per_token_s
+        return prefill_s + for_others_s + self._place_s(ticket, rank, replica, load, beside_s)
+
+    def _place_s(
+        self, ticket: Ticket, rank: int, replica: Replica, load: Load, decode_step_s: float
+    ) -> float:
+        """The wait for a free place: answers there are taken to be half done on average."""
+        missing = load.ahead_of(rank)[0] + ticket.sequences - replica.max_sequences
+        if missing <= 0:
+            return 0.0
+        under = [each for each in self._under.get(replica.replica_id, {}).values() if each.rank <= rank]
+        sequences = sum(each.sequences for each in under)
+        if not sequences:
+            return 0.0
+        left_tokens = sum(each.output_tokens for each in under) / sequences / 2
+        return missing * left_tokens * decode_step_s / min(sequences, replica.max_sequences)

@@ -1,0 +1,133 @@
+-- What does Redis keep of one pool, and how does one call read and write it?
+--
+-- KEYS, all in the slot of {pool}:
+--   1 meta      hash: epoch, order, rule, and numbers that count up (seq, begun, turns, falls, queued1..6,
+--               kv, began0..2)
+--   2 tenants   hash: tenant id -> counter, lifts, how much waits where, reservation (MessagePack)
+--   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
+--   4 lines     sorted by name: place, tenant, arrival, request id; who stands where
+--   5 due       sorted set: tenants that wait and have a reservation, by their tags (seconds)
+--   6 ages      sorted set: waiting requests, by when they move up a tier (seconds)
+--   7 loads     hash: replica id -> what is under way there, by rank (MessagePack)
+--   8 gateways  hash: gateway id -> its life, when it was heard last, its replicas (MessagePack)
+--   9 owned     sorted by name: gateway, request id; what leaves with a gateway
+--  10 outbox    sorted by name: gateway, request id; turns that their gateway has not confirmed
+--  11-16        sorted sets: the tenants that wait in a place, by how they stand there
+-- A place is a tier's lane: 2 * tier + lane + 1, with lane 0 for ordinary requests and 1 for long ones.
+-- Counters are integers below 2^53, which doubles hold exactly. Records are read once and written at the end.
+
+local K = {
+  meta = KEYS[1], tenants = KEYS[2], tickets = KEYS[3], lines = KEYS[4], due = KEYS[5], ages = KEYS[6],
+  loads = KEYS[7], gateways = KEYS[8], owned = KEYS[9], outbox = KEYS[10],
+}
+local TIERS, PLACES = 3, 6
+local SEPARATOR, AFTER = '\31', '\32'
+
+local function standing_key(place)
+  return KEYS[10 + place]
+end
+
+local function place_of(tier, lane)
+  return 2 * tier + lane + 1
+end
+
+local function band_of(place)
+  return math.floor((place - 1) / 2)
+end
+
+local function lane_of(place)
+  return (place - 1) % 2
+end
+
+local now_us = clock_us(ARGV[1])
+local now_s = now_us / 1000000
+
+-- ---------------------------------------------------------------- the pool's few numbers
+
+local meta, changed_meta = {}, {}
+do
+  local flat = redis.call('HGETALL', K.meta)
+  for i = 1, #flat, 2 do
+    meta[flat[i]] = flat[i + 1]
+  end
+end
+
+local function set_meta(name, value)
+  meta[name], changed_meta[name] = value, value
+end
+
+local function number_of(name)
+  return tonumber(meta[name] or '0')
+end
+
+local function add_to(name, amount)
+  local number = number_of(name) + amount
+  set_meta(name, text(number))
+  return number
+end
+
+local rule = meta.rule and cmsgpack.unpack(meta.rule)
+
+-- ---------------------------------------------------------------- records
+
+local function records(hash, make)
+  local known, changed = {}, {}
+  return {
+    known = known,
+    get = function(id)
+      local found = known[id]
+      if found == nil then
+        local packed = redis.call('HGET', hash, id)
+        found = packed and cmsgpack.unpack(packed) or make and make(id) or false
+        known[id] = found
+      end
+      return found
+    end,
+    put = function(id, record)
+      known[id], changed[id] = record, true
+    end,
+    drop = function(id)
+      known[id], changed[id] = false, nil
+      redis.call('HDEL', hash, id)
+    end,
+    flush = function()
+      for id in pairs(changed) do
+        redis.call('HSET', hash, id, cmsgpack.pack(known[id]))
+      end
+    end,
+  }
+end
+
+-- By place: `lift`, what is added to the counter there; `stood`, where one that was lowered stood after its
+-- last turn; `count`, how many wait; `begun`, when that line began. `reserved`: {rate, tag_s, running}.
+-- `under_way`: how many run; `weight`: of its latest request; `input`, `output`: tokens that wait, by place.
+local tenants = records(K.tenants, function()
+  return {
+    counter = number_of('floor'), lift = {0, 0, 0, 0, 0, 0}, stood = {false, false, false, false, false, false},
+    count = {0, 0, 0, 0, 0, 0}, begun = {0, 0, 0, 0, 0, 0}, reserved = false,
+    under_way = 0, weight = 1, input = {0, 0, 0, 0, 0, 0}, output = {0, 0, 0, 0, 0, 0},
+  }
+end)
+local tickets = records(K.tickets)
+local loads = records(K.loads, function()
+  return {sequences = {0, 0, 0}, kv = {0, 0, 0}, long_sequences = {0, 0, 0}, long_kv = {0, 0, 0}}
+end)
+local gateways = records(K.gateways)
+
+local function flush()
+  tenants.flush()
+  tickets.flush()
+  loads.flush()
+  gateways.flush()
+  for name, value in pairs(changed_meta) do
+    redis.call('HSET', K.meta, name, value)
+  end
+end
+
+local function num_waiting(tenant)
+  local waiting = 0
+  for place = 1, PLACES do
+    waiting = waiting + tenant.count[place]
+  end
+  return waiting
+end

@@ -1,0 +1,87 @@
+-- How much service has each tenant had, per weight? (engine/scheduling/counters.py, BandCounters of tiers.py)
+
+local SCALE = 1000000
+
+-- Python's round(): halves go to the even neighbour.
+local function rounded(number)
+  local low = math.floor(number)
+  local rest = number - low
+  if rest > 0.5 or (rest == 0.5 and math.fmod(low, 2) ~= 0) then
+    return low + 1
+  end
+  return low
+end
+
+-- A tenant's counter in a place.
+local function counter_in(tenant, place)
+  return tenant.counter + tenant.lift[place]
+end
+
+local function is_fair()
+  return meta.order ~= 'fcfs'
+end
+
+local function charge(tenant_id, weight, cost)
+  local tenant = tenants.get(tenant_id)
+  tenant.counter = tenant.counter + rounded(cost * SCALE / weight)
+  tenants.put(tenant_id, tenant)
+  for place = 1, PLACES do
+    if tenant.count[place] > 0 and is_fair() then
+      redis.call('ZADD', standing_key(place), counter_in(tenant, place), tenant_id)
+    end
+  end
+end
+
+-- Remembers at most so many tenants: of those that do not wait, the ones that had least are forgotten, and the
+-- floor, where unknown tenants stand, rises to the largest of them.
+local function forget(most)
+  if redis.call('HLEN', K.tenants) <= most then
+    return
+  end
+  local idle = {}
+  for _, id in ipairs(redis.call('HKEYS', K.tenants)) do
+    local tenant = tenants.get(id)
+    if tenant and num_waiting(tenant) == 0 and not (tenant.reserved and tenant.reserved.running > 0) then
+      idle[#idle + 1] = {tenant.counter, id}
+    end
+  end
+  table.sort(idle, function(one, other)
+    return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
+  end)
+  local floor = number_of('floor')
+  for i = 1, math.min(#idle, math.ceil(most / 4)) do
+    floor = math.max(floor, idle[i][1])
+    tenants.drop(idle[i][2])
+  end
+  set_meta('floor', text(floor))
+end
+
+-- Counters stay below 2^53: where one comes near, all fall by the same, and who is so far behind that he would
+-- be lifted when he comes stands at 0. `falls` tells gateways what the whole number is.
+local HIGHEST, FALL = 2 ^ 52, 2 ^ 51
+local function rebase()
+  local is_high = false
+  for _, tenant in pairs(tenants.known) do
+    is_high = is_high or (tenant and tenant.counter >= HIGHEST)
+  end
+  if not is_high then
+    return
+  end
+  for _, id in ipairs(redis.call('HKEYS', K.tenants)) do
+    local tenant = tenants.get(id)
+    if tenant then
+      for place = 1, PLACES do
+        tenant.stood[place] = tenant.stood[place] and tenant.stood[place] - FALL
+      end
+      tenant.counter = math.max(0, tenant.counter - FALL)
+      charge(id, 1, 0)
+    end
+  end
+  set_meta('floor', text(math.max(0, number_of('floor') - FALL)))
+  for band = 0, TIERS - 1 do
+    if meta['began' .. band] then
+      set_meta('began' .. band, text(number_of('began' .. band) - FALL))
+    end
+  end
+  add_to('falls', 1)
+end

@@ -1,0 +1,64 @@
+-- Who has waited so long that it moves up a tier? (gateway/flow/ageing.py, Backlog.age)
+
+local NEVER = 0
+
+-- When a request of `tier` leaves band `band` for the one above; nil: never.
+local function moves_up_s(ticket, band)
+  local ageing_s = rule.ageing_s[ticket.tier + 1]
+  return band > 0 and ageing_s ~= NEVER and ticket.arrived_us / 1000000 + (ticket.tier - band + 1) * ageing_s or nil
+end
+
+local function effective_tier(ticket)
+  local band = ticket.tier
+  while true do
+    local up_s = moves_up_s(ticket, band)
+    if not up_s or up_s > now_s then
+      return band
+    end
+    band = band - 1
+  end
+end
+
+-- A request stands in its band and lane from now on.
+local function stand(id, ticket, first, has_aged)
+  tickets.put(id, ticket)
+  join_line(id, ticket, first, has_aged)
+  local up_s = moves_up_s(ticket, band_of(ticket.place))
+  if up_s then
+    redis.call('ZADD', K.ages, up_s, id)
+  end
+end
+
+local function step_out(id, ticket)
+  redis.call('ZREM', K.ages, id)
+  leave_line(id, ticket)
+end
+
+-- Everybody whose time has come, band by band, who arrived first first.
+local function age()
+  local due = redis.call('ZRANGEBYSCORE', K.ages, '-inf', now_s)
+  local moves = {}
+  for order, id in ipairs(due) do
+    local ticket = tickets.get(id)
+    moves[order] = {place_of(effective_tier(ticket), lane_of(ticket.place)), ticket.arrived_us, order, id}
+  end
+  table.sort(moves, function(one, other)
+    for i = 1, 3 do
+      if one[i] ~= other[i] then
+        return one[i] < other[i]
+      end
+    end
+    return false
+  end)
+  local firsts = {}
+  for _, move in ipairs(moves) do
+    local place, id = move[1], move[4]
+    local ticket = tickets.get(id)
+    step_out(id, ticket)
+    ticket.place = place
+    -- In one line for all it is who was first before anybody moved.
+    local first = not is_fair() and firsts[place] or head(place)
+    stand(id, ticket, first, true)
+    firsts[place] = first or id
+  end
+end

@@ -1,0 +1,133 @@
+-- On which replica does a request find room, and if on none, what stands in its way?
+-- (gateway/flow/window.py, lanes.py, placement.py)
+
+local BY_LANE, BY_WINDOW = 'lane', 'window'
+local LONG = 1
+
+-- Sequences and KV tokens of a rank and those above it.
+local function ahead_of(sequences, kv, rank)
+  local of_sequences, of_kv = 0, 0
+  for i = 1, rank + 1 do
+    of_sequences, of_kv = of_sequences + sequences[i], of_kv + kv[i]
+  end
+  return of_sequences, of_kv
+end
+
+local function add_load(ticket, sequences, kv)
+  local load, index = loads.get(ticket.replica), ticket.rank + 1
+  load.sequences[index], load.kv[index] = load.sequences[index] + sequences, load.kv[index] + kv
+  if ticket.is_long then
+    load.long_sequences[index] = load.long_sequences[index] + sequences
+    load.long_kv[index] = load.long_kv[index] + kv
+  end
+  loads.put(ticket.replica, load)
+  add_to('kv', kv)
+end
+
+-- A request larger than the whole window may go when nothing of its rank or above is there: otherwise it would
+-- wait for ever. `kept`: room that is kept there for another.
+local OWED_PART = 2
+local function window_has_room(replica, ticket, rank, kept, is_owed)
+  local load = loads.get(replica.id)
+  local sequences, kv = ahead_of(load.sequences, load.kv, rank)
+  if kept and rank >= kept.rank then
+    sequences, kv = sequences + kept.sequences, kv + kept.kv
+  end
+  local places = replica.max_sequences + rule.lookahead_sequences
+  if is_owed and replica.pauses then
+    places = places + math.floor(replica.max_sequences / OWED_PART)
+  end
+  return sequences == 0
+    or sequences + ticket.sequences <= places
+      and kv + ticket.kv <= replica.kv_tokens * rule.kv_window
+end
+
+local function lane_has_room(replica, ticket, rank, lane)
+  if lane ~= LONG then
+    return true
+  end
+  local load = loads.get(replica.id)
+  local sequences, kv = ahead_of(load.long_sequences, load.long_kv, rank)
+  if sequences == 0 then
+    return true
+  end
+  local of_sequences, of_kv = rule.share_sequences, rule.share_kv
+  if rank >= TIERS - 1 then
+    of_sequences, of_kv = rule.batch_share, rule.batch_share
+  end
+  return (of_sequences == 1
+      or sequences + ticket.sequences <= math.max(1, math.floor(replica.max_sequences * of_sequences)))
+    and (of_kv == 1 or kv + ticket.kv <= replica.kv_tokens * of_kv)
+end
+
+-- Work to share with, then all work, per place; the smaller the better.
+local function least_loaded(replica, rank)
+  local load = loads.get(replica.id)
+  local ahead, all = ahead_of(load.sequences, load.kv, rank), ahead_of(load.sequences, load.kv, TIERS - 1)
+  return {ahead / replica.max_sequences, all / replica.max_sequences, replica.id}
+end
+
+local function is_less(one, other)
+  for i = 1, #one do
+    if one[i] ~= other[i] then
+      return one[i] < other[i]
+    end
+  end
+  return false
+end
+
+-- Of replicas with room, the one whose prefix cache probably holds most of the prompt, unless it has more than
+-- MAX_IMBALANCE more of its places in use than the emptiest; of equals the least loaded.
+local MAX_IMBALANCE = 0.5
+local function best_of(roomy, ticket, rank)
+  local scores, emptiest = {}, nil
+  for i, replica in ipairs(roomy) do
+    scores[i] = least_loaded(replica, rank)
+    emptiest = math.min(emptiest or scores[i][1], scores[i][1])
+  end
+  local best
+  for i, replica in ipairs(roomy) do
+    local cached = ticket.cached and ticket.cached[replica.id] or 0
+    local counts = scores[i][1] <= emptiest + MAX_IMBALANCE
+    table.insert(scores[i], 1, counts and -cached or 0)
+    if not best or is_less(scores[i], scores[best]) then
+      best = i
+    end
+  end
+  return roomy[best]
+end
+
+-- A replica, or nil and what is in the way.
+local function find(ticket, rank, lane, kept, is_owed)
+  local replicas = gateways.get(ticket.gateway).replicas
+  local roomy, blocked = {}, #replicas > 0 and BY_LANE or BY_WINDOW
+  for _, replica in ipairs(replicas) do
+    if lane_has_room(replica, ticket, rank, lane) then
+      if window_has_room(replica, ticket, rank, kept[replica.id], is_owed) then
+        roomy[#roomy + 1] = replica
+      else
+        blocked = BY_WINDOW
+      end
+    end
+  end
+  if #roomy == 0 then
+    return nil, blocked
+  end
+  return best_of(roomy, ticket, rank)
+end
+
+-- Keeps the room for a request that found none, on the least loaded replica that is kept for nobody yet.
+local function keep_room(ticket, rank, lane, kept)
+  local best, best_score
+  for _, replica in ipairs(gateways.get(ticket.gateway).replicas) do
+    if not kept[replica.id] and lane_has_room(replica, ticket, rank, lane) then
+      local score = least_loaded(replica, rank)
+      if not best or is_less(score, best_score) then
+        best, best_score = replica.id, score
+      end
+    end
+  end
+  if best then
+    kept[best] = {rank = rank, sequences = ticket.sequences, kv = ticket.kv}
+  end
+end

@@ -1,0 +1,184 @@
+-- What becomes of a request: it comes, moves, leaves, runs, emits, ends.
+
+local function own_ticket(id)
+  local ticket = tickets.get(id)
+  return ticket and ticket.gateway == own and ticket
+end
+
+local function forget_ticket(id, ticket)
+  tickets.drop(id)
+  redis.call('ZREM', K.owned, ticket.gateway .. SEPARATOR .. id)
+  if ticket.runs then
+    redis.call('ZREM', K.outbox, ticket.gateway .. SEPARATOR .. id)
+  end
+end
+
+local function charge_running(ticket, cost)
+  charge(ticket.tenant, ticket.weight, cost)
+  if ticket.reserved then
+    reservation_corrected(ticket.tenant, cost)
+  end
+end
+
+-- Ends what runs; its charge becomes `cost` (nil: stays as it is).
+local function stop(id, ticket, cost)
+  if cost and cost ~= ticket.charged then
+    charge_running(ticket, cost - ticket.charged)
+  end
+  if ticket.reserved then
+    reservation_ended(ticket.tenant)
+  end
+  local tenant = tenants.get(ticket.tenant)
+  tenant.under_way = math.max(0, tenant.under_way - 1)
+  tenants.put(ticket.tenant, tenant)
+  add_load(ticket, -ticket.live, -ticket.kv_now)
+  forget_ticket(id, ticket)
+end
+
+local function leave(id, ticket)
+  step_out(id, ticket)
+  restand_due(ticket.tenant, tenants.get(ticket.tenant))
+  forget_ticket(id, ticket)
+end
+
+-- As wire.Refusal has it, where the queue is full.
+local function refusal(id, tenant)
+  local waiting = 0
+  for place = 1, PLACES do
+    waiting = waiting + number_of('queued' .. place)
+  end
+  local retry_after_s = math.min(60, math.max(1, tonumber(meta.interval_s or '1')))
+  if num_waiting(tenant) >= rule.max_queued_per_tenant then
+    return {id, true, rule.max_queued_per_tenant, retry_after_s}
+  elseif waiting >= rule.max_queued then
+    return {id, false, rule.max_queued, retry_after_s}
+  end
+end
+
+local refused = {}
+local acts = {}
+
+local function new_ticket(about)
+  return {
+    gateway = own, life = gateways.get(own).life, number = add_to('seq', 1),
+    arrived_us = now_us - about.waited_us, tenant = about.tenant, tier = about.tier, cost = about.cost,
+    weight = about.weight, sequences = about.sequences, kv = about.kv, predicted = about.predicted,
+    rate = about.rate, cached = about.cached,
+  }
+end
+
+-- A request gets in line.
+function acts.arrive(id, about)
+  if tickets.get(id) then
+    return
+  end
+  local tenant = tenants.get(about.tenant)
+  local is_joining = gateways.get(own).is_joining
+  if not is_joining and refusal(id, tenant) then
+    give_turns()
+  end
+  local full = not is_joining and refusal(id, tenant)
+  if full then
+    refused[#refused + 1] = full
+    return
+  end
+  local ticket = new_ticket(about)
+  tenant.weight = about.weight
+  reserve(tenant, about.rate)
+  ticket.place = place_of(effective_tier(ticket), about.lane)
+  stand(id, ticket, head(ticket.place))
+  restand_due(about.tenant, tenant)
+  redis.call('ZADD', K.owned, 0, own .. SEPARATOR .. id)
+end
+
+-- A request that runs already, of a gateway that joins (again). It is charged what it was.
+function acts.run(id, about)
+  if tickets.get(id) then
+    return
+  end
+  local ticket = new_ticket(about)
+  for name, value in pairs(about.running) do
+    ticket[name] = value
+  end
+  ticket.runs = true
+  local tenant = tenants.get(about.tenant)
+  tenant.under_way = tenant.under_way + 1
+  if ticket.reserved then
+    reserve(tenant, about.rate)
+    ticket.reserved = tenant.reserved and true or false
+    if ticket.reserved then
+      tenant.reserved.running = tenant.reserved.running + 1
+    end
+  end
+  tenants.put(about.tenant, tenant)
+  tickets.put(id, ticket)
+  redis.call('ZADD', K.owned, 0, own .. SEPARATOR .. id)
+  add_load(ticket, ticket.live, ticket.kv_now)
+end
+
+-- Another tier, as asked for; the arrival stays.
+function acts.move(id, tier, lane)
+  local ticket = own_ticket(id)
+  if not ticket or ticket.runs then
+    return
+  end
+  ticket.tier = tier
+  local place = place_of(effective_tier(ticket), lane)
+  if place ~= ticket.place then
+    step_out(id, ticket)
+    ticket.place = place
+    stand(id, ticket, head(place))
+  else
+    redis.call('ZREM', K.ages, id)
+    local up_s = moves_up_s(ticket, band_of(place))
+    if up_s then
+      redis.call('ZADD', K.ages, up_s, id)
+    end
+    tickets.put(id, ticket)
+  end
+end
+
+-- Nobody waits for it any more. If its turn came meanwhile, nothing of it runs.
+function acts.cancel(id)
+  local ticket = own_ticket(id)
+  if ticket and ticket.runs then
+    stop(id, ticket, 0)
+  elseif ticket then
+    leave(id, ticket)
+  end
+end
+
+-- Output so far, and how many sequences still run; what passes the prediction is charged.
+function acts.progress(id, output, live)
+  local ticket = own_ticket(id)
+  if not ticket or not ticket.runs then
+    return
+  end
+  local beyond = math.max(0, output - ticket.predicted)
+  local cost = ticket.cost + beyond * rule.output_cost
+  if cost > ticket.charged then
+    charge_running(ticket, cost - ticket.charged)
+    ticket.charged = cost
+  end
+  local kv, ended = ticket.kv + beyond, ticket.live - live
+  if ended ~= 0 then
+    kv = math.floor(kv * live / ticket.sequences)
+  end
+  add_load(ticket, -ended, kv - ticket.kv_now)
+  ticket.output, ticket.live, ticket.kv_now = output, live, kv
+  tickets.put(id, ticket)
+end
+
+-- It is over: its charge becomes what was really computed and emitted.
+function acts.finish(id, cost)
+  local ticket = own_ticket(id)
+  if ticket and ticket.runs then
+    stop(id, ticket, cost)
+  end
+end
+
+function acts.order(name)
+  if name ~= meta.order then
+    set_order(name)
+  end
+end

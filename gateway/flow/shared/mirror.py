@@ -1,0 +1,124 @@
+"""What does one of several gateways keep of the shared queue in its own process?
+
+Its own requests, in an ordinary flow controller, which decides nothing while the pool does: it is told whose
+turn it was. It is what status pages look at, what is said again when Redis has lost its memory, and what
+decides while Redis is away, if that is allowed. Forecasts see what other gateways have waiting, too, as it
+was when the pool was last looked at (`see`): so many requests of each tenant, all of its mean size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from engine.scheduling.policy import UnknownPolicy
+from engine.scheduling.tiers import TieredQueue
+from gateway.flow.controller import Dispatch, FlowController, Ticket
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.shared import wire
+from gateway.flow.shared.wire import Waits
+from gateway.flow.tickets import Reason
+from gateway.flow.window import Replica
+
+MAX_OTHERS = 1024
+"""Requests of other gateways that a forecast counts with."""
+
+
+class Mirror(FlowController):
+    """A flow controller that can be told of turns. `on_order` hears of every other order."""
+
+    on_order: Callable[[str], None] = staticmethod(lambda name: None)
+    _others: Sequence[tuple[Waits, int]] = ()
+    """What others have waiting, and how many."""
+    _seen_s = 0.0
+
+    def set_order(self, order_name: str) -> None:
+        """As `FlowController.set_order`, for the whole pool. Raises `UnknownPolicy`."""
+        require_shared(order_name)
+        super().set_order(order_name)
+        self.on_order(order_name)
+
+    def follow_order(self, order_name: str) -> None:
+        """The pool has another order."""
+        super().set_order(order_name)
+
+    def see(self, waits: Sequence[Waits], now_s: float) -> None:
+        """What waits in the pool, this gateway's own included; their counters on the same scale as ours."""
+        own = Counter(
+            (ticket.entry.tenant_id, *self._backlog.place(ticket.entry.entry_id)) for ticket in self.tickets()
+        )
+        self._others = [
+            (each, count)
+            for each in waits
+            if (count := each.count - own[each.tenant_id, each.tier, each.lane]) > 0
+        ]
+        self._seen_s = now_s
+
+    def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
+        """As `FlowController.queue_clone`, with what waits at other gateways: the first of each place, at
+        most `MAX_OTHERS`."""
+        copy = super().queue_clone(counters)
+        mine = {ticket.entry.tenant_id for ticket in self.tickets()}
+        left = MAX_OTHERS
+        for each, _ in self._others:
+            if each.tenant_id not in mine:
+                counters.set(each.tenant_id, each.counter)
+        for each, count in self._others:
+            for number in range(min(count, left)):
+                entry = Entry(
+                    f"\0{each.place} {each.tenant_id} {number}",
+                    each.tenant_id,
+                    self._seen_s,
+                    max(1, each.input_tokens // each.count),
+                    max(1, each.output_tokens // each.count),
+                    each.tier,
+                    each.weight,
+                )
+                copy.add(entry, lane=each.lane)
+            left -= min(count, left)
+        return copy
+
+    def queued_up_to(self, rank: int) -> int:
+        """Requests of the whole pool that wait in band `rank` and above, as far as is known."""
+        others = sum(count for each, count in self._others if each.tier <= rank)
+        return super().queued_up_to(rank) + others
+
+    def admit(
+        self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason
+    ) -> Dispatch | None:
+        """This request's turn came, decided elsewhere; None when it does not wait (any more)."""
+        ticket = self._backlog.ticket(entry_id)
+        if ticket is None:
+            return None
+        # Its tenant may have a reservation that this gateway has not heard of yet.
+        if reason is Reason.RESERVATION and self.reservation_tag_s(ticket.entry.tenant_id) is None:
+            reason = Reason.ORDER
+        return self._grant(ticket, replica, rank, now_s, reason)
+
+    def runs(self, entry_id: str) -> bool:
+        """Whether a request had its turn and has not finished."""
+        return entry_id in self._flights
+
+    def cached_tokens(self, ticket: Ticket, replica_ids: Iterable[str], now_s: float) -> dict[str, int]:
+        """By replica, the input tokens that need probably not be computed there, as far as this gateway
+        knows from its own requests; only where there are some."""
+        scorer = self._placement.scorer
+        if not isinstance(scorer, PrefixRouter) or not ticket.prefix_hashes:
+            return {}
+        found = {each: scorer.cached_tokens(ticket, each, now_s) for each in replica_ids}
+        return {replica_id: tokens for replica_id, tokens in found.items() if tokens}
+
+    def lane(self, entry: Entry) -> int:
+        """The lane of a request."""
+        return self._placement.lanes.lane(entry)
+
+
+def require_shared(order_name: str) -> None:
+    """Raises `UnknownPolicy` for an order that gateways cannot share."""
+    if order_name not in wire.ORDERS:
+        raise UnknownPolicy(
+            f"gateways that share a queue know the orders {' and '.join(wire.ORDERS)}, not {order_name}:"
+            " choose a policy with one of these, or give each gateway a queue of its own (gateway_queue=own)"
+        )

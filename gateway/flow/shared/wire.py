@@ -1,0 +1,207 @@
+"""How do a gateway's words travel to its pool, and the pool's answers back?
+
+As MessagePack: what `lua/7_exchange.lua` reads and writes. No I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.scheduling.order import OUTPUT_TOKEN_COST
+from gateway.flow.window import Replica
+from tenants.quota import scripts
+
+FALL = 2**51
+"""What all counters fall by where one comes near 2^53; an answer says how often that was."""
+NUM_KEYS = 16
+MAX_TENANTS = 10_000
+_NAMES = ("meta", "tenants", "tickets", "lines", "due", "ages", "loads", "gateways", "owned", "outbox")
+_PLACES = 6
+
+ORDERS = ("fcfs", "vtc")
+"""The orders that gateways can share."""
+
+
+def script() -> str:
+    """The Lua text of one exchange."""
+    parts = sorted((Path(__file__).parent / "lua").glob("*.lua"))
+    return "\n".join([scripts.server(), *(part.read_text(encoding="utf-8") for part in parts)])
+
+
+def look_script() -> str:
+    """The Lua text of one look at what waits."""
+    return (Path(__file__).parent / "look.lua").read_text(encoding="utf-8")
+
+
+def look_keys(prefix: str, pool: str) -> list[str]:
+    """What a look reads."""
+    every = keys(prefix, pool)
+    return [every[_NAMES.index("tenants")], every[_NAMES.index("meta")], *every[len(_NAMES) :]]
+
+
+def keys(prefix: str, pool: str) -> list[str]:
+    """A pool's keys, all in one slot of a Redis Cluster."""
+    base = f"{prefix}:flow:{{{pool}}}"
+    places = [f"standing{place}" for place in range(1, _PLACES + 1)]
+    return [f"{base}:{name}" for name in (*_NAMES, *places)]
+
+
+def channel(prefix: str, pool: str, gateway_id: str) -> str:
+    """Where a gateway hears of turns that others' words gave it."""
+    return f"{keys(prefix, pool)[0]}:{gateway_id}"
+
+
+def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
+    """Times as scripts have them, where infinity is 0."""
+    return tuple(0.0 if math.isinf(each) else each for each in seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRule:
+    """What every gateway of a pool must agree on; the one that joined last says it."""
+
+    max_queued: int
+    max_queued_per_tenant: int
+    lookahead_sequences: int
+    kv_window: float
+    stale_us: int
+    """A gateway that was silent for longer is taken for dead."""
+    ageing_s: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """By tier; 0: never."""
+    share_sequences: float = 1.0
+    share_kv: float = 1.0
+    batch_share: float = 1.0
+    """Of a replica, for the long lanes."""
+    reservation_burst_s: float = 0.0
+    hold_us: int = 1_000_000
+    """Where Redis has lost everything, nobody has a turn for so long: gateways tell it what they have."""
+    output_cost: int = OUTPUT_TOKEN_COST
+    max_tenants: int = MAX_TENANTS
+
+
+class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
+    """A request goes to a replica. `number` counts the pool's turns."""
+
+    entry_id: str
+    life: int
+    """Of the gateway, when it put the request in line."""
+    replica_id: str
+    rank: int
+    """At the engine."""
+    by_reservation: bool
+    number: int
+    falls: int
+    counter: int
+    place_counter: int
+    """The tenant's, as the engine should know it; both after the charge and without what they fell by."""
+    is_owed: bool = False
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """The queue is full."""
+
+    entry_id: str
+    of_tenant: bool
+    limit: int
+    retry_after_s: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What a gateway hears back."""
+
+    status: str
+    """`ok`, or `lost`: the pool does not know this gateway; nothing was done."""
+    epoch: str
+    now_us: int
+    turns: list[GivenTurn]
+    refused: list[Refusal]
+    counters: list[tuple[str, int]]
+    """Of the tenants that were looked at."""
+    queued: list[int]
+    """Waiting requests of all gateways: tier by tier, ordinary and long."""
+    falls: int
+    order: str
+    held_us: int
+    """Nobody has a turn for so long: gateways join again after Redis has lost everything."""
+
+
+class Waits(msgspec.Struct, frozen=True, array_like=True):
+    """What one tenant has waiting in one place of the pool, of all gateways."""
+
+    place: int
+    """Tier by tier, ordinary and long, from 1."""
+    tenant_id: str
+    weight: float
+    counter: int
+    """By which the place ranks it, without what all fell by."""
+    count: int
+    input_tokens: int
+    output_tokens: int
+    """Predicted."""
+
+    @property
+    def tier(self) -> int:
+        return (self.place - 1) // 2
+
+    @property
+    def lane(self) -> int:
+        return (self.place - 1) % 2
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True):
+    """What waits in a pool: of each place the tenants that are next."""
+
+    falls: int
+    waits: list[Waits]
+
+
+_answers = msgspec.msgpack.Decoder(Answer)
+_looks = msgspec.msgpack.Decoder(Look)
+_turns = msgspec.msgpack.Decoder(list[GivenTurn])
+
+
+def answer(packed: bytes) -> Answer:
+    """The answer to an exchange. Raises `msgspec.DecodeError`."""
+    return _answers.decode(packed)
+
+
+def turns(packed: bytes) -> list[GivenTurn]:
+    """What was published to a gateway. Raises `msgspec.DecodeError`."""
+    return _turns.decode(packed)
+
+
+def look(packed: bytes) -> Look:
+    """The answer to a look. Raises `msgspec.DecodeError`."""
+    return _looks.decode(packed)
+
+
+def message(
+    replicas: Sequence[Replica],
+    confirmed: Sequence[str],
+    acts: Sequence[list[Any]],
+    passage: tuple[PoolRule, str, bool] | str | None,
+) -> bytes:
+    """One message; `passage` is the rule and the order of one that joins and whether it was in this pool
+    before, or `leaves`."""
+    sizes = [
+        {
+            "id": each.replica_id,
+            "max_sequences": each.max_sequences,
+            "kv_tokens": each.kv_tokens,
+            "pauses": each.pauses,
+        }
+        for each in replicas
+    ]
+    words: list[Any] = [sizes, list(confirmed), list(acts)]
+    if isinstance(passage, tuple):
+        joining, order, returns = passage
+        words.append({"rule": asdict(joining), "order": order, "returns": returns})
+    elif passage:
+        words.append(passage)
+    return msgspec.msgpack.encode(words)

@@ -1,0 +1,137 @@
+"""The route that says beforehand what a request will probably wait, take and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Request, Response, post
+
+from gateway import errors
+from gateway.authentication import principal_of
+from gateway.prompt import PromptRefused
+from gateway.quotes import Wanted
+from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
+from gateway.schemas import QuoteRequest, decode
+from gateway.understand import TIER_NAMES, Renderer, ServedModel, chat_messages, context_left_of, tier_of
+from gateway.wire import begin
+from tenants.types import Tier
+
+
+@post(
+    "/v1/quotes",
+    status_code=200,
+    opt={
+        "scope": "quote",
+        "body": QuoteRequest,
+        "answers": {
+            403: "The key may not use this tier.",
+            404: "There is no such model, or the key may not use it.",
+            429: "Too many quotes.",
+        },
+    },
+    summary="Quote a request in every tier that the key may use",
+    description="Wait, time to first token, latency, output tokens and cost (p50, p90, most), the tokens "
+    "that would go first, by cause, and those of others that would stand back. Nothing is reserved. Each "
+    "tier has a token; whoever sends the same request with it in `X-Fairgate-Quote` while it is valid is "
+    "served in that tier at these prices, and is credited where we do not keep the p90.",
+    tags=["inference"],
+)
+async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
+    gateway = gateway_of(request)
+    body = await body_of(request)
+    principal = principal_of(request)
+    gateway.take_quote(principal.key_id)
+    asked = await in_thread_if_large(body, lambda: decode(body, QuoteRequest))
+    if not may_use(request, asked.model):
+        raise errors.model_not_found(asked.model)
+    if asked.service_tier is None:
+        tiers = [tier for tier in Tier if tier in principal.tiers]
+    else:
+        tiers = [tier_of(asked.service_tier, principal)]
+    served = gateway.served(asked.model, begin(request.scope))
+    pool = gateway.pools[served.pool]
+    prompt = await in_thread_if_large(body, lambda: _prompt(request, asked, pool.spec.renderer, served))
+    choices, max_tokens = _sizes(asked, served, len(prompt), gateway.deps.config.max_choices)
+    gateway.require_engine(served.pool)
+    wanted = Wanted(served.name, served.pool, [prompt], asked.prompt_tokens is not None, choices, max_tokens)
+    now_s = gateway.deps.clock()
+    version = gateway.deps.prices().version
+    estimates = pool.estimates.offers(
+        served.name, principal.tenant_id, principal.weight, tiers, wanted.size, now_s
+    )
+    counted_in = principal.default_tier if principal.default_tier in estimates else tiers[0]
+    tokens = gateway.quotes.issue(principal, wanted, estimates, version, counted_in, now_s)
+    wall_s = gateway.deps.wall_clock()
+    return json_response(
+        {
+            "object": "quote",
+            "created": int(wall_s),
+            "expires_at": round(wall_s + gateway.quotes.valid_s, 3),
+            "valid_s": gateway.quotes.valid_s,
+            "model": served.name,
+            "price_version": version,
+            "input_tokens": len(prompt),
+            "max_tokens": max_tokens,
+            "n": choices,
+            "default_tier": principal.default_tier.value,
+            "quotes": [
+                {
+                    "tier": tier.value,
+                    "service_tier": TIER_NAMES[tier],
+                    **estimate.as_json(),
+                    "displaces": pool.estimates.displacement(
+                        principal.tenant_id, tier, choices, estimate.output_tokens[0]
+                    ).as_json(),
+                    "token": tokens[tier],
+                }
+                for tier, estimate in estimates.items()
+            ],
+        }
+    )
+
+
+def _sizes(asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_choices: int) -> tuple[int, int]:
+    """Choices and `max_tokens`. Raises `ApiError`."""
+    context_left = context_left_of(served, prompt_tokens)
+    if context_left < 1:
+        raise errors.context_too_long(served.context_tokens, prompt_tokens, None, "prompt_tokens")
+    max_tokens = context_left if asked.max_tokens is None else asked.max_tokens
+    choices = 1 if asked.n is None else asked.n
+    if not 1 <= choices <= max_choices:
+        raise errors.bad_request(f"Invalid 'n': {choices} must be at least 1 and at most {max_choices}.", "n")
+    if max_tokens < 1:
+        raise errors.bad_request(f"Invalid 'max_tokens': {max_tokens} is less than 1.", "max_tokens")
+    if max_tokens > context_left:
+        raise errors.context_too_long(served.context_tokens, prompt_tokens, max_tokens, "max_tokens")
+    return choices, max_tokens
+
+
+def _prompt(
+    request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
+) -> Sequence[int]:
+    """The prompt's tokens; where only its length is known, as many of no consequence."""
+    given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
+    if len(given) != 1:
+        raise errors.bad_request(
+            "A quote needs exactly one of 'messages', 'prompt' and 'prompt_tokens'.",
+            given[0] if given else "messages",
+        )
+    deps = gateway_of(request).deps
+    if asked.prompt_tokens is not None:
+        if asked.prompt_tokens < 1:
+            raise errors.bad_request(
+                f"Invalid 'prompt_tokens': {asked.prompt_tokens} is less than 1.", "prompt_tokens"
+            )
+        if context_left_of(served, asked.prompt_tokens) < 1:
+            raise errors.context_too_long(served.context_tokens, asked.prompt_tokens, None, "prompt_tokens")
+        return range(asked.prompt_tokens)
+    if asked.messages is not None:
+        try:
+            return renderer.chat_tokens(chat_messages(asked.messages, deps.config))
+        except PromptRefused as refused:
+            raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
+    return renderer.text_tokens(asked.prompt or "") or [0]
+
+
+HANDLERS = [quotes]

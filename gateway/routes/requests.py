@@ -1,0 +1,256 @@
+"""A request under way, for its owner and for operators: look at it, cancel it, move it to another tier.
+
+A tenant sees its own requests only, and does not learn that others exist. What has ended is answered from
+the ledger, so cancelling twice, or too late, is no error. What another gateway runs is handed to that gateway
+(`elsewhere.py`), where there is a Redis to do so by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+
+from gateway import errors
+from gateway.authentication import principal_of
+from gateway.explaining import explained
+from gateway.routes.acting import READ, WRITE, actor, asked
+from gateway.routes.context import gateway_of, json_response
+from gateway.schemas import TierMove
+from gateway.under_way import (
+    CANCEL,
+    LIST,
+    MAX_LISTED,
+    MOVE,
+    OFFER,
+    SHOW,
+    Answered,
+    Ask,
+    Heard,
+    Unreachable,
+)
+from gateway.understand import tier_named, tier_of
+from tenants.ledger import LedgerRow
+from tenants.types import Tier
+
+OWN: dict[str, Any] = {"scope": "inference"}
+ELSEWHERE = {"answers": {409: "It is with another gateway, which does not answer."}}
+MOVES = {
+    "body": TierMove,
+    "answers": {
+        409: "It does not stand in line, its tiers have limits of their own, or it is with another gateway,"
+        " which does not answer.",
+        429: "The budget does not cover the new tier's price; nothing has changed.",
+    },
+}
+MAX_ID_CHARACTERS = 80
+
+
+@get(
+    "/v1/requests",
+    opt=OWN,
+    summary="List this tenant's requests that wait or run",
+    description=f"The oldest first, at most {MAX_LISTED}; those of all gateways that share a Redis."
+    " `gateways_missing` counts those that did not answer: theirs are not in the list.",
+    tags=["inference"],
+)
+async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
+    ask = Ask(LIST, tenant_id=principal_of(request).tenant_id)
+    gateway = gateway_of(request)
+    shown: list[dict[str, Any]] = list((await gateway.under_way.act(ask)).value)
+    missing = 0
+    if gateway.deps.elsewhere is not None:
+        try:
+            heard = await gateway.deps.elsewhere.ask(ask, everybody=True)
+            missing = heard.missing
+        except Unreachable:
+            heard, missing = Heard(), 1  # nobody knows how many there are
+        for each in heard.answers:
+            shown += each.value
+        shown.sort(key=lambda item: -item["elapsed_s"])
+    return json_response({"object": "list", "data": shown[:MAX_LISTED], "gateways_missing": missing})
+
+
+@get(
+    "/v1/requests/{request_id:str}",
+    opt=OWN | ELSEWHERE,
+    summary="Show a request: how it stands, or how it ended, and why it took so long",
+    description="Of one that has ended: `explanation` in sentences, `waits` in seconds by cause, the"
+    " `timeline` they were read off, and the targets that it missed, each with its cause. Timelines are kept"
+    " for a while.",
+    tags=["inference"],
+)
+async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    return json_response(await _shown(request, Ask(SHOW, request_id, principal_of(request).tenant_id)))
+
+
+@delete(
+    "/v1/requests/{request_id:str}",
+    status_code=200,
+    opt=OWN | ELSEWHERE,
+    summary="Cancel a request that waits or runs",
+    description="What was emitted is charged. Repeating it changes nothing; of a request that has ended it "
+    "says how.",
+    tags=["inference"],
+)
+async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    return json_response(await _acted(request, Ask(CANCEL, request_id, principal_of(request).tenant_id)))
+
+
+@post(
+    "/v1/requests/{request_id:str}/tier",
+    status_code=200,
+    opt=OWN | MOVES,
+    summary="Move a waiting request to another tier",
+    description="The answer states both prices, per token and for this request. With `preview` nothing moves."
+    " The budget must cover the new price; otherwise nothing changes.",
+    tags=["inference"],
+)
+async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, TierMove)
+    principal = principal_of(request)
+    show = Ask(SHOW, request_id, principal.tenant_id)
+    await _live(request, show)
+    tier = tier_of(wanted.service_tier, principal)
+    ask = Ask(OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant")
+    return json_response((await _live(request, ask)).result())
+
+
+@get(
+    "/admin/v1/requests/{request_id:str}",
+    opt=READ | ELSEWHERE,
+    summary="Show any tenant's request, as its tenant sees it",
+    tags=["admin"],
+)
+async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    return json_response(await _shown(request, Ask(SHOW, request_id)))
+
+
+@delete(
+    "/admin/v1/requests/{request_id:str}",
+    status_code=200,
+    opt=WRITE,
+    summary="Cancel any tenant's request",
+    tags=["admin"],
+)
+async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    found = await _found(request, Ask(SHOW, request_id))
+    if found is not None:
+        before = {"status": found.result()["status"], "tenant_id": found.tenant_id}
+        await _note(request, "request.cancel", request_id, before, {"status": "cancelled"})
+    return json_response(await _acted(request, Ask(CANCEL, request_id)))
+
+
+@post(
+    "/admin/v1/requests/{request_id:str}/tier",
+    status_code=200,
+    opt=WRITE | MOVES,
+    summary="Move any tenant's waiting request to another tier",
+    description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
+    tags=["admin"],
+)
+async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, TierMove)
+    found = await _live(request, Ask(SHOW, request_id))
+    tier = tier_named(wanted.service_tier, Tier(found.default_tier))
+    offered = (await _live(request, Ask(OFFER, request_id, None, tier.value))).result()
+    if wanted.preview:
+        return json_response(offered)
+    before = {"tier": offered["from"]["tier"], "tenant_id": found.tenant_id}
+    await _note(request, "request.move", request_id, before, {"tier": tier.value})
+    moved = await _live(request, Ask(MOVE, request_id, None, tier.value, "operator"))
+    return json_response(moved.result())
+
+
+# ---------------------------------------------------------------- what they share
+
+
+async def _shown(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
+    """As it stands; of one that has ended also what happened to it."""
+    shown = await _acted(request, ask)
+    if shown["status"] != "ended":
+        return shown
+    gateway = gateway_of(request)
+    return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
+
+
+async def _acted(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
+    """What became of it where the request is under way, or how the request ended. Raises `ApiError`."""
+    found = await _found(request, ask)
+    if found is not None:
+        value: dict[str, Any] = found.result()
+        return value
+    return _settled(await _ended(request, ask))
+
+
+async def _live(request: Request[Any, Any, Any], ask: Ask) -> Answered:
+    """As `_found`. Raises `ApiError` for a request that is not under way."""
+    found = await _found(request, ask)
+    if found is None:
+        await _ended(request, ask)
+        raise errors.not_waiting("ended")
+    return found
+
+
+async def _found(request: Request[Any, Any, Any], ask: Ask) -> Answered | None:
+    """The answer of the gateway where the request is under way; None: it is in none. Raises `ApiError` where
+    nobody can say."""
+    gateway = gateway_of(request)
+    answered = await gateway.under_way.act(ask)
+    if answered.is_found:
+        return answered
+    rows = await _rows(request, ask)
+    if gateway.deps.elsewhere is None or any(row.kind == "settle" for row in rows):
+        return None
+    try:
+        heard = await gateway.deps.elsewhere.ask(ask)
+    except Unreachable:
+        heard = Heard(missing=1)
+    if heard.found is None and heard.missing and not rows:
+        raise errors.accounts_unavailable("quota_store")
+    return heard.found
+
+
+async def _ended(request: Request[Any, Any, Any], ask: Ask) -> LedgerRow:
+    """The settlement of a request that is not under way anywhere that can be asked. Raises `ApiError`."""
+    rows = await _rows(request, ask)
+    if not rows:
+        raise errors.request_not_found(ask.request_id)
+    settled = next((row for row in rows if row.kind == "settle"), None)
+    if settled is None:
+        raise errors.request_elsewhere(rows[0].gateway_id)
+    return settled
+
+
+async def _rows(request: Request[Any, Any, Any], ask: Ask) -> list[LedgerRow]:
+    """What the ledger says of it. Raises `DatabaseUnavailable`."""
+    request_id = ask.request_id
+    # PostgreSQL takes no NUL, and no id of ours is anything but letters, digits and a dash or two.
+    if len(request_id) > MAX_ID_CHARACTERS or not request_id.isascii() or not request_id.isprintable():
+        return []
+    found = await gateway_of(request).deps.ledger.find(request_id)
+    return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
+
+
+def _settled(row: LedgerRow) -> dict[str, Any]:
+    return {
+        "id": row.request_id,
+        "object": "request",
+        "status": "ended",
+        "outcome": row.outcome,
+        "tier": row.tier,
+        "model": row.model,
+        "input_tokens": row.amounts.input_tokens,
+        "output_tokens": row.amounts.output_tokens,
+        "cost_nanousd": row.amounts.cost_nanousd,
+    }
+
+
+async def _note(
+    request: Request[Any, Any, Any], action: str, target: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    await gateway_of(request).deps.admin.note(actor(request), action, target, before=before, after=after)
+
+
+HANDLERS = [list_requests, show_request, cancel_request, move_request, show_any, cancel_any, move_any]

@@ -1,0 +1,218 @@
+"""Which replay's answer does for this request, and when is another one due?
+
+One replay (`engine/forecast/probing.py`) builds the surface off which requests of all tenants and tiers read
+their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that replays
+take at most a twentieth of the process. A request replays itself only where there is no surface yet, or only
+one from before a pause; a quote (`replay_for`) where the share allows it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from engine.forecast.arrivals import ArrivalRates
+from engine.forecast.features import Features
+from engine.forecast.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.quote import DrawLength, EngineLoad, Forecast
+from engine.forecast.surface import Line, Surface
+from engine.messages import TIER_RANKS
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from gateway.flow.controller import FlowController
+
+REST = 19.0
+"""After a replay none is wanted for so many times what it took."""
+PAUSE_S = 0.5
+"""An older surface is from before a pause: whoever comes first pays for a new one."""
+STALE_S = 5.0
+"""An older one is of no use, however busy we are."""
+QUOTE_DEBT_S = 0.25
+"""A quote may go into debt by so much time before it, too, has to do with an older answer."""
+QUOTE_EVENTS = 50
+"""Of the engines, in a replay for one quote."""
+LONG_QUEUE = 200
+"""Where more wait, to copy the queue takes longer than a quote may: it is read off the surface."""
+FORGET_S = 30.0
+"""Lines that nobody asked about for so long have no probes any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A request as the forecast sees it."""
+
+    input_tokens: int
+    """All prompts."""
+    prompts: int
+    choices: int
+    max_tokens: int
+    is_exact: bool
+    traits: Features | None = None
+    """What says how long each answer will be, where that is known."""
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.choices
+
+
+class Surfaces:
+    """One queue's surface. Use from one event loop."""
+
+    def __init__(
+        self,
+        flow: FlowController,
+        loads: Callable[[], list[EngineLoad]],
+        draw_length: DrawLength,
+        *,
+        every_s: float,
+        promised: Callable[[float], Sequence[Entry]] = lambda now_s: (),
+        stopwatch: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`promised`: outstanding quotes at an instant; `stopwatch` tells what a replay takes."""
+        self.replays = 0
+        """Since the start."""
+        self.promised = promised
+        self._flow = flow
+        self._loads = loads
+        self._draw_length = draw_length
+        self._every_s = every_s
+        self._stopwatch = stopwatch
+        self._rates = ArrivalRates()
+        self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
+        """With the instant at which each was last asked about, the latest last."""
+        self._surface: Surface | None = None
+        self._ahead_then: list[int] = []
+        """By tier: requests that stood in line or ran when the surface was built."""
+        self._prompts_since: list[int] = []
+        """By tier: prompt tokens that got in line since."""
+        self._is_asked = False
+        self._rest_until_s = float("-inf")
+
+    def arrived(self, entry: Entry) -> None:
+        """A request gets in line: more like it are to be expected."""
+        self._rates.observe(entry, entry.arrived_s)
+        if self._prompts_since:
+            self._prompts_since[entry.tier] += entry.input_tokens
+
+    def arrivals_per_s(self, now_s: float) -> float:
+        """Requests a second, of late."""
+        return sum(stream.rate_per_s for stream in self._rates.streams(now_s))
+
+    def refresh(self, now_s: float) -> None:
+        """Replays if anybody asked since the last time, and if there is time for it."""
+        surface = self._surface
+        is_due = surface is None or now_s - surface.at_s >= self._every_s
+        if self._is_asked and is_due and now_s >= self._rest_until_s:
+            self._build(now_s)
+
+    def read(
+        self,
+        tenant_id: str,
+        weight: float,
+        rank: int,
+        size: Size,
+        output_tokens: tuple[int, int],
+        now_s: float,
+    ) -> Forecast:
+        """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
+        self._ask(Line(tenant_id, rank, weight), now_s)
+        surface = self._surface
+        age_s = float("inf") if surface is None else now_s - surface.at_s
+        if surface is None or age_s >= STALE_S or (age_s >= PAUSE_S and now_s >= self._rest_until_s):
+            surface = self._build(now_s)
+        return self._read_off(surface, tenant_id, rank, size, output_tokens)
+
+    def replay_for(
+        self,
+        tenant_id: str,
+        weight: float,
+        ranks: Sequence[int],
+        size: Size,
+        output_tokens: tuple[int, int],
+        now_s: float,
+    ) -> list[Forecast]:
+        """As `read`, for several tiers, from one replay with probes of just this size where there is time for
+        one."""
+        if now_s + QUOTE_DEBT_S < self._rest_until_s or len(self._flow) > LONG_QUEUE:
+            return [self.read(tenant_id, weight, rank, size, output_tokens, now_s) for rank in ranks]
+        cost = size.input_tokens * INPUT_TOKEN_COST + output_tokens[0] * size.sequences * OUTPUT_TOKEN_COST
+        lines = [Line(tenant_id, rank, weight) for rank in ranks]
+        surface = self._replay(lines, ranks, [max(2, cost)], now_s, QUOTE_EVENTS)
+        return [
+            surface.read(tenant_id, rank, size.input_tokens * size.choices, size.sequences, output_tokens)
+            for rank in ranks
+        ]
+
+    def _ask(self, line: Line, now_s: float) -> None:
+        self._is_asked = True
+        key = (line.tenant_id, line.tier)
+        self._lines[key] = (line, now_s)
+        self._lines.move_to_end(key)
+        if len(self._lines) > MAX_LINES:
+            self._lines.popitem(last=False)
+
+    def _build(self, now_s: float) -> Surface:
+        while self._lines and next(iter(self._lines.values()))[1] < now_s - FORGET_S:
+            self._lines.popitem(last=False)
+        lines = [line for line, _ in self._lines.values()]
+        ranks = list(TIER_RANKS.values())
+        self._surface = surface = self._replay(lines, ranks, KNOTS_COST, now_s)
+        self._ahead_then = [self._ahead(rank) for rank in ranks]
+        self._prompts_since = [0] * len(ranks)
+        self._is_asked = False
+        return surface
+
+    def _read_off(
+        self, surface: Surface, tenant_id: str, rank: int, size: Size, output_tokens: tuple[int, int]
+    ) -> Forecast:
+        return surface.read(
+            tenant_id,
+            rank,
+            size.input_tokens * size.choices,
+            size.sequences,
+            output_tokens,
+            more_ahead=self._ahead(rank) - self._ahead_then[rank],
+            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
+        )
+
+    def _ahead(self, rank: int) -> int:
+        return self._flow.queued_up_to(rank) + self._flow.num_in_flight
+
+    def _replay(
+        self,
+        lines: Sequence[Line],
+        tiers: Sequence[int],
+        knots_cost: Sequence[int],
+        now_s: float,
+        most_events: int = MAX_EVENTS,
+    ) -> Surface:
+        started_s = self._stopwatch()
+        self.replays += 1
+        sequences: dict[str, int] = {}
+        kv_tokens: dict[str, int] = {}
+        for ticket in self._flow.tickets():
+            kv_tokens[ticket.entry.entry_id] = ticket.kv_tokens
+            if ticket.sequences > 1:
+                sequences[ticket.entry.entry_id] = ticket.sequences
+        for flight in self._flow.in_flight():
+            sequences[flight.ticket.entry.entry_id] = flight.ticket.sequences
+        counters = self._flow.counters.clone()
+        surface = build_surface(
+            lines,
+            queue=self._flow.queue_clone(counters),
+            counters=counters,
+            engines=self._loads(),
+            now_s=now_s,
+            draw_length=self._draw_length,
+            sequences=sequences,
+            kv_tokens=kv_tokens,
+            arrivals=self._rates.streams(now_s),
+            lane_of=self._flow.lane,
+            tiers=tiers,
+            promised=self.promised(now_s),
+            knots_cost=knots_cost,
+            most_events=most_events,
+        )
+        self._rest_until_s = max(now_s, self._rest_until_s) + (self._stopwatch() - started_s) * REST
+        return surface

@@ -1,0 +1,206 @@
+"""How does one HTTP/1.1 connection turn bytes of a server into a response, at the least cost for each piece?
+
+On `httptools` (the parser that our own server runs on): what arrives goes from the socket through the parser
+to its reader in one call, without a task, a queue or a timer. Everything of a body that one read of the
+socket brought reaches the reader in one piece, however the server cut it into chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import httptools
+
+MAX_HEADERS = 128
+MAX_HEADER_BYTES = 64 * 1024
+IDLE_S = 20.0
+"""A connection idle for longer is not used again: servers close theirs after some seconds more."""
+
+
+class Reader(Protocol):
+    """Takes one response. After `head` come any number of `body`, then `end`; `lost` may come at any time,
+    and is the last, as is `end`."""
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers, names in small letters."""
+        ...
+
+    def body(self, data: bytes) -> None:
+        """A piece of the body."""
+        ...
+
+    def end(self) -> None:
+        """The response is complete."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The connection ended before the response did."""
+        ...
+
+
+class Pool(Protocol):
+    """Who keeps the connections."""
+
+    def released(self, connection: Connection) -> None:
+        """A connection's response is complete, and it may be used again."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """A connection has ended."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one response at a time."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._reader: Reader | None = None
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._pieces: list[bytes] = []
+        """Of the body, from the read under way."""
+        self._until_close = False
+        """The body has no length of its own: it ends with the connection."""
+        self._is_kept = False
+        self._is_gone = False
+        self._idle_since_s = 0.0
+        self._is_paused = False
+
+    # ------------------------------------------------------------ used by the pool and readers
+
+    def is_usable(self, now_s: float) -> bool:
+        """Whether another request may be sent on it."""
+        return (
+            not self._is_gone
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and now_s - self._idle_since_s < IDLE_S
+        )
+
+    def send(self, request: bytes, reader: Reader) -> None:
+        """Sends a request, head and body; `reader` gets its response."""
+        assert self._transport is not None
+        assert self._reader is None, "one response at a time"
+        self._reader = reader
+        self._transport.write(request)
+        if self._is_gone:
+            self._lose("the connection was closed")
+
+    def abort(self) -> None:
+        """Ends it at once, without telling its reader, which asked for it."""
+        self._reader = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Its reader has no room: the server's sending is held up."""
+        if not self._is_paused and self._transport is not None and not self._is_gone:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Its reader has room again."""
+        if self._is_paused and self._transport is not None and not self._is_gone:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # ------------------------------------------------------------ asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of that class
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader is None:
+            self.abort()  # nobody asked for anything
+            return
+        try:
+            self._parser.feed_data(data)
+            self._hand_over()
+        except httptools.HttpParserError:
+            self._hand_over()
+            self._lose("what it sent is not HTTP")
+        except Exception as error:
+            # A reader that fails must not take the event loop's connection with it unnoticed.
+            self._lose(f"its answer could not be read: {type(error).__name__}")
+            raise
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_gone = True
+        self._pool.gone(self)
+        if self._reader is None:
+            return
+        if exc is None and self._until_close:
+            reader, self._reader = self._reader, None
+            reader.end()
+        else:
+            self._lose("the connection was closed")
+
+    # ------------------------------------------------------------ the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+        self._header_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if len(self._headers) >= MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
+            raise httptools.HttpParserError("too many headers")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # 100 Continue and its like: the response is still to come
+        self._is_kept = self._parser.should_keep_alive()
+        self._until_close = "content-length" not in self._headers and "chunked" not in self._headers.get(
+            "transfer-encoding", ""
+        )
+        if self._reader is not None:
+            self._reader.head(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            return
+        self._hand_over()
+        reader, self._reader = self._reader, None
+        self._until_close = False
+        if reader is None:
+            self.abort()  # an answer that nobody asked for, or does not want any more
+            return
+        if self._is_kept and not self._is_gone and self._transport is not None:
+            self.resume()
+            self._idle_since_s = asyncio.get_running_loop().time()
+            self._pool.released(self)
+        elif self._transport is not None:
+            self._transport.close()
+        reader.end()
+
+    # ------------------------------------------------------------ inside
+
+    def _hand_over(self) -> None:
+        """What this read brought of the body, in one piece."""
+        if not self._pieces:
+            return
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        if self._reader is not None:
+            self._reader.body(data)
+
+    def _lose(self, reason: str) -> None:
+        reader, self._reader = self._reader, None
+        self._pieces.clear()
+        if self._transport is not None and not self._is_gone:
+            self._transport.abort()
+        if reader is not None:
+            reader.lost(reason)

@@ -1,0 +1,119 @@
+"""Which of the tokens that another server sent may be passed on now?
+
+Our own engine stops at a lease by itself; another server does not know of leases. So what it sends is held
+here until it is covered, and what is not covered when the budget is spent is thrown away: it was never
+delivered, and is never charged. Of a piece that is covered in part the tokens count and its text waits for
+the rest. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.messages import TokenLogprob
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one chunk brought; `tokens` of it are not passed on yet."""
+
+    tokens: int
+    text: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+    size: int = 0
+    """Bytes that it came in: what it takes of memory, about."""
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All of them as one."""
+    return Piece(
+        sum(piece.tokens for piece in pieces),
+        "".join([piece.text for piece in pieces]),
+        [each for piece in pieces for each in piece.logprobs],
+        sum(piece.size for piece in pieces),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a sequence ended, and how many tokens it really had."""
+
+    finish: str
+    tokens: int
+    basis: str
+
+
+class LeasedStream:
+    """One sequence's tokens between the server and the reader."""
+
+    def __init__(self, lease_tokens: int) -> None:
+        self.lease_tokens = lease_tokens
+        self.passed_tokens = 0
+        """Passed on so far: covered, every one."""
+        self._held: deque[Piece] = deque()
+        self.held_bytes = 0
+        """Size of the pieces that wait for their lease."""
+        self._taken_tokens = 0
+        self._end: End | None = None
+
+    @property
+    def held(self) -> int:
+        """Pieces that wait for their lease."""
+        return len(self._held)
+
+    @property
+    def has_ended(self) -> bool:
+        """Its end is known; there may be pieces that wait before it."""
+        return self._end is not None
+
+    def push(self, piece: Piece) -> None:
+        """The server sent something."""
+        self._held.append(piece)
+        self.held_bytes += piece.size
+        self._taken_tokens += piece.tokens
+
+    def end(self, end: End) -> None:
+        """The server is done. Tokens that it counts beyond what was pushed are passed on before the end, so
+        that they are covered as well."""
+        if self._end is None:
+            missing = end.tokens - self._taken_tokens
+            if missing > 0:
+                self.push(Piece(missing))
+            self._end = end
+
+    def top_up(self, lease_tokens: int) -> None:
+        """So many tokens are covered in all; never fewer than before."""
+        self.lease_tokens = max(self.lease_tokens, lease_tokens)
+
+    def cut(self, finish: str, basis: str) -> None:
+        """Nothing more is passed on: what is held is thrown away, and the sequence ends here."""
+        if self._end is not None and not self._held:
+            return
+        self._held.clear()
+        self.held_bytes = 0
+        self._end = End(finish, self.passed_tokens, basis)
+
+    def take(self) -> list[Piece]:
+        """Everything that may be passed on now."""
+        passed: list[Piece] = []
+        while self._held:
+            piece = self._held[0]
+            room = self.lease_tokens - self.passed_tokens
+            if piece.tokens > room:
+                if room > 0:
+                    piece.tokens -= room
+                    self.passed_tokens += room
+                    passed.append(Piece(room))
+                break
+            self._held.popleft()
+            self.held_bytes -= piece.size
+            self.passed_tokens += piece.tokens
+            passed.append(piece)
+        return passed
+
+    def ended(self) -> End | None:
+        """Its end, once everything before it was taken. What was really emitted may be less than what was
+        passed on: an estimate was too high."""
+        return self._end if not self._held else None

@@ -1,0 +1,41 @@
+"""Has nothing come for too long?
+
+One timer for a whole answer: what comes only moves the deadline, which is looked at when the timer fires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Patience:
+    """A deadline that moves. Use from one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, on_late: Callable[[], None]) -> None:
+        """`on_late` is called once, when the deadline has passed."""
+        self._loop = loop
+        self._on_late = on_late
+        self._deadline_s = self._look_s = loop.time() + seconds
+        self._timer = loop.call_at(self._look_s, self._look)
+
+    def wait(self, seconds: float) -> None:
+        """From now on so long. Where that is earlier than before, the timer is set anew."""
+        self._deadline_s = self._loop.time() + seconds
+        if self._deadline_s < self._look_s:
+            self._timer.cancel()
+            self._set()
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self._timer.cancel()
+
+    def _set(self) -> None:
+        self._look_s = self._deadline_s
+        self._timer = self._loop.call_at(self._look_s, self._look)
+
+    def _look(self) -> None:
+        if self._loop.time() < self._deadline_s:
+            self._set()
+        else:
+            self._on_late()

@@ -1,0 +1,108 @@
+"""How full is a server by its own metrics, and how much more may it be given?
+
+Pure: the text of a Prometheus page is passed in. Known are the pages of vLLM (both names of its KV gauge),
+SGLang, TensorRT-LLM (`/prometheus/metrics`) and Fairgate; a page with none of their names says nothing.
+
+What others send to the same server is seen here and nowhere else: it takes up room that this gateway's own
+window does not know of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_PAGE_BYTES = 4 * 2**20
+FULL_KV = 0.95
+"""From this share of its KV memory on a server begins to throw sequences out: it gets no more."""
+
+RUNNING = frozenset({"vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"})
+WAITING = frozenset({"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"})
+KV_USAGE = frozenset(
+    {
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "trtllm_kv_cache_utilization",
+    }
+)
+_OWN_SEQUENCES = "fairgate_engine_sequences"
+_OWN_BLOCKS = "fairgate_engine_kv_blocks"
+_OWN_QUEUED = "fairgate_queued"
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?[ \t]+([0-9eE+.-]+)(?:[ \t]+-?\d+)?\s*")
+_STATE = re.compile(r'state="([a-z]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """A server's load, everybody's together. None: the page does not say."""
+
+    running: int
+    waiting: int
+    kv_usage: float | None
+    """Share of its KV memory in use, 0 to 1."""
+
+
+def read(page: str) -> Saturation | None:
+    """What the page says; None where it names nothing that is known. Ranks and replicas behind one page (data
+    parallel) are added up; of several KV gauges the fullest counts."""
+    running = waiting = 0.0
+    kv_usage: float | None = None
+    blocks: dict[str, float] = {}
+    is_known = False
+    for name, labels, value in _samples(page):
+        if name in RUNNING:
+            running += value
+        elif name in WAITING:
+            waiting += value
+        elif name in KV_USAGE:
+            kv_usage = max(kv_usage or 0.0, value)
+        elif name == _OWN_SEQUENCES:
+            if 'state="running"' in labels:
+                running += value
+            else:
+                waiting += value
+        elif name == _OWN_QUEUED:
+            waiting += value
+        elif name == _OWN_BLOCKS:
+            state = _STATE.search(labels)
+            blocks[state[1] if state else ""] = blocks.get(state[1] if state else "", 0.0) + value
+        else:
+            continue
+        is_known = True
+    if not is_known:
+        return None
+    if total := sum(blocks.values()):
+        kv_usage = blocks.get("referenced", 0.0) / total
+    if kv_usage is not None:
+        kv_usage = min(1.0, max(0.0, kv_usage))
+    return Saturation(max(0, round(running)), max(0, round(waiting)), kv_usage)
+
+
+def window(seen: Saturation | None, max_concurrent: int, own: int) -> int:
+    """How many sequences this gateway may have at the server, of `max_concurrent`; `own`: those it has. At
+    least 1: only a call finds out that there is room again."""
+    if seen is None:
+        return max_concurrent
+    others = max(0, seen.running + seen.waiting - own)
+    most = max_concurrent - others
+    if seen.waiting > 0:
+        # It holds a line of its own: the line belongs here, where tenants are told apart.
+        most = min(most, own - seen.waiting)
+    if seen.kv_usage is not None and seen.kv_usage >= FULL_KV:
+        most = min(most, own)
+    return max(1, most)
+
+
+def _samples(page: str) -> Iterator[tuple[str, str, float]]:
+    for line in page.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        found = _SAMPLE.fullmatch(line)
+        if found is None:
+            continue
+        try:
+            yield found[1], found[2] or "", float(found[3])
+        except ValueError:
+            continue

@@ -1,0 +1,54 @@
+"""Which events does a stream of bytes hold?
+
+Server-sent events as the HTML standard has them, as far as OpenAI-compatible servers use them: `data` lines,
+`event` names, comments. Lines may end in LF or CRLF and break anywhere. Pure.
+"""
+
+from __future__ import annotations
+
+MAX_EVENT_BYTES = 2**20
+
+
+class EventTooLarge(Exception):
+    """One event is larger than any chunk of an answer can be."""
+
+
+class SseParser:
+    """Turns pieces of a stream into the data of its events."""
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of every event that is complete now; lines of one event are joined by LF. Raises
+        `EventTooLarge`."""
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            # A CR at the very end stays, and meets its LF in the next piece.
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        if len(self._rest) > self._max_event_bytes:
+            raise EventTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
+        found: list[bytes] = []
+        for event in events:
+            if event.startswith(b"data: ") and b"\n" not in event:
+                found.append(event[6:])
+            elif (value := _data(event)) is not None:
+                found.append(value)
+        return found
+
+    @property
+    def is_between_events(self) -> bool:
+        """Nothing of an event is left over."""
+        return not self._rest.strip()
+
+
+def _data(event: bytes) -> bytes | None:
+    lines: list[bytes] = []
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            value = line[5:]
+            lines.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(lines) if lines else None

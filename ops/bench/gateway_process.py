@@ -1,0 +1,65 @@
+"""What do a program and all that it started use of the machine? Processor time and memory, from /proc.
+
+Processor time is counted in ticks of 10 ms, so it says something of seconds of load, not of single requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def process_tree(root: int) -> list[int]:
+    """The process and its descendants; empty when it is gone."""
+    children: dict[int, list[int]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [root] if _stat(root) else []
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def cpu_s(processes: Iterable[int]) -> float:
+    """Processor seconds that they have used so far, those of ended children that were waited for included."""
+    ticks = 0
+    for process in processes:
+        if fields := _stat(process):
+            ticks += sum(int(value) for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_bytes(processes: Iterable[int]) -> int:
+    """Sum of their largest resident sizes. Pages that they share count once for each."""
+    total = 0
+    for process in processes:
+        try:
+            lines = (PROC / str(process) / "status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue
+        for line in lines.splitlines():
+            if line.startswith("VmHWM:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def machine_cpu_s() -> float:
+    """Processor seconds that all processes of the machine have used. Interrupts are left out: under this load
+    they are the network's, and belong to no process."""
+    first = (PROC / "stat").read_text(encoding="ascii").splitlines()[0].split()
+    user, nice, system = (int(value) for value in first[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(process: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name: state, parent, …; empty when it is gone."""
+    try:
+        text = (PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    fields = text.rpartition(")")[2].split()
+    return fields if fields[0] != "Z" else []

@@ -1,0 +1,70 @@
+"""What do the commands of `fairgate bench` share: options, progress, and how they end?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.cli.base import Command, answer
+
+MODEL_OPTION = click.option("--model", metavar="DIR", help="Model directory.  [default: the shipped model]")
+PEERS_DIR_OPTION = click.option(
+    "--peers-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".bench-peers"),
+    show_default=True,
+    help="Where 'make bench-peers' put them.",
+)
+JSON_FILE_OPTION = click.option(
+    "--json-file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the JSON report there."
+)
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Declares a benchmark."""
+    return click.command(name, cls=Command)
+
+
+def verdict(report: dict[str, Any], show: Callable[[], None], json_file: Path | None = None) -> None:
+    """Answers, and ends with 1 where a promise was not kept."""
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    answer(report, show)
+    if not report["ok"]:
+        raise click.exceptions.Exit(1)
+
+
+def tell(what: str) -> None:
+    """Says on stderr what is being measured."""
+    click.echo(f"measuring: {what}", err=True)
+
+
+def names_given(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """A list with commas; None stays None."""
+    if value is None:
+        return None
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def counts_given(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, with commas."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1_000_000 for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of numbers from 1 to 1000000 such as 1000,10000")
+    return tuple(int(part) for part in parts)
+
+
+@contextlib.contextmanager
+def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; call it with (done, all)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

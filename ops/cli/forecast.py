@@ -1,0 +1,215 @@
+"""`fairgate forecast`: how good the length forecasts are, and training of their third layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ops.cli.base import Failure, answer, group, settings_now, table
+
+ENGINE_OPTION = click.option(
+    "--engine-id", default="engine-0", show_default=True, help="Its name in the data directory."
+)
+
+
+@group()
+def forecast() -> None:
+    """Forecasts of output lengths: how good they are, and the probe that makes them better.
+
+    \b
+      fairgate forecast report
+      fairgate serve --engine-collect-lengths yes     collect readings while serving
+      fairgate forecast train                         train the probe on them
+    """
+
+
+@forecast.command()
+@ENGINE_OPTION
+def report(engine_id: str) -> None:
+    """How well each layer foretold the answers that have ended, and which one is used.
+
+    \b
+    Layers 1 and 2 are judged by the gateway (saved every minute), layer 3, the probe, by the engine (saved
+    every three minutes); both at their end, too. Pinball loss and errors are in tokens; rank accuracy: of two
+    answers, how often the longer one was expected to be longer.
+    --json answers:
+      {"gateway": {"fairgate-demo": {"used": 1, "changes": 1, "samples": 812, "relative_loss": [1.0, 0.31],
+       "layers": {"sketches": {"samples": 812, "pinball_tokens": 9.1, "p90_coverage": 0.91, …}, …}}},
+       "engine": {"used": 1, "layers": {"forecast": {…}, "probe": {…}}, …}, "step_time": {"base_s": …}}
+    """
+    from engine.learned import learned_path, read_learned
+
+    data_dir = Path(settings_now().data_dir)
+    try:
+        learned = read_learned(learned_path(data_dir, engine_id)) or {}
+        gateway = _gateway_report(data_dir)
+    except (OSError, ValueError) as error:
+        raise Failure(str(error)) from None
+    found = {"gateway": gateway, "engine": learned.get("lengths"), "step_time": learned.get("fit")}
+    answer(found, lambda: _show(found))
+
+
+@forecast.command()
+@ENGINE_OPTION
+@click.option("--model", metavar="DIR", help="Model directory.  [default: the shipped model]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the probe goes.  [default: beside the weights, where engines look for it]",
+)
+@click.option(
+    "--instructions",
+    type=click.IntRange(100, 100_000),
+    help="Instead of collected readings: let the shipped model answer so many of its own instructions.",
+)
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def train(
+    engine_id: str,
+    model: str | None,
+    out: Path | None,
+    instructions: int | None,
+    threads: int,
+    seed: int,
+) -> None:
+    """Trains the length probe on what an engine collected while it served.
+
+    \b
+    Collecting is off by default; engine.collect_lengths = "yes" switches it on. A restarted engine uses the
+    probe. Of two engines' readings the newest 20,000 are kept each. The probe fits this model only: with
+    other weights it is refused, and forecasts do without it.
+    --json answers:
+      {"probe": "/models/x/length_probe.fairgate", "readings": 5120, "held_out": 568,
+       "mean_error_tokens": 6.1, "blind_error_tokens": 22.4}
+    """
+    import torch
+
+    from engine.fingerprint import model_fingerprint
+    from engine.learned import SamplesRefused, read_samples, samples_path
+    from engine.model.probe import FILE_NAME
+    from engine.model.probe_fit import TooFewReadings, fit_probe
+
+    settings = settings_now({"model": model})
+    model_dir = Path(settings.model)
+    torch.set_num_threads(threads)
+    try:
+        fingerprint = model_fingerprint(model_dir)
+    except OSError as error:
+        raise Failure(f"model directory {model_dir} cannot be read: {error.strerror}") from None
+    try:
+        if instructions is not None:
+            states, remaining, layers = _answered(model_dir, instructions, seed, threads)
+        else:
+            path = samples_path(Path(settings.data_dir), engine_id)
+            if not path.exists():
+                raise Failure(
+                    f"{path} does not exist: nothing was collected. Set engine.collect_lengths to yes"
+                    " (FAIRGATE_ENGINE_COLLECT_LENGTHS=yes), serve for a while, and try again"
+                )
+            samples = read_samples(path, fingerprint)
+            rows = samples.rows
+            states, remaining, layers = [row[2] for row in rows], [row[1] for row in rows], samples.layers
+        fitted = fit_probe(_tensor(states), remaining, layers=layers, fingerprint=fingerprint, seed=seed)
+    except (SamplesRefused, TooFewReadings) as error:
+        raise Failure(str(error)) from None
+    target = out if out is not None else model_dir / FILE_NAME
+    try:
+        fitted.weights.save(target)
+    except OSError as error:
+        raise Failure(
+            f"{target} cannot be written ({error.strerror or error}): name another place with --out, and copy"
+            f" it to the model directory as {FILE_NAME}"
+        ) from None
+    found = {
+        "probe": str(target),
+        "readings": fitted.weights.samples,
+        "held_out": fitted.held_out,
+        "mean_error_tokens": fitted.mean_error_tokens,
+        "blind_error_tokens": fitted.blind_error_tokens,
+    }
+    answer(
+        found,
+        f"{target}: trained on {fitted.weights.samples} readings. On {fitted.held_out} others its mean error"
+        f" is {fitted.mean_error_tokens:.1f} tokens; that of the best constant is"
+        f" {fitted.blind_error_tokens:.1f}. Engines use it from their next start on.",
+    )
+
+
+def _answered(
+    model_dir: Path, number: int, seed: int, threads: int
+) -> tuple[list[bytes], list[int], list[int]]:
+    from ops.bench.forecast_traffic import answer_instructions, state_layers
+
+    answered = answer_instructions(model_dir, number, seed=seed, threads=threads)
+    readings = [reading for each in answered for reading in each.readings]
+    states = [each.state for each in readings]
+    return states, [each.remaining for each in readings], state_layers(model_dir)
+
+
+def _tensor(states: list[bytes]) -> Any:
+    import numpy as np
+    import torch
+
+    if not states:
+        return torch.zeros(0, 1)
+    return torch.from_numpy(np.stack([np.frombuffer(state, dtype=np.float16) for state in states])).float()
+
+
+def _gateway_report(data_dir: Path) -> dict[str, Any]:
+    path = data_dir / "lengths.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no length forecast")
+    report: dict[str, Any] = content.get("report", {})
+    return report
+
+
+def _show(found: dict[str, Any]) -> None:
+    rows: list[tuple[object, ...]] = []
+    for model_id, each in found["gateway"].items():
+        rows += _rows(f"gateway, {model_id}", each, first=1)
+    if found["engine"] is not None:
+        rows += _rows("engine", found["engine"], first=2)
+    columns = (
+        "judged by",
+        "layer",
+        "used",
+        "answers",
+        "pinball loss",
+        "mean error",
+        "p90 covers",
+        "rank accuracy",
+    )
+    table("length forecasts", columns, rows)
+    fit = found["step_time"]
+    if fit is not None:
+        click.echo(
+            f"step time: {1e3 * fit['base_s']:.3f} ms + {1e6 * fit['per_token_s']:.1f} us a token +"
+            f" {1e6 * fit['per_sequence_s']:.1f} us a sequence; {fit['samples']} steps, mean error"
+            f" {100 * fit['relative_error']:.1f} %"
+        )
+
+
+def _rows(judge: str, report: dict[str, Any], first: int) -> list[tuple[object, ...]]:
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    return [
+        (
+            judge,
+            f"{first + index} {name}",
+            "yes" if report["used"] == index else "",
+            score["samples"],
+            number(score["pinball_tokens"], ".2f"),
+            number(score["mean_error_tokens"], ".2f"),
+            number(score["p90_coverage"], ".0%"),
+            number(score["rank_accuracy"], ".0%"),
+        )
+        for index, (name, score) in enumerate(report["layers"].items())
+    ]

@@ -1,0 +1,132 @@
+"""`fairgate quote`: what would a request wait, take and cost, in every tier?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ops.cli.base import Command, Failure, answer, settings_now, table
+
+TIMEOUT_S = 30.0
+
+
+@click.command(cls=Command)
+@click.argument("prompt", required=False)
+@click.option(
+    "--api-key",
+    envvar="FAIRGATE_API_KEY",
+    required=True,
+    help="API key (also FAIRGATE_API_KEY).",
+    metavar="KEY",
+)
+@click.option("--model", metavar="NAME", help="Model.  [default: the one that is served, where it is one]")
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Instead of a prompt: how long it would be.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Longest answer.  [default: what the context leaves]"
+)
+@click.option("--tier", metavar="NAME", help="Only this service tier.  [default: all that the key may use]")
+@click.option("--url", metavar="URL", help="Server.  [default: the one that runs on the data directory]")
+def quote(
+    prompt: str | None,
+    api_key: str,
+    model: str | None,
+    prompt_tokens: int | None,
+    max_tokens: int | None,
+    tier: str | None,
+    url: str | None,
+) -> None:
+    """Asks a running server what a request would wait, take and cost, in every tier that the key may use.
+
+    Whoever sends the same request with a tier's token in the header X-Fairgate-Quote, while it is valid, is
+    served in that tier at these prices, and is credited where the p90 is not kept.
+
+    \b
+      fairgate quote "count to ten" --max-tokens 50
+      fairgate quote --prompt-tokens 4000 --tier batch --json
+    --json answers what POST /v1/quotes does:
+      {"object": "quote", "expires_at": 1767225610.0, "quotes": [{"tier": "standard", "wait_s": {"p50": 0.1,
+       "p90": 0.4}, "ttft_s": {…}, "e2e_s": {…}, "cost_nanousd": {"p50": 900, "p90": 1500, "max": 4000},
+       "tokens_ahead": {"own": 0, "others": 900, "higher_tier": 0}, "displaces": {"passes": 0, "pauses": 0},
+       "token": "fgq1.…", …}, …]}
+    """
+    if (prompt is None) == (prompt_tokens is None):
+        raise click.UsageError("give either a prompt or --prompt-tokens")
+    base = url.rstrip("/") if url is not None else _running()
+    body: dict[str, Any] = {"model": model or _only_model(base, api_key)}
+    given = {"prompt": prompt, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "service_tier": tier}
+    body |= {name: value for name, value in given.items() if value is not None}
+    offer = _ask("POST", f"{base}/v1/quotes", api_key, body)
+    answer(offer, lambda: _print(offer))
+
+
+def _print(offer: dict[str, Any]) -> None:
+    rows = [
+        (
+            each["tier"],
+            _pair(each["wait_s"]),
+            _pair(each["ttft_s"]),
+            _pair(each["e2e_s"]),
+            f"{each['output_tokens']['p50']} / {each['output_tokens']['p90']}",
+            f"{each['cost_nanousd']['p50']} / {each['cost_nanousd']['p90']} / {each['cost_nanousd']['max']}",
+            " / ".join(str(each["tokens_ahead"][cause]) for cause in ("own", "others", "higher_tier")),
+            f"{each['displaces']['passes']} / {each['displaces']['pauses']}",
+            "saturated" if each["saturated"] else each["basis"],
+        )
+        for each in offer["quotes"]
+    ]
+    columns = (
+        "tier",
+        "wait, s",
+        "first token, s",
+        "answer, s",
+        "tokens",
+        "nano-dollars, p50 / p90 / most",
+        "ahead: own / others / higher",
+        "passes / pauses",
+        "basis",
+    )
+    table(f"{offer['model']}, {offer['input_tokens']} tokens of input; p50 / p90", columns, rows)
+    click.echo(f"binding for {offer['valid_s']:g} s with the header X-Fairgate-Quote:")
+    for each in offer["quotes"]:
+        click.echo(f"  {each['tier']}: {each['token']}")
+
+
+def _pair(pair: dict[str, float]) -> str:
+    return f"{pair['p50']:.3g} / {pair['p90']:.3g}"
+
+
+def _running() -> str:
+    from ops import datadir
+
+    server = datadir.running_server(settings_now().data_dir)
+    if server is None:
+        raise Failure("no server runs on this data directory: start one with `fairgate serve`, or name --url")
+    return server.url
+
+
+def _only_model(base: str, api_key: str) -> str:
+    names = [str(each["id"]) for each in _ask("GET", f"{base}/v1/models", api_key)["data"]]
+    if len(names) != 1:
+        raise Failure(f"choose a model with --model: {', '.join(names) or 'this key may use none'}")
+    return names[0]
+
+
+def _ask(method: str, url: str, api_key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    import httpx
+
+    try:
+        response = httpx.request(
+            method, url, headers={"authorization": f"Bearer {api_key}"}, json=body, timeout=TIMEOUT_S
+        )
+    except httpx.HTTPError as error:
+        raise Failure(f"{url} does not answer: {error}") from None
+    try:
+        found: dict[str, Any] = response.json()
+    except ValueError:
+        raise Failure(
+            f"{url} answered {response.status_code} without JSON: is this a Fairgate server?"
+        ) from None
+    if response.is_error:
+        raise Failure(found["error"]["message"])
+    return found

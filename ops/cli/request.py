@@ -1,0 +1,186 @@
+"""`fairgate request`: what happened to a request, and why did it take so long?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from ops.cli.base import Failure, answer, group, settings_now, table
+
+BAR_CELLS = 48
+COLOURS = {
+    "received": "white",
+    "limits": "magenta",
+    "queue": "yellow",
+    "engine": "dark_orange",
+    "prefill": "cyan",
+    "decode": "green",
+    "settle": "white",
+    "paused": "red",
+    "reader": "magenta",
+    "budget": "magenta",
+}
+
+
+@group()
+def request() -> None:
+    """Requests: what happened to one, as a waterfall.
+
+    \b
+      fairgate request show req_…
+    """
+
+
+@request.command()
+@click.argument("request_id")
+@click.option("--events", is_flag=True, help="Every event of its timeline as well.")
+def show(request_id: str, events: bool) -> None:
+    """Shows a request: the stretches of its time, an explanation of every wait, and targets it missed.
+
+    The running server is asked; without one the database is read, which knows what has ended.
+
+    \b
+    --json answers what GET /v1/requests/{id} does:
+      {"id": "req_…", "status": "ended", "outcome": "completed", "tier": "standard", "input_tokens": 64,
+       "output_tokens": 48, "cost_nanousd": 38400, "explanation": ["waited 2.0 s in line: …", …],
+       "waits": {"limits_s": 0.0, "queue_s": 2.0, …}, "stages": [{"name": "queue", "start_s": 0.001, …}],
+       "timeline": [{"event": "received", "at_s": 0.0, "input_tokens": 64, …}, …],
+       "misses": [{"metric": "ttft", "target_s": 0.5, "actual_s": 2.1, "cause": "quota", "evidence": {…}}]}
+    """
+    shown = _ask(request_id)
+
+    def text() -> None:
+        click.echo(_headline(shown))
+        _waterfall(shown.get("stages") or [])
+        for sentence in shown.get("explanation") or []:
+            click.echo(f"- {sentence}")
+        if shown["status"] == "ended" and shown.get("timeline") is None:
+            click.echo("its timeline is not kept (any more)")
+        for miss in shown.get("misses") or []:
+            actual = "never came" if miss["actual_s"] is None else f"took {miss['actual_s']:.3g} s"
+            click.echo(
+                f"- missed its target: {miss['metric']} {actual}, target {miss['target_s']:g} s;"
+                f" cause: {miss['cause']} ({_evidence(miss['evidence'])})"
+            )
+        if events and shown.get("timeline"):
+            _list_events(shown["timeline"])
+
+    answer(shown, text)
+
+
+def _ask(request_id: str) -> dict[str, Any]:
+    from ops import datadir
+
+    server = datadir.running_server(settings_now().data_dir)
+    if server is None:
+        return asyncio.run(_read(request_id))
+    import httpx
+
+    try:
+        response = httpx.get(
+            f"{server.url}/admin/v1/requests/{request_id}",
+            headers={"authorization": f"Bearer {server.control_token}"},
+            timeout=30.0,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Failure(f"the server at {server.url} does not answer: {error}") from None
+    shown: dict[str, Any] = response.json()
+    if response.status_code != 200:
+        raise Failure(str(shown["error"]["message"]))
+    return shown
+
+
+async def _read(request_id: str) -> dict[str, Any]:
+    """From the database."""
+    from gateway.explaining import explained
+    from ops import datadir
+    from tenants import timelines
+    from tenants.admin import Admin
+    from tenants.database import open_database
+    from tenants.errors import TenancyError
+    from tenants.ledger import Ledger
+
+    settings = settings_now()
+    if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():
+        raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")
+    database = open_database(settings.resolved_database_url)
+    try:
+        rows = await Ledger(database).find(request_id)
+        settled = next((row for row in rows if row.kind == "settle"), None)
+        if settled is None:
+            what = "has not been settled yet, and no server runs here" if rows else "is not known here"
+            raise Failure(f"request {request_id[:80]} {what}")
+        admin = Admin(database, datadir.pepper(settings, create=True))
+        return {
+            "id": settled.request_id,
+            "object": "request",
+            "status": "ended",
+            "outcome": settled.outcome,
+            "tier": settled.tier,
+            "model": settled.model,
+            "input_tokens": settled.amounts.input_tokens,
+            "output_tokens": settled.amounts.output_tokens,
+            "cost_nanousd": settled.amounts.cost_nanousd,
+        } | await explained(lambda one: timelines.find(database, one), admin, request_id)
+    except (TenancyError, datadir.DataDirRefused) as error:
+        raise Failure(str(error)) from None
+    finally:
+        await database.close()
+
+
+def _headline(shown: Mapping[str, Any]) -> str:
+    words = [shown["id"], shown["tier"], shown["model"], shown.get("outcome") or shown["status"]]
+    tokens = f"{shown['input_tokens']:,} tokens in, {shown['output_tokens']:,} out"
+    return f"{'  '.join(str(word) for word in words)}  {tokens}"
+
+
+def _waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
+    if not stages:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    end_s = max(each["end_s"] for each in stages)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in (("", "left"), ("from", "right"), ("took", "right"), ("", "left")):
+        grid.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for each in stages:
+        before, cells = bar(each["start_s"], each["end_s"], end_s)
+        drawn = Text(" " * before + "█" * cells, style=COLOURS.get(each["name"], "white"))
+        grid.add_row(
+            each["name"], _seconds(each["start_s"]), _seconds(each["end_s"] - each["start_s"]), drawn
+        )
+    Console(highlight=False).print(grid)
+
+
+def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
+    """Empty cells before it, and its own: at least one, and never beyond the end."""
+    if total_s <= 0:
+        return 0, 1
+    before = min(BAR_CELLS - 1, int(start_s / total_s * BAR_CELLS))
+    return before, max(1, min(BAR_CELLS, round(end_s / total_s * BAR_CELLS)) - before)
+
+
+def _list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            _seconds(each["at_s"]),
+            each["event"],
+            ", ".join(f"{name} {value}" for name, value in each.items() if name not in ("event", "at_s")),
+        )
+        for each in timeline
+    ]
+    table("timeline", ("at", "event", "numbers"), rows)
+
+
+def _evidence(evidence: Mapping[str, float | None]) -> str:
+    said = [f"{name} {value:g}" for name, value in evidence.items() if value]
+    return ", ".join(said) or "no counterfactuals"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"

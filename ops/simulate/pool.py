@@ -1,0 +1,450 @@
+"""What do a gateway's queue and the engines behind it do with these requests, on virtual time?
+
+The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
+request arrives or ends, and knows then what every replica has emitted by that instant. What a replica does
+between is its own affair: it takes steps one by one, or many at a time (`engine/simulated.py`), and where a
+request reaches it in the middle of a run the run ends with the step under way.
+
+`runs=False` takes every step by itself: the plain loop, and the twin of the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine.core import EngineConfig
+from engine.messages import SamplingParams, Submit
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.scheduling.policy import make_policy
+from engine.sequence import Sequence
+from engine.simulated import Happened, SimulatedReplica
+from engine.virtual_shapes import make_shapes
+from gateway.flow.controller import Dispatch, FlowController, Ticket
+from gateway.flow.window import NUM_RANKS, Replica, WindowRule
+from ops.simulate.machines import Machine
+from ops.simulate.predictions import Learned, Predictions
+from ops.simulate.records import Records
+from ops.simulate.requests import PREFIX_BLOCK_TOKENS, Request
+
+LOOKAHEAD_SEQUENCES = 2
+KV_WINDOW = 1.0
+"""The gateway's defaults."""
+DECLARED_TOKENS = 4096
+"""`max_tokens` of requests: not the answer's length, which it would tell. Longer answers declare theirs."""
+MOST_QUEUED = 5_000_000
+NEVER_S = (float("inf"),) * NUM_RANKS
+KEEPS_ROWS = frozenset({"static-padded"})
+"""Policies whose batches are padded whatever is asked."""
+
+
+class PoolStuck(RuntimeError):
+    """Work is left and nothing will happen any more: a bug."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """One replica, and what it is doing."""
+
+    number: int
+    replica_id: str
+    engine: SimulatedReplica
+    size: Replica
+    is_busy: bool = False
+    """A step or a run is under way."""
+    ticket: int = 0
+    """Of the event that ends it; others of it are out of date."""
+    happened: Happened | None = None
+    """What the step under way will show when it ends."""
+    idle_since_s: float = 0.0
+    idle_gaps: int = 0
+    longest_idle_s: float = 0.0
+    waits_until_s: float | None = None
+    """The policy waits on purpose."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is told after every decision; see `fairness.py`."""
+
+    on_decision: Callable[[SimulatedPool], None] = lambda pool: None
+    on_rows: Callable[[int], None] = lambda rows: None
+    """Requests that have arrived or ended since, for a progress bar."""
+
+
+class SimulatedPool:
+    """Replicas behind one queue, for one run. Raises `UnknownPolicy` and ValueError for options."""
+
+    def __init__(
+        self,
+        policy: str,
+        machine: Machine,
+        *,
+        replicas: int = 1,
+        options: PolicyOptions | None = None,
+        predictions: Predictions | None = None,
+        prefix_caching: bool = True,
+        padded: bool = False,
+        runs: bool = True,
+        watch: Watch | None = None,
+    ) -> None:
+        self.policy = policy
+        self.machine = machine
+        self.records = Records()
+        self.now_s = 0.0
+        self.service: dict[str, int] = {}
+        """Cost tokens that the engines gave each tenant, up to the last decision: every prompt is counted
+        when its first token comes, outputs as they come."""
+        self.queued: dict[str, int] = {}
+        """Requests that wait in the gateway, by tenant."""
+        self.emptied: set[str] = set()
+        """Tenants of whom nothing waited at some instant; whoever watches empties it."""
+        self._predictions = predictions if predictions is not None else Learned()
+        self._prefix_caching = prefix_caching
+        self._runs = runs
+        self._watch = watch or Watch()
+        self.flow = FlowController(
+            make_policy(policy, options).order,
+            ServiceCounters(),
+            max_queued=MOST_QUEUED,
+            max_queued_per_tenant=MOST_QUEUED,
+            queue_ttl_s=NEVER_S,
+            window=WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
+            log_records=1,
+        )
+        config = EngineConfig(
+            policy=policy,
+            policy_options=options or PolicyOptions(),
+            max_batched_tokens=machine.max_batched_tokens,
+            max_sequences=machine.max_sequences,
+            max_waiting=MOST_QUEUED,
+            prefix_caching=prefix_caching,
+        )
+        self.members = [
+            _Member(
+                number,
+                f"replica-{number}",
+                SimulatedReplica(
+                    config,
+                    machine.timing,
+                    make_shapes(padded=padded, keeps_rows=policy in KEEPS_ROWS),
+                    num_blocks=machine.num_blocks,
+                    block_tokens=machine.block_tokens,
+                    context_tokens=machine.context_tokens,
+                    step_time=machine.step_time,
+                ),
+                Replica(
+                    f"replica-{number}",
+                    machine.max_sequences,
+                    machine.num_blocks * machine.block_tokens,
+                    machine.step_time,
+                    machine.max_batched_tokens,
+                ),
+            )
+            for number in range(replicas)
+        ]
+        self._by_id = {member.replica_id: member for member in self.members}
+        self._sizes = [member.size for member in self.members]
+        self._events: list[tuple[float, int, int]] = []
+        """A heap of ends of steps and runs: instant, replica, ticket."""
+        self._live: dict[str, tuple[int, Request]] = {}
+        """Row and request of what has not ended, by entry id."""
+        self._emitted: dict[str, int] = {}
+        """Of what runs: output tokens that `service` holds."""
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, requests: Iterable[Request], *, until_s: float = float("inf")) -> None:
+        """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
+        arrivals = iter(requests)
+        coming = next(arrivals, None)
+        events = self._events
+        while True:
+            while events and self.members[events[0][1]].ticket != events[0][2]:
+                heapq.heappop(events)
+            arrival_s = coming.arrival_s if coming is not None else float("inf")
+            end_s = events[0][0] if events else float("inf")
+            if min(arrival_s, end_s) > until_s:
+                self.now_s = until_s
+                break
+            if coming is not None and arrival_s <= end_s:
+                self.now_s = max(self.now_s, arrival_s)
+                self._decide(None, arriving=coming)
+                coming = next(arrivals, None)
+            elif events:
+                self.now_s, number, _ = heapq.heappop(events)
+                self._end(self.members[number])
+            else:
+                break
+        if until_s == float("inf") and self._live:
+            raise PoolStuck(f"{len(self._live)} requests are left and nothing runs under {self.policy}")
+        for member in self.members:
+            if not member.is_busy:
+                member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
+
+    def _end(self, member: _Member) -> None:
+        """A step or a run is over."""
+        engine, happened = member.engine, member.happened
+        if member.is_busy:
+            member.idle_since_s = self.now_s
+        member.is_busy, member.happened = False, None
+        if engine.in_run:
+            engine.end_run()
+        if happened is not None:
+            for sequence in happened.first:
+                self._first(sequence)
+            if happened.finished:
+                self._decide(member, finished=happened.finished)
+                return
+        self._begin(member)
+
+    def _decide(
+        self,
+        member: _Member | None,
+        *,
+        arriving: Request | None = None,
+        finished: Iterable[Sequence] = (),
+    ) -> None:
+        """The gateway hears of an arrival, or of answers that ended at `member`, and gives the turns there
+        are."""
+        if arriving is not None or len(self.flow):
+            self._settle_emitted(member)
+        for sequence in finished:
+            self._finish(sequence)
+        if arriving is not None:
+            self._arrive(arriving)
+        for turn in self.flow.dispatch(self.now_s, self._sizes):
+            self._send(turn, member)
+        self._watch.on_decision(self)
+        for each in self.members:
+            self._begin(each)
+
+    def _begin(self, member: _Member) -> None:
+        """Starts a step or a run, unless one is under way or there is nothing to do."""
+        engine = member.engine
+        if member.is_busy or not engine.has_work:
+            return
+        idle_s = self.now_s - engine.now_s
+        if idle_s > 0:
+            engine.now_s = self.now_s
+        steps = engine.steps_alike() if self._runs else 0
+        if steps:
+            ends_s = engine.begin_run(steps)[-1]
+        else:
+            happened = engine.step()
+            if not happened.num_tokens:
+                self._wait(member, happened)
+                return
+            member.happened = happened
+            ends_s = engine.now_s
+        if self.now_s > member.idle_since_s:
+            member.idle_gaps += 1
+            member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
+        member.is_busy = True
+        member.waits_until_s = None
+        member.ticket += 1
+        heapq.heappush(self._events, (ends_s, member.number, member.ticket))
+
+    def _wait(self, member: _Member, happened: Happened) -> None:
+        """The policy waits on purpose: it is asked again then, or when something arrives."""
+        until_s = happened.wait_until_s
+        if until_s is None or until_s <= self.now_s:
+            raise PoolStuck(f"{member.replica_id} computes nothing at {self.now_s:.3f} s under {self.policy}")
+        if member.waits_until_s != until_s:
+            member.waits_until_s = until_s
+            member.ticket += 1
+            heapq.heappush(self._events, (until_s, member.number, member.ticket))
+
+    # ------------------------------------------------------------ what the gateway does
+
+    def _arrive(self, request: Request) -> None:
+        row = self.records.arrive(request)
+        self._watch.on_rows(1)
+        machine = self.machine
+        tokens = request.input_tokens + request.output_tokens
+        if tokens > machine.context_tokens or tokens - 1 > machine.num_blocks * machine.block_tokens:
+            self.records.refused[row] = 1
+            self._watch.on_rows(1)
+            return
+        entry_id = str(row)
+        median, high = self._predictions.predict(request)
+        most = self._most_tokens(request)
+        median, high = min(median, most), min(high, most)
+        entry = Entry(
+            entry_id,
+            request.tenant,
+            self.now_s,
+            request.input_tokens,
+            median,
+            request.tier,
+            request.weight,
+            high,
+        )
+        ticket = Ticket(entry, 1, request.input_tokens + median, max_tokens=most)
+        self._live[entry_id] = (row, request)
+        self.queued[request.tenant] = self.queued.get(request.tenant, 0) + 1
+        full = self.flow.enqueue(ticket, self.now_s)
+        assert full is None, "the queue takes all of a simulation"
+
+    def _most_tokens(self, request: Request) -> int:
+        machine = self.machine
+        room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
+        return max(request.output_tokens, min(DECLARED_TOKENS, room - request.input_tokens))
+
+    def _send(self, turn: Dispatch, cause: _Member | None) -> None:
+        entry = turn.ticket.entry
+        row, request = self._live[entry.entry_id]
+        self.records.dispatched_s[row] = self.now_s
+        self.queued[request.tenant] -= 1
+        if not self.queued[request.tenant]:
+            self.emptied.add(request.tenant)
+        member = self._by_id[turn.replica_id]
+        engine = member.engine
+        if engine.in_run:
+            steps = engine.steps_begun(self.now_s, at_now=_is_before(member, cause))
+            member.ticket += 1
+            heapq.heappush(self._events, (engine.end_run(steps), member.number, member.ticket))
+            member.happened = None
+        elif not member.is_busy and self.now_s > engine.now_s:
+            engine.now_s = self.now_s
+        most = turn.ticket.max_tokens
+        engine.submit(
+            Submit(
+                sequence_id=entry.entry_id,
+                request_id=entry.entry_id,
+                tenant_id=request.tenant,
+                prompt_token_ids=self._prompt(request, row),
+                max_tokens=most,
+                lease_tokens=most,
+                sampling=SAMPLING,
+                tier=turn.tier,
+                weight=request.weight,
+                counter=turn.counter,
+                is_owed=turn.is_owed,
+                predicted_output_tokens=entry.predicted_output_tokens,
+                predicted_high_tokens=entry.predicted_high_tokens,
+            ),
+            request.output_tokens,
+        )
+
+    def _prompt(self, request: Request, row: int) -> list[int]:
+        """Token ids below 2^31: a block's id for each token of it; what no id covers is of this row alone."""
+        if not self._prefix_caching:
+            return [0] * request.input_tokens
+        tokens: list[int] = []
+        for block in request.prefix_blocks:
+            tokens += [block] * PREFIX_BLOCK_TOKENS
+        del tokens[request.input_tokens :]
+        own = request.input_tokens - len(tokens)
+        # One that begins a block and is no block's id.
+        return tokens + [_OWN_TOKENS + row % _OWN_TOKENS] * own
+
+    def _first(self, sequence: Sequence) -> None:
+        row, request = self._live[sequence.submit.sequence_id]
+        self.records.first_s[row] = self.now_s
+        self.flow.progress(sequence.submit.sequence_id, 1, 1)
+        self._emitted[sequence.submit.sequence_id] = 0
+        self._serve(request.tenant, sequence.computed_prompt_tokens * INPUT_TOKEN_COST)
+
+    def _finish(self, sequence: Sequence) -> None:
+        entry_id = sequence.submit.sequence_id
+        row, request = self._live.pop(entry_id)
+        records = self.records
+        records.last_s[row] = self.now_s
+        records.cached_tokens[row] = sequence.cached_tokens
+        records.preemptions[row] = sequence.preemptions
+        records.recomputed_tokens[row] = sequence.recomputed_tokens
+        emitted = sequence.emitted_tokens
+        self._serve(request.tenant, (emitted - self._emitted.pop(entry_id)) * OUTPUT_TOKEN_COST)
+        self.flow.finish(entry_id, sequence.computed_prompt_tokens, emitted, self.now_s)
+        self._predictions.ended(request)
+        self._watch.on_rows(1)
+
+    def _serve(self, tenant: str, cost: int) -> None:
+        self.service[tenant] = self.service.get(tenant, 0) + cost
+
+    def _settle_emitted(self, cause: _Member | None) -> None:
+        """Tells the flow controller of all output beyond its prediction: what lies below is charged
+        already."""
+        progress = self.flow.progress
+        for member in self.members:
+            engine = member.engine
+            ahead = 0
+            """Of what the books of the engine say, not emitted yet (negative: emitted and not in them)."""
+            if engine.in_run:
+                ahead = -engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
+            elif member.is_busy:
+                ahead = 1
+            for sequence in engine.scheduler.running:
+                emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
+                if emitted > sequence.submit.predicted_output_tokens:
+                    progress(sequence.submit.sequence_id, emitted, 1)
+
+    def service_by_now(self) -> dict[str, int]:
+        """Cost tokens that each tenant has had: prompts when their first token came, outputs as they came."""
+        for member in self.members:
+            engine = member.engine
+            ahead = -engine.steps_ended(self.now_s, at_now=True) if engine.in_run else int(member.is_busy)
+            for sequence in engine.scheduler.running:
+                known = self._emitted.get(sequence.submit.sequence_id)
+                if known is None:
+                    continue
+                emitted = max(known, len(sequence.token_ids) - sequence.prompt_tokens - ahead)
+                self._emitted[sequence.submit.sequence_id] = emitted
+                self._serve(sequence.submit.tenant_id, (emitted - known) * OUTPUT_TOKEN_COST)
+        return self.service
+
+
+SAMPLING = SamplingParams(seed=None)
+_OWN_TOKENS = 1 << 30
+
+
+def _is_before(member: _Member, cause: _Member | None) -> bool:
+    """Whether, of two things at one instant, the member's own comes before the cause of a decision: arrivals
+    come first, then replicas by number."""
+    return cause is not None and member.number < cause.number
+
+
+@dataclass(slots=True)
+class Busy:
+    """How the replicas of a run spent their time, all together."""
+
+    steps: int = 0
+    runs: int = 0
+    steps_in_runs: int = 0
+    busy_s: float = 0.0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
+    preemptions: int = 0
+    idle_gaps: int = 0
+    longest_idle_s: float = 0.0
+    kv_use: float = 0.0
+    """Mean share of the KV cache that was held while steps ran."""
+    most_kv_use: float = 0.0
+    busy_by_replica_s: list[float] = field(default_factory=list)
+
+
+def busy(pool: SimulatedPool) -> Busy:
+    """Of a pool that has run."""
+    total = Busy()
+    blocks = pool.machine.num_blocks
+    held = 0.0
+    for member in pool.members:
+        work = member.engine.work
+        total.steps += work.steps
+        total.runs += work.runs
+        total.steps_in_runs += work.steps_in_runs
+        total.busy_s += work.busy_s
+        total.computed_tokens += work.computed_tokens
+        total.padded_tokens += member.engine.shapes.padded_tokens
+        total.preemptions += member.engine.scheduler.preemptions
+        total.idle_gaps += member.idle_gaps
+        total.longest_idle_s = max(total.longest_idle_s, member.longest_idle_s)
+        total.most_kv_use = max(total.most_kv_use, work.most_kv_blocks / blocks)
+        total.busy_by_replica_s.append(work.busy_s)
+        held += work.kv_block_seconds
+    total.kv_use = held / blocks / total.busy_s if total.busy_s else 0.0
+    return total

@@ -1,0 +1,68 @@
+"""How long does the gateway take an answer to become, when its request arrives?"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.forecast.length import LengthForecast
+from ops.simulate.requests import Request
+
+MODEL = "simulated"
+HIGH = 0.9
+
+
+class Predictions(Protocol):
+    """Told of every answer that ends."""
+
+    def predict(self, request: Request) -> tuple[int, int]:
+        """Median and 90th percentile of the output, in tokens."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """It had `output_tokens` tokens."""
+        ...
+
+
+class Learned:
+    """As the product does where it knows nothing but the tenant: a sketch of the lengths of its answers."""
+
+    def __init__(self) -> None:
+        self._forecast = LengthForecast()
+
+    def predict(self, request: Request) -> tuple[int, int]:
+        """Of the tenant's answers that have ended by now."""
+        forecast, tenant = self._forecast, request.tenant
+        return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
+
+    def ended(self, request: Request) -> None:
+        """One more sample."""
+        self._forecast.observe(request.tenant, MODEL, request.output_tokens)
+
+
+class Exact:
+    """What will be: the most that any forecast can be worth."""
+
+    def predict(self, request: Request) -> tuple[int, int]:
+        """The truth."""
+        return request.output_tokens, request.output_tokens
+
+    def ended(self, request: Request) -> None:
+        """Nothing to learn."""
+
+
+class Alike:
+    """The same for all: no forecast."""
+
+    def predict(self, request: Request) -> tuple[int, int]:
+        """64 and 512 tokens."""
+        return 64, 512
+
+    def ended(self, request: Request) -> None:
+        """Nothing is learned."""
+
+
+PREDICTIONS: dict[str, type[Learned] | type[Exact] | type[Alike]] = {
+    "learned": Learned,
+    "exact": Exact,
+    "none": Alike,
+}

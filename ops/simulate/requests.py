@@ -1,0 +1,92 @@
+"""What is a request of a simulation, and where do requests come from?
+
+Traces, generators and recorded traffic all come as a `Source`: requests in order of arrival, as often as they
+are asked for, so that several policies serve the very same ones. Nothing holds all of them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+PREFIX_BLOCK_TOKENS = 512
+"""Tokens of one id of `Request.prefix_blocks`."""
+STANDARD = 1
+MOST_REQUESTS = 5_000_000
+"""Of one simulation."""
+MOST_TOKENS = 4_194_304
+"""Of one prompt, or of one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One arrival, with the length that its answer will have."""
+
+    arrival_s: float
+    tenant: str
+    input_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+    """Ids of the prompt's blocks of `PREFIX_BLOCK_TOKENS` tokens, in order; the last may be partial. Two
+    prompts of one tenant share as much as their leading ids agree. Empty: the prompt begins like no other."""
+    tier: int = STANDARD
+    """Rank, see `engine.messages.TIER_RANKS`."""
+    weight: float = 1.0
+    """Of its tenant."""
+
+
+class Source(Protocol):
+    """Requests in order of arrival, the same ones each time."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether any request names prefix blocks."""
+        ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """From the first. Raises `BadTrace` where the source cannot be read on."""
+        ...
+
+
+class BadTrace(ValueError):
+    """A source holds what is no request; the message names file, line and column, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sped:
+    """A source `speed` times as fast, and cut off after `limit` requests. Raises ValueError for a speed that
+    is not above 0 or a limit below 1."""
+
+    source: Source
+    speed: float = 1.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < float("inf"):
+            raise ValueError(f"speed must be above 0, not {self.speed:g}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, not {self.limit}")
+
+    @property
+    def name(self) -> str:
+        """The source's, and how it was changed."""
+        changed = [f"x{self.speed:g}"] if self.speed != 1 else []
+        changed += [f"first {self.limit:,}"] if self.limit is not None else []
+        return self.source.name + (f" ({', '.join(changed)})" if changed else "")
+
+    @property
+    def has_prefixes(self) -> bool:
+        """As the source."""
+        return self.source.has_prefixes
+
+    def __iter__(self) -> Iterator[Request]:
+        for number, request in enumerate(self.source):
+            if number == self.limit:
+                return
+            yield replace(request, arrival_s=request.arrival_s / self.speed) if self.speed != 1 else request

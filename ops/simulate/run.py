@@ -1,0 +1,120 @@
+"""How do several policies serve the very same requests?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.scheduling.options import PolicyOptions
+from ops.bench.policies_figures import plain
+from ops.simulate.fairness import Fairness
+from ops.simulate.figures import figures
+from ops.simulate.machines import Machine
+from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.predictions import PREDICTIONS
+from ops.simulate.requests import Source
+from ops.simulate.slo import Slo
+
+MOST_REPLICAS = 256
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Who asks for what, and who serves it. Raises ValueError for numbers that make no sense."""
+
+    source: Source
+    machine: Machine
+    replicas: int = 1
+    slo: Slo = field(default_factory=Slo)
+    predictions: str = "learned"
+    options: PolicyOptions = field(default_factory=PolicyOptions)
+    padded: bool = False
+    """Shapes are padded, as on devices that know no ragged batches."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """What somebody published of such a scenario, by policy, to print beside it."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ValueError(f"replicas must be between 1 and {MOST_REPLICAS}, not {self.replicas}")
+        if self.predictions not in PREDICTIONS:
+            raise ValueError(f"no predictions {self.predictions!r}; there are {', '.join(PREDICTIONS)}")
+
+
+def run_policy(
+    scenario: Scenario,
+    policy: str,
+    *,
+    runs: bool = True,
+    on_rows: Callable[[int], None] = lambda rows: None,
+) -> tuple[SimulatedPool, Fairness]:
+    """One policy, to the end of the last answer. Raises `UnknownPolicy`, `BadTrace`, ValueError."""
+    fairness = Fairness()
+    pool = SimulatedPool(
+        policy,
+        scenario.machine,
+        replicas=scenario.replicas,
+        options=scenario.options,
+        predictions=PREDICTIONS[scenario.predictions](),
+        # Where nothing is shared, a cache changes nothing but the time that the simulation takes.
+        prefix_caching=scenario.source.has_prefixes,
+        padded=scenario.padded,
+        runs=runs,
+        watch=Watch(fairness.look, on_rows),
+    )
+    with _few_collections():
+        pool.run(scenario.source)
+    if not len(pool.records):
+        raise ValueError(f"{scenario.source.name}: there are no requests to simulate")
+    return pool, fairness
+
+
+def simulate(
+    scenario: Scenario,
+    policies: Sequence[str],
+    *,
+    on_policy: Callable[[str], None] = lambda name: None,
+    on_rows: Callable[[int], None] = lambda rows: None,
+    on_pool: Callable[[str, SimulatedPool], None] = lambda name, pool: None,
+) -> Report:
+    """A report for JSON: what was served by what, and the figures of each policy. `on_pool` may look at a
+    policy's requests before they are forgotten."""
+    machine = scenario.machine
+    results = []
+    for policy in policies:
+        on_policy(policy)
+        pool, fairness = run_policy(scenario, policy, on_rows=on_rows)
+        found = figures(pool, fairness, scenario.slo)
+        if policy in scenario.claims:
+            found["published"] = scenario.claims[policy]
+        results.append(found)
+        on_pool(policy, pool)
+    report: Report = plain(
+        {
+            "source": scenario.source.name,
+            "machine": machine.name,
+            "replicas": scenario.replicas,
+            "kv_tokens": machine.kv_tokens,
+            "max_sequences": machine.max_sequences,
+            "max_batched_tokens": machine.max_batched_tokens,
+            "slo": str(scenario.slo),
+            "predictions": scenario.predictions,
+            "policies": results,
+        }
+    )
+    return report
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Cyclic garbage is rare here, and looking for it after every 700 objects takes a tenth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,177 @@
+"""How are a simulation's figures shown to people: in a terminal, and on a page of their own?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ops.bench.policies_figures import number
+from ops.cli.base import table
+from ops.simulate.run import Report
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _seconds(name: str, quantile: str) -> Callable[[Row], str]:
+    return lambda row: _number(row[name][quantile])
+
+
+def _number(value: float | None) -> str:
+    return "never" if value is None else number(value)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+LATENCY: list[Column] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("TTFT p50, s", _seconds("ttft_s", "p50")),
+    ("p90", _seconds("ttft_s", "p90")),
+    ("p95", _seconds("ttft_s", "p95")),
+    ("p99", _seconds("ttft_s", "p99")),
+    ("TPOT p50, s", _seconds("tpot_s", "p50")),
+    ("p90", _seconds("tpot_s", "p90")),
+    ("p95", _seconds("tpot_s", "p95")),
+    ("p99", _seconds("tpot_s", "p99")),
+    ("E2E p50, s", _seconds("e2e_s", "p50")),
+    ("p90", _seconds("e2e_s", "p90")),
+    ("p95", _seconds("e2e_s", "p95")),
+    ("p99", _seconds("e2e_s", "p99")),
+]
+SERVICE: list[Column] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("met SLO", lambda row: _share(row["attainment"])),
+    ("missed", lambda row: _share(row["violation_rate"])),
+    ("goodput/s", lambda row: _number(row["goodput_per_s"])),
+    ("requests/s", lambda row: _number(row["requests_per_s"])),
+    ("output tok/s", lambda row: _number(row["output_tokens_per_s"])),
+    ("Jain", lambda row: "-" if row["jain_index"] is None else f"{row['jain_index']:.4f}"),
+    (
+        "gap/2U",
+        lambda row: "-" if row["service_gap_over_bound"] is None else number(row["service_gap_over_bound"]),
+    ),
+    ("refused", lambda row: f"{row['refused']:,}"),
+    ("preempted", lambda row: f"{row['preemptions']:,}"),
+]
+DEVICES: list[Column] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("busy", lambda row: _share(row["busy_share"])),
+    ("idle gaps", lambda row: f"{row['idle_gaps']:,}"),
+    ("longest, s", lambda row: _number(row["longest_idle_s"])),
+    ("KV used", lambda row: _share(row["kv_use"])),
+    ("at most", lambda row: _share(row["kv_use_most"])),
+    ("prefix hits", lambda row: _share(row["prefix_hit_rate"])),
+    ("padding", lambda row: _share(row["padding_share"])),
+    ("recomputed", lambda row: f"{row['recomputed_tokens']:,}"),
+    ("J/output token", lambda row: _energy(row)),
+    ("span, s", lambda row: _number(row["span_s"])),
+]
+TENANT: list[Column] = [
+    ("policy", lambda row: str(row["policy"])),
+    ("tenant", lambda row: str(row["tenant"])),
+    ("requests", lambda row: f"{row['requests']:,}"),
+    ("TTFT p50, s", _seconds("ttft_s", "p50")),
+    ("p99", _seconds("ttft_s", "p99")),
+    ("TPOT p50, s", _seconds("tpot_s", "p50")),
+    ("p99", _seconds("tpot_s", "p99")),
+    ("E2E p50, s", _seconds("e2e_s", "p50")),
+    ("p99", _seconds("e2e_s", "p99")),
+    ("met SLO", lambda row: _share(row["attainment"])),
+]
+TENANTS_SHOWN = 8
+
+
+def _energy(row: Row) -> str:
+    energy = row["energy"]
+    return "-" if energy is None else _number(energy["joules_per_output_token"])
+
+
+def heading(report: Report) -> str:
+    """What was simulated, in a line."""
+    replicas = f"{report['replicas']} replica{'s' if report['replicas'] != 1 else ''}"
+    return f"{report['source']} on {replicas} of {report['machine']}; SLO {report['slo']}"
+
+
+def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows of each table."""
+    simulated = report["policies"]
+    rows = [report["recorded"], *simulated] if "recorded" in report else simulated
+    found = [
+        ("latency", LATENCY, rows),
+        ("service", SERVICE, rows),
+        ("devices", DEVICES, simulated),
+    ]
+    by_tenant = [
+        {"policy": row["policy"], "tenant": tenant, **its}
+        for row in rows
+        for tenant, its in list(row["tenants"].items())[:tenants]
+    ]
+    if any(len(row["tenants"]) > 1 for row in rows):
+        found.append(
+            (f"tenants with the most requests (at most {tenants}; all in --json)", TENANT, by_tenant)
+        )
+    return [
+        (
+            title,
+            [name for name, _ in columns],
+            [[cell(row) for _, cell in columns] for row in its],
+        )
+        for title, columns, its in found
+    ]
+
+
+def published(report: Report) -> list[tuple[str, str, str]]:
+    """Policy, what was published of such a scenario, and ours."""
+    return [
+        (
+            row["policy"],
+            row["published"],
+            f"{row['output_tokens_per_s']:,.0f} output tokens/s, "
+            f"mean latency {_number(row['e2e_s']['mean'])} s, {100 * row['busy_share']:.0f} % busy",
+        )
+        for row in report["policies"]
+        if "published" in row
+    ]
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader must know."""
+    found = [
+        "Virtual time: nothing was measured. Misses count all submitted requests; a refused one is a miss.",
+        f"Each replica: {report['kv_tokens']:,} tokens of KV, at most {report['max_sequences']} sequences, "
+        f"{report['max_batched_tokens']:,} tokens a step; lengths forecast: {report['predictions']}.",
+    ]
+    if "recorded" in report:
+        found.append(
+            f"Recorded: the times that clients had, of answers that began; {report['unserved']:,} requests "
+            "ended without a token and are left out. No prompts are kept: no prefix is found in a cache."
+        )
+    bases = {row["energy"]["basis"] for row in report["policies"] if row["energy"]}
+    found += [f"Energy is an upper estimate: {basis}." for basis in sorted(bases)]
+    return found
+
+
+def show(report: Report) -> None:
+    """The tables in a terminal."""
+    print(heading(report))
+    for title, columns, rows in sections(report):
+        print()
+        table(title, columns, rows)
+    claims = published(report)
+    if claims:
+        print()
+        table("what was published of such a scenario, and ours", ("policy", "published", "ours"), claims)
+    print()
+    for note in notes(report):
+        print(note)
+
+
+def lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown."""
+    return [
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]

@@ -1,0 +1,141 @@
+"""How many requests a second does each policy sustain, on each trace?
+
+Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
+requests meets the SLO. The trace keeps its shape: all its gaps are stretched or shrunk alike. Found by
+doubling or halving from the trace's own rate, then by bisection, to `PRECISION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ops.simulate.requests import Source, Sped
+from ops.simulate.run import Scenario, run_policy
+
+WANTED = 0.9
+BISECTIONS = 4
+PRECISION = 2 ** (1 / 2**BISECTIONS)
+"""The rate found is at most so much below the true one, if attainment falls with the rate."""
+MOST_DOUBLINGS = 10
+LEAST_SPAN_S = 5.0
+"""Requests that all arrive within less are one burst, and say nothing of a rate that can be sustained."""
+BASELINES = ("static-padded", "static", "dynamic", "fcfs", "hybrid")
+PUBLISHED = (
+    "Orca (OSDI 2022): 36.9 x FasterTransformer's throughput (static batches, padded; GPT-3 175B, at equal"
+    " median latency)",
+    "BucketServe (arXiv 2507.17120): 1.93 x the load of DistServe at 80 % attainment, 3.58 x UELLM's"
+    " throughput",
+    "ARES (2025): P99 TPOT -74.77 %, goodput up to 2.24 x, by decode rescheduling on predicted lengths",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """What one policy did on one source."""
+
+    policy: str
+    rate_per_s: float
+    """0: not even the slowest rate tried met the SLO often enough."""
+    attainment: float
+    """At that rate."""
+    runs: int
+    is_least: bool = False
+    """It may sustain more: the source is too short to tell."""
+
+
+def sustained(
+    scenario: Scenario, policy: str, *, wanted: float = WANTED, limit: int | None = None
+) -> Sustained:
+    """Of one policy on `scenario.source`, its first `limit` requests. Raises as `run_policy` does."""
+    attained: dict[float, float] = {}
+    rates: dict[float, float] = {}
+    spans_s: dict[float, float] = {}
+
+    def holds(speed: float) -> bool:
+        source = Sped(scenario.source, speed, limit)
+        pool, _ = run_policy(replace(scenario, source=source), policy)
+        records = pool.records
+        met = sum(scenario.slo.met(records, row) for row in range(len(records)))
+        attained[speed] = met / len(records)
+        spans_s[speed] = max(max(records.arrival_s), 1e-9)
+        rates[speed] = len(records) / spans_s[speed]
+        return attained[speed] >= wanted
+
+    def limited(speed: float) -> bool:
+        return spans_s[speed] / 2 < LEAST_SPAN_S
+
+    good = bad = None
+    speed = 1.0
+    for _ in range(MOST_DOUBLINGS):
+        if holds(speed):
+            good = speed
+            if bad is not None or limited(speed):
+                break
+            speed *= 2
+        else:
+            bad = speed
+            if good is not None:
+                break
+            speed /= 2
+    if good is None:
+        return Sustained(policy, 0.0, attained[min(attained)], len(attained))
+    for _ in range(BISECTIONS if bad is not None else 0):
+        assert bad is not None
+        middle = (good * bad) ** 0.5
+        if holds(middle):
+            good = middle
+        else:
+            bad = middle
+    return Sustained(policy, rates[good], attained[good], len(attained), bad is None)
+
+
+def compare(
+    scenarios: Sequence[tuple[str, Scenario]],
+    policies: Sequence[str],
+    *,
+    wanted: float = WANTED,
+    limit: int | None = None,
+    on_policy: Callable[[str, str], None] = lambda trace, policy: None,
+) -> list[dict[str, Any]]:
+    """A row a trace, with every policy's rate, the best of them, and ratios to the slowest baseline."""
+    rows: list[dict[str, Any]] = []
+    for name, scenario in scenarios:
+        found: dict[str, Sustained] = {}
+        for policy in policies:
+            on_policy(name, policy)
+            found[policy] = sustained(scenario, policy, wanted=wanted, limit=limit)
+        rates = {policy: each.rate_per_s for policy, each in found.items()}
+        best = max(rates, key=lambda policy: rates[policy])
+        rows.append(
+            {
+                "trace": name,
+                "machine": scenario.machine.name,
+                "replicas": scenario.replicas,
+                "slo": str(scenario.slo),
+                "wanted": wanted,
+                "limit": limit,
+                "rate_per_s": rates,
+                "attainment": {policy: each.attainment for policy, each in found.items()},
+                "runs": {policy: each.runs for policy, each in found.items()},
+                "at_least": [policy for policy, each in found.items() if each.is_least],
+                "best": best,
+                "hybrid_is_best": "hybrid" not in rates or rates["hybrid"] * PRECISION >= rates[best],
+                "ratios": ratios(rates),
+            }
+        )
+    return rows
+
+
+def ratios(rates: dict[str, float]) -> dict[str, float]:
+    """To `static`, or where that was not asked for to the first of the baselines that was."""
+    base = next((rates[policy] for policy in ("static", *BASELINES) if rates.get(policy)), 0.0)
+    if not base:
+        return {}
+    return {policy: rates[policy] / base for policy in BASELINES if policy in rates}
+
+
+def named(source: Source) -> str:
+    """A source's name without what its file name adds."""
+    return source.name.removesuffix(".csv.gz").removesuffix(".csv")

@@ -1,0 +1,217 @@
+"""What was promised of how fast, how much of the error budget is left, and how fast does it burn?
+
+A target binds a metric (time to the first token, time per output token, latency) of a tenant's requests in a
+tier: so many per cent of them must stay within so many seconds. The rest is the error budget. It burns at
+rate 1 when it would be used up exactly at the end of its period, and an alert asks for a high rate over a
+long and over a short window at once, so that it is both significant and still going on (Google, The Site
+Reliability Workbook, chapter 5). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tenants.types import Tier
+
+METRICS = ("ttft", "tpot", "e2e")
+PERIOD_DAYS = 30
+SPAN_S = 300
+"""What windows are made of."""
+DAY_S = 86_400
+KEPT_SPANS_S = 3 * DAY_S + 2 * SPAN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Burns at `rate` or more over both windows."""
+
+    long_s: int
+    short_s: int
+    rate: float
+    severity: str
+    """`page`: now; `ticket`: within days."""
+
+
+ALERTS = (
+    Alert(3_600, 300, 14.4, "page"),
+    Alert(6 * 3_600, 1_800, 6.0, "page"),
+    Alert(3 * DAY_S, 6 * 3_600, 1.0, "ticket"),
+)
+"""Table 5-8 of the workbook: 2 % of the budget in an hour, 5 % in six, 10 % in three days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """One target."""
+
+    slo_id: str
+    tenant_id: str
+    """Empty: every tenant's that has none of its own for that tier and metric."""
+    tier: Tier
+    metric: str
+    target_us: int
+    per_mille: int
+    """Of all requests, in thousandths, that must meet it."""
+
+    @property
+    def target_s(self) -> float:
+        return self.target_us / 1e6
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.slo_id,
+            "tenant_id": self.tenant_id or None,
+            "tier": self.tier.value,
+            "metric": self.metric,
+            "target_s": self.target_s,
+            "percentile": self.per_mille / 10,
+        }
+
+
+class SloBook:
+    """Every target, by whom it binds."""
+
+    def __init__(self, slos: Iterable[Slo] = ()) -> None:
+        self._by: dict[tuple[str, Tier], dict[str, Slo]] = {}
+        for slo in slos:
+            self._by.setdefault((slo.tenant_id, slo.tier), {})[slo.metric] = slo
+        self._found: dict[tuple[str, Tier], tuple[Slo, ...]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by)
+
+    def of(self, tenant_id: str, tier: Tier) -> tuple[Slo, ...]:
+        """What binds a request: for each metric its tenant's own target, or the tier's."""
+        found = self._found.get((tenant_id, tier))
+        if found is None:
+            merged = self._by.get(("", tier), {}) | self._by.get((tenant_id, tier), {})
+            found = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of some requests."""
+
+    total: int = 0
+    missed: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.total + other.total, self.missed + other.missed)
+
+    def burn_rate(self, per_mille: int) -> float | None:
+        """Misses per allowed miss; None where nothing was sent. A target that allows no miss at all burns
+        infinitely with the first."""
+        if not self.total:
+            return None
+        allowed = (1000 - per_mille) / 1000
+        share = self.missed / self.total
+        return share / allowed if allowed else (float("inf") if share else 0.0)
+
+    def budget_left(self, per_mille: int) -> float | None:
+        """Share of the error budget that is left; negative when it is overdrawn."""
+        rate = self.burn_rate(per_mille)
+        return None if rate is None else 1 - rate
+
+
+@dataclass(frozen=True, slots=True)
+class Burning:
+    """One alert's two windows."""
+
+    alert: Alert
+    long_rate: float | None
+    short_rate: float | None
+
+    @property
+    def fires(self) -> bool:
+        rates = (self.long_rate, self.short_rate)
+        return all(rate is not None and rate >= self.alert.rate for rate in rates)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "long_s": self.alert.long_s,
+            "short_s": self.alert.short_s,
+            "long_rate": _finite(self.long_rate),
+            "short_rate": _finite(self.short_rate),
+            "fires_at": self.alert.rate,
+            "severity": self.alert.severity,
+            "fires": self.fires,
+        }
+
+
+def burning(spans: Mapping[int, Tally], per_mille: int, now_s: float) -> list[Burning]:
+    """Every alert. `spans`: by the start of their `SPAN_S`, seconds since 1970. Windows are whole spans, the
+    one that runs included."""
+
+    def rate(window_s: int) -> float | None:
+        since_s = int(now_s) // SPAN_S * SPAN_S - (window_s - SPAN_S)
+        found = sum((tally for start_s, tally in spans.items() if start_s >= since_s), Tally())
+        return found.burn_rate(per_mille)
+
+    return [Burning(alert, rate(alert.long_s), rate(alert.short_s)) for alert in ALERTS]
+
+
+@dataclass(frozen=True, slots=True)
+class SloReport:
+    """How one tenant's requests in one tier met one target, over the period."""
+
+    slo: Slo
+    tenant_id: str
+    tenant_name: str
+    period: Tally
+    burning: tuple[Burning, ...]
+    causes: Mapping[str, int]
+    """Misses by cause."""
+
+    def as_json(self) -> dict[str, Any]:
+        total, missed = self.period.total, self.period.missed
+        return {
+            **self.slo.as_json(),
+            "tenant_id": self.tenant_id,
+            "tenant": self.tenant_name,
+            "period_days": PERIOD_DAYS,
+            "requests": total,
+            "missed": missed,
+            "attainment": None if not total else round(1 - missed / total, 6),
+            "budget_left": _finite(self.period.budget_left(self.slo.per_mille)),
+            "burn": [each.as_json() for each in self.burning],
+            "causes": dict(self.causes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """One missed target of one request."""
+
+    request_id: str
+    tenant_id: str
+    tier: str
+    metric: str
+    cause: str
+    target_us: int
+    actual_us: int | None
+    """None: it never came to that."""
+    at_us: int
+    """When the request ended; microseconds since 1970."""
+    evidence: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "request_id": self.request_id,
+            "tenant_id": self.tenant_id,
+            "tier": self.tier,
+            "metric": self.metric,
+            "cause": self.cause,
+            "target_s": self.target_us / 1e6,
+            "actual_s": None if self.actual_us is None else self.actual_us / 1e6,
+            "ended_us": self.at_us,
+            "evidence": dict(self.evidence),
+        }
+
+
+def _finite(value: float | None) -> float | None:
+    if value is None or value in (float("inf"), float("-inf")):
+        return None
+    return round(value, 4)

@@ -1,0 +1,121 @@
+"""Can a tenant, and an operator, learn why a request took as long as it did?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.server_process import MODEL, Server, until
+
+
+@pytest.fixture(scope="module")
+def keys(server: Server) -> dict[str, str]:
+    return {"acme": server.tenant("explained"), "other": server.tenant("curious")}
+
+
+def _completion(server: Server, key: str, **fields: Any) -> str:
+    """Its request id."""
+    body = {"model": MODEL, "prompt": "why so slow", "max_tokens": 6, "ignore_eos": True} | fields
+    with server.http(key) as client:
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.headers["x-request-id"]
+
+
+def _cli(server: Server, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.cli.main", *arguments, "--json", "--data-dir", str(server.data_dir)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")},
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_tenant_sees_its_requests_timeline_and_nobody_elses(server: Server, keys: dict[str, str]) -> None:
+    request_id = _completion(server, keys["acme"])
+    with server.http(keys["acme"]) as client:
+        shown = client.get(f"/v1/requests/{request_id}").json()
+    with server.http(keys["other"]) as client:
+        foreign = client.get(f"/v1/requests/{request_id}")
+        unknown = client.get("/v1/requests/req_nothing")
+
+    assert shown["status"] == "ended"
+    assert shown["outcome"] == "completed"
+    kinds = [each["event"] for each in shown["timeline"]]
+    for kind in (
+        "received",
+        "reserved",
+        "queued",
+        "dispatched",
+        "admitted",
+        "prefilled",
+        "first_token",
+        "last_token",
+    ):
+        assert kind in kinds, kinds
+    assert kinds[-2:] == ["ended", "settled"]
+    assert shown["timeline"][-1]["charged_output_tokens"] == 6
+    instants = [each["at_s"] for each in shown["timeline"]]
+    assert instants == sorted(instants)
+    assert any("tokens came in" in sentence for sentence in shown["explanation"])
+    assert shown["misses"] == []
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.json()["error"]["code"] == unknown.json()["error"]["code"]
+
+
+def test_a_missed_target_is_counted_explained_and_reported(server: Server, keys: dict[str, str]) -> None:
+    made = server.admin(
+        "POST",
+        "/slos",
+        {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "explained"},
+    )
+    try:
+        request_id = _completion(server, keys["acme"])
+        until(lambda: server.admin("GET", "/slo/misses?tenant=explained")["data"])
+        shown = server.admin("GET", f"/requests/{request_id}")
+        by_cli = _cli(server, "request", "show", request_id)
+        until(lambda: _cli(server, "slo", "report", "--tenant", "explained"))
+        (report,) = _cli(server, "slo", "report", "--tenant", "explained")
+    finally:
+        server.admin("DELETE", f"/slos/{made['id']}")
+
+    (miss,) = shown["misses"]
+    assert miss["metric"] == "ttft"
+    assert miss["cause"] == "request", "nothing computes a prompt in a tenth of a millisecond"
+    assert miss["evidence"]["alone_s"] > 0.0001
+    assert by_cli == shown
+    assert (report["requests"], report["missed"], report["causes"]) == (1, 1, {"request": 1})
+    with server.http() as client:
+        page = client.get("/metrics").text
+    assert 'fairgate_slo_misses_total{cause="request",metric="ttft",tier="standard"}' in page
+
+
+def test_an_operator_asks_what_if_of_what_was_served(server: Server) -> None:
+    key = server.tenant("replayed")
+    for output_tokens in (4, 6):
+        _completion(server, key, max_tokens=output_tokens)
+
+    found: list[Any] = []
+
+    def is_written() -> bool:
+        asked = ("--last", "1h", "--tenant", "replayed", "--gpu", "cpu", "--model", "1b", "--policy", "vtc")
+        try:
+            found.append(_cli(server, "whatif", *asked))
+        except subprocess.CalledProcessError:
+            return False  # timelines are written within a second
+        return bool(found[-1]["recorded"]["requests"] == 2)
+
+    until(is_written)
+    report = found[-1]
+    assert report["recorded"]["policy"] == "as it was"
+    assert report["recorded"]["ttft_s"]["p50"] > 0
+    (simulated,) = report["policies"]
+    assert simulated["requests"] == 2
+    assert simulated["output_tokens_per_s"] * simulated["span_s"] == pytest.approx(10)

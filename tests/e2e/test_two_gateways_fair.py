@@ -1,0 +1,225 @@
+"""Do two real gateways with one Redis and one engine serve two tenants by their weights, although all of each
+tenant's requests enter by one of them, and what does a request cost them in Redis?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from tests import services
+from tests.engine_process import engine_options, running_engine
+from tests.server_process import Server, server_process, until
+
+CLIENTS = 24
+"""Of each tenant, at any time: more than the engine runs at once, so both always wait."""
+WARM_UP = 30
+MEASURED = 300
+"""Requests of both tenants together."""
+STALE_S = 6
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[tuple[list[Server], str]]:
+    """Two gateways, and the URL of their Redis."""
+    with ExitStack() as closing:
+        postgres, own_redis = services.start_postgres(), services.start_redis()
+        closing.callback(postgres.stop)
+        closing.callback(own_redis.stop)
+        base = tmp_path_factory.mktemp("fair")
+        options = engine_options(chat_model, base / "engine", max_sequences=2, num_blocks=2048)
+        closing.enter_context(running_engine(options))
+        gateways: list[Server] = []
+        for name in ("one", "other"):
+            data_dir = base / name
+            if name == "other":
+                data_dir.mkdir()
+                shutil.copy(base / "one" / "pepper", data_dir / "pepper")
+            arguments = ["--database-url", postgres.url, "--redis-url", own_redis.url]
+            arguments += ["--engine-address", options.address, "--gateway-stale", str(STALE_S)]
+            gateways.append(closing.enter_context(server_process(data_dir, chat_model, *arguments)))
+        gateways[1].owner_key = gateways[0].owner_key
+        yield gateways, own_redis.url
+
+
+def flows(server: Server) -> dict[str, Any]:
+    """What each tenant has had by way of this gateway."""
+    return {shown["name"]: shown for shown in server.status()["tenants"]}
+
+
+def knows(server: Server, key: str) -> bool:
+    """Whether a key that the other gateway made is known here already."""
+    with server.http(key) as client:
+        return client.get("/v1/models").status_code == 200
+
+
+class Load:
+    """So many clients of a tenant, each of which asks again as soon as it has its answer."""
+
+    def __init__(self, server: Server, key: str) -> None:
+        self.server = server
+        self.key = key
+        self.answers = 0
+        self.is_over = False
+
+    async def run(self) -> None:
+        headers = {"authorization": f"Bearer {self.key}"}
+        limits = httpx.Limits(max_connections=CLIENTS)
+        async with httpx.AsyncClient(
+            base_url=self.server.url, headers=headers, timeout=120, limits=limits
+        ) as client:
+            await asyncio.gather(*(self._one(client, number) for number in range(CLIENTS)))
+
+    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+        while not self.is_over:
+            body = {"model": "tiny", "prompt": "x" * (5 + number), "max_tokens": 48, "seed": number}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            self.answers += 1
+
+
+def test_weights_hold_across_two_gateways_within_five_per_cent(house: tuple[list[Server], str]) -> None:
+    (one, other), redis_url = house
+    keys = [one.tenant("light", weight=1), one.tenant("heavy", weight=3)]
+    until(lambda: all(knows(other, key) for key in keys))
+    loads = [Load(one, keys[0]), Load(other, keys[1])]
+
+    async def measured() -> tuple[list[int], list[int]]:
+        tasks = [asyncio.create_task(load.run()) for load in loads]
+
+        async def answered(count: int) -> None:
+            while sum(load.answers for load in loads) < count:
+                for task in tasks:
+                    assert not task.done(), "a client failed"
+                await asyncio.sleep(0.02)
+
+        try:
+            async with asyncio.timeout(300):
+                await answered(WARM_UP)
+                before = await asyncio.to_thread(served)
+                await answered(WARM_UP + MEASURED)
+                after = await asyncio.to_thread(served)
+        finally:
+            for load in loads:
+                load.is_over = True
+            await asyncio.gather(*tasks)
+        return before, after
+
+    def served() -> list[int]:
+        """Cost tokens charged to each tenant, both of which wait at this moment."""
+        shown = [flows(one)["light"], flows(other)["heavy"]]
+        for each in shown:
+            assert each["queued"]["standard"] > 0, "it is not backlogged"
+        return [each["service_cost"] for each in shown]
+
+    before, after = asyncio.run(measured())
+    light, heavy = (late - early for early, late in zip(before, after, strict=True))
+    assert 2.85 <= heavy / light <= 3.15, f"service {light} and {heavy}"
+    assert flows(one)["heavy"]["dispatched"] == 0, "all of a tenant's traffic enters by one gateway"
+    for server in (one, other):
+        until(server.is_idle)
+    with redis.Redis.from_url(redis_url) as client:
+        until(lambda: not list(client.scan_iter("fairgate:flow:*:tickets")))
+
+
+PROGRESS = {"x-fairgate-progress": "1"}
+EVERY_TIER = ["interactive", "standard", "batch"]
+
+
+def stream(closing: ExitStack, server: Server, key: str, max_tokens: int) -> tuple[str, Iterator[str]]:
+    """A stream by way of this gateway: its request id, and its lines as they come."""
+    body = {"model": "tiny", "prompt": "on", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    client = closing.enter_context(server.http(key))
+    answer = closing.enter_context(client.stream("POST", "/v1/completions", json=body, headers=PROGRESS))
+    assert answer.status_code == 200
+    return answer.headers["x-request-id"], answer.iter_lines()
+
+
+def test_a_client_need_not_know_which_gateway_has_its_request(house: tuple[list[Server], str]) -> None:
+    """Everything below is asked of one gateway; the requests are the other's."""
+    (one, other), _ = house
+    key = one.tenant("asks", tier="standard", tiers=EVERY_TIER)
+    crowd = one.tenant("crowd", tier="interactive", tiers=EVERY_TIER)
+    until(lambda: knows(other, key) and knows(other, crowd))
+    with ExitStack() as closing:
+        running = [stream(closing, other, crowd, 4000) for _ in range(4)]
+        until(lambda: other.status()["running"] + sum(other.status()["queued"].values()) >= 4)
+        request_id, lines = stream(closing, other, key, 4)
+        path = f"/v1/requests/{request_id}"
+        client = closing.enter_context(one.http(key))
+        until(lambda: client.get(path).json()["status"] == "waiting")
+        listed = client.get("/v1/requests").json()
+        assert [each["id"] for each in listed["data"]] == [request_id]
+        assert listed["gateways_missing"] == 0
+        offer = client.post(f"{path}/tier", json={"service_tier": "priority", "preview": True}).json()
+        assert (offer["moved"], offer["tier"], offer["to"]["tier"]) == (False, "standard", "interactive")
+        moved = client.post(f"{path}/tier", json={"service_tier": "priority"}).json()
+        assert (moved["moved"], moved["tier"]) == (True, "interactive")
+        # Its owner's only, wherever it is.
+        with one.http(crowd) as stranger:
+            for refused in (stranger.get(path), stranger.delete(path)):
+                assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
+        by_operator = one.admin("POST", f"/requests/{request_id}/tier", {"service_tier": "flex"})
+        assert (by_operator["moved"], by_operator["from"]["tier"]) == (True, "interactive")
+        assert client.delete(path).json()["status"] == "cancelled"
+        assert any("request_cancelled" in line for line in lines)
+        until(lambda: client.get(path).json()["status"] == "ended")
+        assert client.get(path).json()["outcome"] == "cancelled"
+        # A refusal is the other's own word.
+        late = client.post(f"/v1/requests/{running[0][0]}/tier", json={"service_tier": "flex"})
+        assert late.status_code == 404, "another tenant's"
+        with one.http(crowd) as owner:
+            refused = owner.post(f"/v1/requests/{running[0][0]}/tier", json={"service_tier": "flex"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_not_waiting")
+            for each, _ in running:
+                assert owner.delete(f"/v1/requests/{each}").status_code == 200
+    for server in (one, other):
+        until(server.is_idle)
+
+
+def test_a_killed_gateways_requests_leave_the_shared_queue(house: tuple[list[Server], str]) -> None:
+    (one, other), redis_url = house
+    key = one.tenant("survivor")
+    until(lambda: knows(other, key))
+    mates = [Load(other, key), Load(one, key)]
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(load.run()) for load in mates]
+        async with asyncio.timeout(120):
+            while min(load.answers for load in mates) < 5:
+                assert not any(task.done() for task in tasks), "a client failed"
+                await asyncio.sleep(0.02)
+            other.kill()
+            mates[0].is_over = True
+            had = mates[1].answers
+            # Its places are the living gateway's after `STALE_S`; until then it has the others.
+            while mates[1].answers < had + 30:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            mates[1].is_over = True
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+    with redis.Redis.from_url(redis_url) as client:
+        [gateways] = list(client.scan_iter("fairgate:flow:*:gateways"))
+        until(lambda: client.hlen(gateways) == 1, deadline_s=STALE_S * 3)
+        until(lambda: not list(client.scan_iter("fairgate:flow:*:tickets")), deadline_s=STALE_S * 3)
+    until(one.is_idle, deadline_s=40)
+    other.start()
+
+
+def test_a_policy_that_cannot_be_shared_is_refused_with_the_way_out(house: tuple[list[Server], str]) -> None:
+    (one, _), _ = house
+    with one.http() as client:
+        answer = client.post("/admin/v1/policy", json={"policy": "hybrid"})
+    assert answer.status_code == 400, answer.text
+    assert "fcfs and vtc, not hybrid" in answer.text
+    assert "gateway_queue=own" in answer.text
+    assert one.status()["policy"] == "vtc"

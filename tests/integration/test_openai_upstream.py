@@ -1,0 +1,742 @@
+"""What does an upstream make of servers that answer well, badly, late or not at all?
+
+Over real sockets, against peers that do what each test tells them (`tests/peers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.messages import Delta, SamplingParams, Submit
+from gateway.upstream.base import (
+    CountedOutcome,
+    NotBegun,
+    SequenceRefused,
+    UpstreamFailed,
+    UpstreamUnavailable,
+    Wording,
+)
+from gateway.upstream.breaker import BreakerRule
+from gateway.upstream.foreign_sequence import FULL_BYTES
+from gateway.upstream.openai import OpenAIUpstream
+from gateway.upstream.openai_request import Priority, UsageWish
+from gateway.upstream.openai_server import OpenAIServer, Timeouts
+from tests.engine_process import until
+from tests.peers import MODEL, Handler, Peer, PeerRequest, piece, usage
+
+CHAT = Wording(messages=[{"role": "user", "content": "Hello"}])
+FAST = Timeouts(connect_s=2.0, first_byte_s=0.2, between_s=0.2, probe_s=2.0)
+PROMPT = [1, 2, 3, 4]
+
+
+def sequence(number: int = 0, **fields: Any) -> Submit:
+    settings: dict[str, Any] = {
+        "sequence_id": f"s{number}",
+        "request_id": f"r{number}",
+        "tenant_id": "t",
+        "prompt_token_ids": PROMPT,
+        "max_tokens": 10,
+        "lease_tokens": 10,
+    }
+    return Submit(**(settings | fields))
+
+
+@asynccontextmanager
+async def upstream_of(
+    *peers: Peer, tokenize: Callable[[str], int] | None = None, **fields: Any
+) -> AsyncIterator[OpenAIUpstream]:
+    """The first peer's, the others standing in for it."""
+    made = [
+        OpenAIUpstream(
+            OpenAIServer(f"peer-{index}", peer.url, MODEL, **({"timeouts": FAST} | fields)), tokenize=tokenize
+        )
+        for index, peer in enumerate(peers)
+    ]
+    for each in made:
+        each.stand_ins = tuple(other for other in made if other is not each)
+        await each.start()
+    try:
+        yield made[0]
+    finally:
+        for each in made:
+            await each.close()
+
+
+async def answer_of(deltas: AsyncIterator[Delta]) -> tuple[str, CountedOutcome]:
+    """Text and outcome; the tokens of the deltas must be what the lease let through."""
+    text, outcome = "", None
+    async with asyncio.timeout(10):
+        async for delta in deltas:
+            text += delta.text
+            outcome = delta.outcome or outcome
+    assert isinstance(outcome, CountedOutcome)
+    return text, outcome
+
+
+async def text_of(deltas: AsyncIterator[Delta], tokens: int) -> str:
+    """What comes with the next so many tokens: those that arrive together are one delta."""
+    text, came = "", 0
+    async with asyncio.timeout(10):
+        while came < tokens:
+            delta = await anext(deltas)
+            assert delta.outcome is None
+            text += delta.text
+            came += len(delta.token_ids)
+    assert came == tokens
+    return text
+
+
+def well(*texts: str, finish: str = "stop", count: Any = None) -> Handler:
+    """Answers as it should."""
+
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(*(piece(text) for text in texts), piece("", finish))
+        if count is not None:
+            await request.events(count)
+        await request.events("[DONE]")
+        await request.last()
+
+    return answer
+
+
+# ---------------------------------------------------------------- answers
+
+
+async def test_an_answer_is_streamed_and_counted_as_the_server_counts_it() -> None:
+    async with Peer(well("Hel", "lo", count=usage(7, 3, 2))) as peer, upstream_of(peer) as upstream:
+        submit = sequence(sampling=SamplingParams(temperature=0.5, top_p=0.9, seed=7, stop=("x",)))
+        text, outcome = await answer_of(upstream.run(submit, CHAT))
+        (request,) = peer.requests
+    assert text == "Hello"
+    assert (outcome.emitted_tokens, outcome.cached_tokens, outcome.computed_tokens) == (3, 2, 5)
+    assert (outcome.finish, outcome.basis, outcome.replica_id) == ("stop", "upstream", "peer-0")
+    assert request.path == "/v1/chat/completions"
+    assert request.body == {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 10,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "stop": ["x"],
+    }
+
+
+async def test_connections_are_used_again_and_bounded() -> None:
+    async with Peer(well("a", count=usage(1, 1))) as peer, upstream_of(peer) as upstream:
+        for number in range(5):
+            await answer_of(upstream.run(sequence(number), CHAT))
+        assert peer.connections == upstream.describe()["connections"] == 1
+
+
+async def test_the_servers_key_and_a_path_before_v1_are_used() -> None:
+    async with Peer(well("a", count=usage(1, 1))) as peer:
+        peer.url += "/gateway/v1"
+        async with upstream_of(peer, api_key="secret") as upstream:
+            await answer_of(upstream.run(sequence(), Wording(prompt="Once")))
+        (request,) = peer.requests
+    assert request.path == "/gateway/v1/completions"
+    assert request.headers["authorization"] == "Bearer secret"
+    assert "secret" not in repr(upstream.server)
+
+
+@pytest.mark.parametrize(
+    ("priority", "field", "value"),
+    [
+        (Priority.VLLM, "priority", 2),
+        (Priority.SGLANG, "priority", 0),
+        (Priority.SERVICE_TIER, "service_tier", "batch"),
+        (Priority.NONE, "priority", None),
+    ],
+)
+async def test_a_tier_is_passed_on_where_the_server_takes_it(
+    priority: Priority, field: str, value: object
+) -> None:
+    async with Peer(well("a", count=usage(1, 1))) as peer, upstream_of(peer, priority=priority) as upstream:
+        await answer_of(upstream.run(sequence(tier=2), CHAT))
+        assert peer.requests[0].body.get(field) == value
+
+
+async def test_without_usage_the_text_is_counted_by_the_tokenizer_or_estimated() -> None:
+    def words(text: str) -> int:
+        return len(text.split())
+
+    async with Peer(well("one two ", "three")) as peer:
+        async with upstream_of(peer, tokenize=words) as upstream:
+            _, counted = await answer_of(upstream.run(sequence(), CHAT))
+        async with upstream_of(peer) as upstream:
+            _, estimated = await answer_of(upstream.run(sequence(), CHAT))
+    assert (counted.emitted_tokens, counted.basis) == (3, "tokenizer")
+    assert (estimated.emitted_tokens, estimated.basis) == (-(-len("one two three") // 3), "estimate")
+
+
+async def test_a_chunk_of_many_tokens_counts_as_the_server_says() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(
+            piece("abc", usage={"prompt_tokens": 4, "completion_tokens": 3}),
+            piece("def", "stop", usage={"prompt_tokens": 4, "completion_tokens": 6}),
+            "[DONE]",
+        )
+        await request.last()
+
+    async with Peer(answer) as peer, upstream_of(peer, usage=UsageWish.EACH) as upstream:
+        deltas = [delta async for delta in upstream.run(sequence(), CHAT)]
+        assert peer.requests[0].body["stream_options"]["continuous_usage_stats"] is True
+    assert sum(len(delta.token_ids) for delta in deltas) == 6
+    assert [delta.first_index for delta in deltas] in ([0], [0, 3], [0, 3, 6])
+
+
+# ---------------------------------------------------------------- leases
+
+
+async def test_nothing_beyond_the_lease_is_passed_on_before_it_is_covered() -> None:
+    async with Peer(well("a", "b", "c", "d", count=usage(4, 4))) as peer, upstream_of(peer) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=2), CHAT)
+        assert await text_of(deltas, 2) == "ab"
+        waiting = asyncio.ensure_future(anext(deltas))
+        await until(lambda: upstream.describe()["running"] == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        upstream.top_up("s0", 4, None)
+        delta = await waiting
+        assert delta.text == "cd"
+        assert delta.outcome is not None
+        assert delta.outcome.emitted_tokens == 4
+
+
+async def test_a_spent_budget_ends_the_answer_at_the_last_covered_token() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(*(piece(letter) for letter in "abcdef"))
+        await request.until_gone()
+        raise ConnectionResetError
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=3), CHAT)
+        passed = await text_of(deltas, 3)
+        upstream.cancel("s0", "budget")
+        text, outcome = await answer_of(deltas)
+        assert passed == "abc"
+        assert (text, outcome.finish, outcome.emitted_tokens) == ("", "budget", 3)
+        await until(lambda: peer.gone == 1)
+
+
+async def test_what_the_server_counts_beyond_its_chunks_is_covered_before_the_end() -> None:
+    async with Peer(well("a", "b", count=usage(4, 7))) as peer, upstream_of(peer) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=4), CHAT)
+        seen: list[Delta] = []
+        while sum(len(delta.token_ids) for delta in seen) < 4:
+            seen.append(await anext(deltas))
+        assert all(delta.outcome is None for delta in seen)
+        upstream.top_up("s0", 10, None)
+        _, outcome = await answer_of(deltas)
+        assert outcome.emitted_tokens == 7
+
+
+async def test_a_server_is_asked_for_no_more_than_could_be_held() -> None:
+    async with (
+        Peer(well("a", "b", finish="length", count=usage(4, 2))) as peer,
+        upstream_of(peer) as upstream,
+    ):
+        wording = Wording(messages=CHAT.messages, most_tokens=lambda: 2)
+        _, outcome = await answer_of(upstream.run(sequence(lease_tokens=2), wording))
+        assert peer.requests[0].body["max_tokens"] == 2
+    assert outcome.finish == "budget", "it ended where the budget does, not where the client wanted"
+
+
+async def test_a_server_that_does_not_stop_is_stopped() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        for _ in range(100_000):
+            await request.events(piece("x"))
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        text, outcome = await answer_of(upstream.run(sequence(), CHAT))
+        await until(lambda: peer.gone == 1)
+    assert outcome.finish == "length"
+    assert outcome.emitted_tokens == 10
+    assert len(text) <= 40
+
+
+async def test_a_reader_that_falls_behind_holds_the_server_up() -> None:
+    sent = 0
+
+    async def answer(request: PeerRequest) -> None:
+        nonlocal sent
+        await request.head()
+        for _ in range(20_000):
+            await request.events(piece("x" * 1000))
+            sent += 1
+        await request.events(piece("", "length"), usage(4, 20_000), "[DONE]")
+        await request.last()
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        submit = sequence(max_tokens=2_000_000, lease_tokens=2_000_000)
+        deltas = upstream.run(submit, CHAT)
+        first = (await anext(deltas)).text
+        await until(lambda: upstream.describe()["held_up"] == 1)
+        assert FULL_BYTES // 1100 <= sent < 20_000
+        text, outcome = await answer_of(deltas)
+        assert len(first + text) == 20_000_000
+        assert outcome.finish == "length"
+
+
+# ---------------------------------------------------------------- cancels and failures
+
+
+async def test_a_cancel_closes_the_connection_and_keeps_what_came() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("a"), piece("b"))
+        await request.until_gone()
+        raise ConnectionResetError
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        deltas = upstream.run(sequence(), CHAT)
+        await text_of(deltas, 2)
+        upstream.cancel("s0", "cancelled")
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.finish, outcome.emitted_tokens) == ("", "cancelled", 2)
+        assert outcome.uncertain_tokens == 0
+        assert outcome.computed_tokens == len(PROMPT)
+        await until(lambda: peer.gone == 1)
+        assert upstream.describe()["running"] == 0
+        assert upstream.is_up, "a client that leaves is no fault of the server"
+
+
+async def bad_json(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"), "{broken")
+
+
+async def error_event(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"), {"error": {"message": "CUDA error"}})
+
+
+async def closes(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"))
+    request.writer.transport.abort()
+
+
+async def ends_early(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"))
+    await request.last()
+
+
+async def stalls(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"))
+    await request.until_gone()
+
+
+async def gives_up(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"), piece("", "abort"))
+
+
+@pytest.mark.parametrize("answer", [bad_json, error_event, closes, ends_early, stalls, gives_up])
+async def test_an_answer_that_breaks_off_fails_after_what_came(answer: Handler) -> None:
+    async with Peer(answer) as first, Peer(well("other")) as second, upstream_of(first, second) as upstream:
+        deltas = upstream.run(sequence(), CHAT)
+        assert (await anext(deltas)).text == "a"
+        with pytest.raises(UpstreamFailed) as failed:
+            await answer_of(deltas)
+        assert not isinstance(failed.value, NotBegun)
+        assert second.requests == [], "what a client has seen is not repeated"
+        assert upstream.failures == 1
+
+
+async def test_a_pause_ends_an_answer_however_long_its_beginning_may_take() -> None:
+    patient = Timeouts(connect_s=60.0, first_byte_s=60.0, between_s=0.1)
+    async with Peer(stalls) as peer, upstream_of(peer, timeouts=patient) as upstream:
+        with pytest.raises(UpstreamFailed, match=r"stood still for 0.1 s"):
+            await answer_of(upstream.run(sequence(), CHAT))
+
+
+async def not_http(request: PeerRequest) -> None:
+    await request.send(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+
+
+async def not_a_stream(request: PeerRequest) -> None:
+    await request.json({"choices": [{"message": {"content": "whole"}}]})
+
+
+async def closes_at_once(request: PeerRequest) -> None:
+    request.writer.transport.abort()
+
+
+async def says_nothing(request: PeerRequest) -> None:
+    await request.until_gone()
+
+
+async def fails(request: PeerRequest) -> None:
+    await request.json({"error": {"message": "out of memory"}}, 500)
+
+
+async def is_full(request: PeerRequest) -> None:
+    await request.json({"error": {"message": "too many requests"}}, 429)
+
+
+async def knows_us_not(request: PeerRequest) -> None:
+    await request.json({"error": {"message": "who are you"}}, 401)
+
+
+async def done_without_an_end(request: PeerRequest) -> None:
+    await request.head()
+    await request.events("[DONE]")
+
+
+BAD_BEGINNINGS = [
+    not_http, not_a_stream, closes_at_once, says_nothing, fails, is_full, knows_us_not, done_without_an_end,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", BAD_BEGINNINGS)
+async def test_what_did_not_begin_is_sent_to_another_replica(answer: Handler) -> None:
+    async with (
+        Peer(answer) as first,
+        Peer(well("other", count=usage(1, 1))) as second,
+        upstream_of(first, second) as upstream,
+    ):
+        text, outcome = await answer_of(upstream.run(sequence(), CHAT))
+        assert (text, outcome.replica_id) == ("other", "peer-1")
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+@pytest.mark.parametrize("answer", BAD_BEGINNINGS)
+async def test_without_another_replica_it_fails_after_a_few_attempts(answer: Handler) -> None:
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        with pytest.raises((NotBegun, UpstreamUnavailable)):
+            await answer_of(upstream.run(sequence(), CHAT))
+        assert 1 <= len(peer.requests) <= 3
+        assert upstream.describe()["running"] == 0
+
+
+async def test_an_answer_that_only_lacks_its_goodbye_is_complete() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("a"), piece("", "stop"))
+        request.writer.transport.abort()
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        text, outcome = await answer_of(upstream.run(sequence(), CHAT))
+    assert (text, outcome.finish, outcome.basis) == ("a", "stop", "estimate")
+
+
+async def test_what_was_covered_before_a_move_is_covered_after_it() -> None:
+    is_told = asyncio.Event()
+
+    async def answer(request: PeerRequest) -> None:
+        await is_told.wait()
+        await fails(request)
+
+    second = Peer(well("a", "b", "c", count=usage(4, 3)))
+    async with Peer(answer) as first, second, upstream_of(first, second) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=1), CHAT)
+        upstream.top_up("s0", 3, None)
+        is_told.set()
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.replica_id) == ("abc", "peer-1")
+
+
+async def test_a_moved_sequence_is_topped_up_and_cancelled_where_it_is() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(*(piece(letter) for letter in "abcdef"))
+        await request.until_gone()
+        raise ConnectionResetError
+
+    async with Peer(fails) as first, Peer(answer) as second, upstream_of(first, second) as upstream:
+        deltas = upstream.run(sequence(lease_tokens=1), CHAT)
+        assert (await anext(deltas)).text == "a"
+        upstream.top_up("s0", 2, None)
+        assert (await anext(deltas)).text == "b"
+        upstream.cancel("s0", "cancelled")
+        _, outcome = await answer_of(deltas)
+        assert (outcome.emitted_tokens, outcome.replica_id) == (2, "peer-1")
+        await until(lambda: second.gone == 1)
+
+
+async def test_a_request_that_the_server_refuses_is_the_clients_affair() -> None:
+    async def answer(request: PeerRequest) -> None:
+        message = "This model's maximum context length is 1024 tokens."
+        await request.json({"error": {"message": message, "code": None}}, 400)
+
+    async with Peer(answer) as first, Peer(well("b")) as second, upstream_of(first, second) as upstream:
+        with pytest.raises(SequenceRefused) as refused:
+            await answer_of(upstream.run(sequence(), CHAT))
+        assert refused.value.code == "context_length_exceeded"
+        assert second.requests == []
+        assert upstream.failures == 0
+
+
+# ---------------------------------------------------------------- answers that come whole
+
+WHOLE = Wording(messages=CHAT.messages, is_streamed=False)
+
+
+def whole(text: str, finish: str | None = "stop", count: Any = None, **message: Any) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text} | message}
+    value = {"object": "chat.completion", "choices": [choice | {"finish_reason": finish}]}
+    return value | ({} if count is None else {"usage": count["usage"]})
+
+
+def either_way(text: str, finish: str = "stop", count: Any = None) -> Handler:
+    """Answers as it is asked: as a stream or whole."""
+
+    async def answer(request: PeerRequest) -> None:
+        if request.body.get("stream"):
+            words = [text[index : index + 3] for index in range(0, len(text), 3)]
+            await well(*words, finish=finish, count=count)(request)
+        else:
+            await request.json(whole(text, finish, count))
+
+    return answer
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "tool_calls"])
+@pytest.mark.parametrize("count", [None, usage(7, 5, 2), usage(7, 0), usage(3, 1_000)])
+@pytest.mark.parametrize("tokenize", [None, lambda text: len(text.split())])
+@pytest.mark.parametrize("text", ["", "a few words of it", "Übergrößenträger"])
+async def test_an_answer_is_the_same_whether_it_comes_whole_or_as_a_stream(
+    text: str, finish: str, count: Any, tokenize: Callable[[str], int] | None
+) -> None:
+    async with (
+        Peer(either_way(text, finish, count)) as peer,
+        upstream_of(peer, tokenize=tokenize) as upstream,
+    ):
+        streamed = await answer_of(upstream.run(sequence(0), CHAT))
+        came_whole = await answer_of(upstream.run(sequence(0), WHOLE))
+        assert [request.body.get("stream") for request in peer.requests] == [True, None]
+        assert "stream_options" not in peer.requests[1].body
+    assert came_whole[0] == streamed[0] == text
+    for field in ("finish", "emitted_tokens", "computed_tokens", "cached_tokens", "prompt_tokens", "basis"):
+        assert getattr(came_whole[1], field) == getattr(streamed[1], field), field
+    assert came_whole[1].uncertain_tokens == 0
+
+
+async def test_log_probabilities_of_a_whole_answer_are_those_of_its_tokens() -> None:
+    top = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+    content = [{"token": "a", "logprob": -0.5, "top_logprobs": top}] * 3
+
+    async def answer(request: PeerRequest) -> None:
+        body = whole("aaa", count=usage(4, 3))
+        body["choices"][0]["logprobs"] = {"content": content}
+        await request.json(body)
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        (delta,) = [delta async for delta in upstream.run(sequence(), WHOLE)]
+    assert [each.logprob for each in delta.logprobs] == [-0.5] * 3
+    assert delta.logprobs[0].top == [(0, "a", -0.5), (0, "b", -1.5)]
+
+
+@pytest.mark.parametrize(
+    ("lease_tokens", "whole_tokens", "could_be_held", "is_whole"),
+    [
+        (10, 10, None, True),
+        (9, 10, None, False),
+        (10, 9, None, False),
+        (10, 0, None, False),
+        (4, 10, 4, True),
+        (3, 10, 4, False),
+    ],
+)
+async def test_only_what_is_covered_to_its_end_is_asked_for_whole(
+    lease_tokens: int, whole_tokens: int, could_be_held: int | None, is_whole: bool
+) -> None:
+    wording = Wording(
+        messages=CHAT.messages,
+        is_streamed=False,
+        most_tokens=None if could_be_held is None else lambda: could_be_held,
+    )
+    handler = either_way("abc", "length", usage(4, 3))
+    async with Peer(handler) as peer, upstream_of(peer, whole_tokens=whole_tokens) as upstream:
+        _, outcome = await answer_of(upstream.run(sequence(lease_tokens=lease_tokens), wording))
+        (request,) = peer.requests
+        assert request.body.get("stream", False) is not is_whole
+        assert request.body["max_tokens"] == (could_be_held or 10)
+    assert outcome.finish == ("length" if could_be_held is None else "budget")
+
+
+async def test_a_whole_answer_that_is_cancelled_costs_the_prompt_and_says_what_is_uncertain() -> None:
+    async def answer(request: PeerRequest) -> None:
+        await request.until_gone()
+        raise ConnectionResetError
+
+    async with Peer(answer) as peer, upstream_of(peer) as upstream:
+        deltas = upstream.run(sequence(), WHOLE)
+        await until(lambda: len(peer.requests) == 1)
+        upstream.cancel("s0", "cancelled")
+        text, outcome = await answer_of(deltas)
+        await until(lambda: peer.gone == 1)
+        assert upstream.describe()["running"] == 0
+        assert upstream.is_up, "a client that leaves is no fault of the server"
+    assert (text, outcome.finish, outcome.emitted_tokens) == ("", "cancelled", 0)
+    assert (outcome.computed_tokens, outcome.uncertain_tokens) == (len(PROMPT), 10)
+
+
+async def test_what_is_cancelled_before_it_was_sent_costs_nothing() -> None:
+    async with Peer(either_way("abc")) as peer, upstream_of(peer) as upstream:
+        await peer.stop()
+        upstream._client.close()
+        deltas = upstream.run(sequence(), WHOLE)
+        upstream.cancel("s0", "cancelled")
+        _, outcome = await answer_of(deltas)
+    assert (outcome.computed_tokens, outcome.emitted_tokens, outcome.uncertain_tokens) == (0, 0, 0)
+
+
+async def a_stream_all_the_same(request: PeerRequest) -> None:
+    await request.head()
+    await request.events(piece("a"), piece("", "stop"), "[DONE]")
+    await request.last()
+
+
+async def no_end(request: PeerRequest) -> None:
+    await request.json(whole("", finish=None))
+
+
+async def no_json(request: PeerRequest) -> None:
+    await request.json(["garbage"])
+
+
+BAD_WHOLES = [
+    a_stream_all_the_same, no_end, no_json, not_http, closes_at_once, says_nothing, fails, is_full,
+    knows_us_not,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", BAD_WHOLES)
+async def test_a_whole_answer_of_which_nothing_came_is_asked_for_elsewhere(answer: Handler) -> None:
+    other = either_way("other", count=usage(1, 1))
+    async with Peer(answer) as first, Peer(other) as second, upstream_of(first, second) as upstream:
+        text, outcome = await answer_of(upstream.run(sequence(), WHOLE))
+        assert (text, outcome.replica_id) == ("other", "peer-1")
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+async def breaks_off(request: PeerRequest) -> None:
+    await request.send(
+        b"HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n", b'{"choices'
+    )
+    request.writer.transport.abort()
+
+
+async def stands_still(request: PeerRequest) -> None:
+    await request.send(
+        b"HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n", b'{"choices'
+    )
+    await request.until_gone()
+
+
+async def gave_it_up(request: PeerRequest) -> None:
+    await request.json(whole("something", "abort"))
+
+
+@pytest.mark.parametrize("answer", [breaks_off, stands_still, gave_it_up])
+async def test_a_whole_answer_of_which_something_came_is_not_repeated(answer: Handler) -> None:
+    other = either_way("other")
+    async with Peer(answer) as first, Peer(other) as second, upstream_of(first, second) as upstream:
+        with pytest.raises(UpstreamFailed) as failed:
+            await answer_of(upstream.run(sequence(), WHOLE))
+        assert not isinstance(failed.value, NotBegun)
+        assert second.requests == []
+        assert upstream.failures == 1
+
+
+def test_a_whole_answer_may_take_as_long_as_a_slow_stream_of_it() -> None:
+    limits = Timeouts(first_byte_s=120.0, between_s=60.0)
+    assert [limits.whole_s(tokens) for tokens in (1, 64, 65, 512)] == [180.0, 180.0, 240.0, 600.0]
+
+
+# ---------------------------------------------------------------- health
+
+
+async def test_a_server_that_fails_in_a_row_is_left_alone_and_tried_again() -> None:
+    is_broken = True
+
+    async def answer(request: PeerRequest) -> None:
+        await (fails if is_broken else well("ok", count=usage(1, 1)))(request)
+
+    rule = BreakerRule(failures=3, first_open_s=0.2)
+    async with Peer(answer) as peer, upstream_of(peer, breaker=rule) as upstream:
+        for number in range(3):
+            with pytest.raises(NotBegun):
+                await answer_of(upstream.run(sequence(number), CHAT))
+        assert not upstream.is_up
+        with pytest.raises(UpstreamUnavailable):
+            upstream.run(sequence(3), CHAT)
+        assert len(peer.requests) == 3, "nothing is sent while it is open"
+        is_broken = False
+        await until(lambda: upstream.is_up)
+        assert upstream.ready is not None
+        assert upstream.ready.max_sequences == 1, "one call finds out"
+        await answer_of(upstream.run(sequence(4), CHAT))
+        assert upstream.describe()["breaker"] == "closed"
+        assert upstream.ready.max_sequences == 32
+
+
+async def test_a_replica_with_another_model_does_not_join(caplog: pytest.LogCaptureFixture) -> None:
+    async with Peer(well("a"), models=("other",)) as peer, upstream_of(peer) as upstream:
+        assert not upstream.is_up
+        assert "does not have the model 'peer-model', but other" in upstream.describe()["refusal"]
+        assert "does not have the model" in caplog.text
+        peer.models = (MODEL,)
+        await upstream.probe()
+        assert upstream.is_up
+        assert upstream.model is not None
+        assert upstream.model.context_tokens == 1024
+
+
+async def test_a_server_whose_context_is_not_known_does_not_join() -> None:
+    async with Peer(well("a"), context_tokens=None) as peer:
+        async with upstream_of(peer) as upstream:
+            assert "set context_tokens" in upstream.describe()["refusal"]
+        async with upstream_of(peer, context_tokens=2048) as upstream:
+            assert upstream.is_up
+
+
+async def test_a_server_that_does_not_list_what_it_serves_is_asked_for_its_health() -> None:
+    async with Peer(well("a", count=usage(1, 1)), models=()) as peer:
+        async with upstream_of(peer, health_path="/metrics", context_tokens=64) as upstream:
+            assert upstream.is_up
+        async with upstream_of(peer, health_path="/metrics") as upstream:
+            assert "set context_tokens" in upstream.describe()["refusal"]
+
+
+async def test_a_server_that_is_gone_is_missed_and_found_again() -> None:
+    async with Peer(well("a")) as peer, upstream_of(peer) as upstream:
+        changes: list[bool] = []
+        upstream.watch(lambda: changes.append(upstream.is_up))
+        await peer.stop()
+        await upstream.probe()
+        assert not upstream.is_up
+        assert changes == [False]
+        assert "does not answer" in upstream.describe()["refusal"]
+
+
+async def test_what_others_run_there_shrinks_the_window() -> None:
+    full = Peer(well("a"), page="vllm:num_requests_running 30\n")
+    async with full as peer, upstream_of(peer, metrics_path="/metrics") as upstream:
+        await until(lambda: upstream.ready is not None and upstream.ready.max_sequences == 2)
+        assert upstream.describe()["saturation"]["running"] == 30
+
+
+async def test_deltas_can_be_encoded_like_those_of_our_own_engine() -> None:
+    async with Peer(well("a", count=usage(1, 1))) as peer, upstream_of(peer) as upstream:
+        async for delta in upstream.run(sequence(), CHAT):
+            assert msgspec.msgpack.encode(delta)

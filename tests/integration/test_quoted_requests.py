@@ -1,0 +1,154 @@
+"""What does a redeemed quote change on the way of a request, and in the books?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from engine.messages import SamplingParams
+from gateway.account.outcomes import RequestOutcome
+from gateway.ids import new_request_id
+from gateway.quote_token import Figures, Quote
+from gateway.quotes import Binding
+from gateway.run import Closed, Run
+from gateway.understand import Call
+from gateway.upstream.base import UpstreamLost
+from tenants.database import open_database
+from tenants.pricing import Price, uniform_book
+from tenants.types import Amounts, Tier
+from tests.engine_process import until
+from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House
+
+QUOTED_PRICES = uniform_book({"m": Price(10, 5, 30)}, version=7)
+"""A tenth of what is in force."""
+LATE = Figures((30.0, 30.0), (30.0, 30.0), (30.0, 30.0), (30.0, 30.0))
+AT_ONCE = Figures((0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+
+
+@pytest.fixture
+async def house(sqlite_url: str) -> AsyncIterator[House]:
+    database = open_database(sqlite_url)
+    made = House(database)
+    yield made
+    await made.close()
+    await database.close()
+
+
+def binding(figures: Figures) -> Binding:
+    quote = Quote(
+        "offer", "ten_1", "key", "m", b"", False, "standard", 1, 7, 0, 1e12, 10, 1, 20, (10, 20), (400, 700),
+        700, figures, figures, 0, {}, "replay", 5, False,
+    )  # fmt: skip
+    return Binding(quote, QUOTED_PRICES, quote.estimate())
+
+
+def begin(house: House, figures: Figures) -> Run:
+    call = Call(
+        request_id=new_request_id(1e9), chat=True, model="m", principal=PRINCIPAL, tier=Tier.STANDARD,
+        prompts=(PROMPT,), choices=1, max_tokens=20, sampling=SamplingParams(), stream=True,
+        include_usage=True, created=1, binding=binding(figures),
+    )  # fmt: skip
+    return house.lifecycle.begin(call)
+
+
+async def answered(house: House, figures: Figures, tokens: int = 7) -> tuple[Run, Closed]:
+    run = begin(house, figures)
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    house.engine.emit(one, tokens)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    return run, closed
+
+
+async def test_it_is_held_and_charged_by_the_quoted_prices_and_told_what_was_quoted(house: House) -> None:
+    run, closed = await answered(house, LATE)
+    rows = await house.ledger.find(run.call.request_id)
+    assert [(row.kind, row.price_version) for row in rows] == [("reserve", 7), ("settle", 7)]
+    assert rows[1].amounts.cost_nanousd == 10 * 10 + 30 * 7
+    assert closed.account.charged.cost_nanousd <= closed.account.estimate.max_cost_nanousd  # type: ignore[union-attr]
+    shown = closed.account.as_json()
+    assert shown["quote"] == {"id": "offer", "kept": True, "missed": [], "credit_nanousd": 0}
+    assert shown["estimate"]["e2e_s"]["p90"] == 30.0
+
+
+async def test_a_miss_of_ours_is_credited_once_on_the_bill_and_said_in_the_account(house: House) -> None:
+    run, closed = await answered(house, AT_ONCE)
+    rows = await house.ledger.find(run.call.request_id)
+    assert [row.kind for row in rows] == ["reserve", "settle", "credit"]
+    charged, credit = rows[1].amounts.cost_nanousd, rows[2]
+    assert charged == 310
+    assert credit.amounts == Amounts(0, 0, -155, 0)
+    assert (credit.price_version, credit.outcome, credit.tenant_id) == (7, "quote", "ten_1")
+    quote = closed.account.as_json()["quote"]
+    assert (quote["kept"], quote["missed"], quote["credit_nanousd"]) == (False, ["ttft", "e2e"], 155)
+    [total] = await house.ledger.totals(tenant_id="ten_1")
+    assert (total.cost_nanousd, total.output_tokens, total.requests) == (155, 7, 1)
+    # Whoever settles it again, after a crash or a lost answer, changes nothing.
+    counts = await house.ledger.settle(replace(rows[1], amounts=Amounts(1, 1, 1, 1)), credit)
+    assert counts.amounts == rows[1].amounts
+    assert len(await house.ledger.find(run.call.request_id)) == 3
+
+
+async def test_settled_by_another_gateway_it_is_not_credited_by_this_one(house: House) -> None:
+    run = begin(house, AT_ONCE)
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    [reserve] = await house.ledger.find(run.call.request_id)
+    await house.ledger.settle(replace(reserve, kind="settle", outcome="recovered", charged_to=()))
+    house.engine.emit(one, 3)
+    house.engine.end(one, "stop")
+    await house.closed(run)
+    assert [row.kind for row in await house.ledger.find(run.call.request_id)] == ["reserve", "settle"]
+
+
+async def test_a_client_that_leaves_breaks_no_promise_of_ours(house: House) -> None:
+    run = begin(house, LATE)
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    house.engine.emit(one, 4)
+    await until(lambda: run.output_tokens == 4)
+    run.interrupt(RequestOutcome.DISCONNECTED)
+    closed, _ = await house.closed(run)
+    assert closed.account.as_json()["quote"]["kept"] is None
+    assert [row.kind for row in await house.ledger.find(run.call.request_id)] == ["reserve", "settle"]
+
+
+async def test_a_lost_engine_breaks_the_promise(house: House) -> None:
+    run = begin(house, LATE)
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    house.engine.emit(one, 4)
+    await until(lambda: run.output_tokens == 4)
+    house.engine.fail(one, UpstreamLost("gone"))
+    closed, _ = await house.closed(run)
+    quote = closed.account.as_json()["quote"]
+    assert (quote["kept"], quote["missed"]) == (False, ["engine_lost"])
+    assert quote["credit_nanousd"] == (10 * 10 + 30 * 4) // 2
+    assert [row.kind for row in await house.ledger.find(run.call.request_id)][-1] == "credit"
+
+
+async def test_binding_requests_are_judged_apart_from_the_plain_ones(house: House) -> None:
+    await answered(house, AT_ONCE)
+    coverage = house.lifecycle._estimates.calibration.coverage
+    assert coverage["binding", "ttft", 0.9].judged == 1
+    assert ("plain", "ttft", 0.9) not in coverage
+    run, (one,) = await house.running()
+    house.engine.emit(one, 2)
+    house.engine.end(one, "stop")
+    await house.closed(run)
+    assert coverage["plain", "ttft", 0.9].judged == 1
+
+
+async def test_an_order_by_deadline_knows_what_was_promised(house: House) -> None:
+    run = begin(house, Figures((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (3.0, 9.0)))
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    [flight] = house.flow.in_flight()
+    assert flight.ticket.entry.deadline_s == pytest.approx(run.times.arrived_s + 9.0)
+    assert flight.ticket.expires_s is None, "a promise of a time is no limit on the wait"
+    house.engine.emit(one, 1)
+    house.engine.end(one, "stop")
+    await house.closed(run)

@@ -1,0 +1,166 @@
+"""Are missed targets judged and written beside the path, and does it hurt anybody when that fails?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from engine.forecast.step_time import PRIOR
+from gateway import slo_keeper
+from gateway.account.attribution import Facts, Verdict
+from gateway.account.fluid import Job, Machine
+from gateway.account.outcomes import RequestOutcome
+from gateway.slo_keeper import PoolLoad, SloKeeper
+from gateway.timelines import Timelines
+from tenants import timelines as stored
+from tenants.admin import Admin
+from tenants.database import Database, open_database
+from tenants.types import Tier
+
+NOW_S = 1_700_000_130.0
+MACHINE = Machine(PRIOR, 8, 256, 65_536)
+FACTS = Facts(Job("req_1", "ten_a", 1, 1.0, 10.0, 64, 41), 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
+
+
+class House:
+    """A keeper of one model's targets; its stopwatch goes on by `took_s` whenever it is looked at."""
+
+    def __init__(self, database: Database, pepper: bytes, machine: Machine | None = MACHINE) -> None:
+        self.registry = CollectorRegistry()
+        self.admin = Admin(database, pepper, clock=lambda: NOW_S)
+        self.revision = 0
+        self.now_s = 0.0
+        self.took_s = 0.0
+        self.keeper = SloKeeper(
+            database, self.registry, lambda: NOW_S, lambda: self.revision, stopwatch=self._look
+        )
+        self.load = self.keeper.pools["m"] = PoolLoad(lambda: machine)
+
+    def _look(self) -> float:
+        self.now_s += self.took_s
+        return self.now_s
+
+    async def target(self, target_s: float) -> None:
+        await self.admin.set_slo("test", tier="standard", metric="ttft", target_s=target_s)
+        self.revision += 1
+        await self.keeper.refresh()
+
+    def count(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
+    database: Database, pepper: bytes
+) -> None:
+    house = House(database, pepper)
+    await house.target(1.0)
+    told: list[tuple[str, Verdict]] = []
+    house.load.on_verdict = lambda request_id, verdict: told.append((request_id, verdict))
+    assert house.keeper.ended("m", FACTS, Tier.STANDARD) == 1
+    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == 0
+    assert house.keeper.ended("m", FACTS, Tier.BATCH) == 0, "no target binds it"
+    await house.keeper.judge_pending()
+    await house.keeper.flush()
+
+    (missed,) = await house.admin.list_misses()
+    assert (missed.request_id, missed.cause, missed.actual_us) == ("req_1", "scheduling", 2_000_000)
+    assert missed.evidence["alone_s"] > 0
+    assert [(name, verdict.cause.value) for name, verdict in told] == [("req_1", "scheduling")]
+    (report,) = await house.admin.slo_report()
+    assert (report.period.total, report.period.missed) == (2, 1)
+    assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="scheduling") == 1
+    assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="yes") == 1
+
+
+async def test_a_judgement_is_followed_by_a_rest(database: Database, pepper: bytes) -> None:
+    house = House(database, pepper)
+    await house.target(1.0)
+    house.took_s = 0.5
+    house.keeper.ended("m", FACTS, Tier.STANDARD)
+    await house.keeper.judge_pending()
+    rest_s = house.keeper._rest_until_s - house.now_s
+    house.took_s = 0.0
+    house.keeper.ended("m", FACTS, Tier.STANDARD)
+    await house.keeper.judge_pending()
+
+    assert rest_s >= slo_keeper.REST * 0.5
+    assert len(house.load.pending) == 1
+    house.now_s += rest_s
+    await house.keeper.judge_pending()
+    assert house.load.pending == []
+
+
+async def test_beyond_what_may_wait_misses_are_counted_and_not_explained(
+    database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slo_keeper, "MAX_PENDING", 2)
+    house = House(database, pepper)
+    await house.target(1.0)
+    for _ in range(5):
+        house.keeper.ended("m", FACTS, Tier.STANDARD)
+
+    assert len(house.load.pending) == 2
+    assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="unjudged") == 3
+    await house.keeper.flush()
+    (report,) = await house.admin.slo_report()
+    assert report.period.missed == 5
+
+
+async def test_without_a_step_time_model_the_cause_is_unknown(database: Database, pepper: bytes) -> None:
+    house = House(database, pepper, machine=None)
+    await house.target(1.0)
+    house.keeper.ended("m", FACTS, Tier.STANDARD)
+    await house.keeper.judge_pending()
+    await house.keeper.flush()
+
+    assert [each.cause for each in await house.admin.list_misses()] == ["unknown"]
+
+
+async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str, pepper: bytes) -> None:
+    database = open_database(sqlite_url)
+    house = House(database, pepper)
+    await house.target(1.0)
+    timelines = Timelines(database, house.registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    house.keeper.ended("m", FACTS, Tier.STANDARD)
+    timelines.keep("req_1", "ten_a", b"packed")
+    await house.keeper.judge_pending()
+    await database.close()
+    await house.keeper.flush()
+    await timelines.flush()
+    found = await timelines.find("req_1")
+    assert found is not None
+    assert found.packed == b"packed"
+
+    again = open_database(sqlite_url)
+    house.keeper._database = timelines._database = again
+    try:
+        await house.keeper.flush()
+        await timelines.flush()
+        row = await stored.find(again, "req_1")
+        assert row is not None
+        assert row.packed == b"packed"
+        admin = Admin(again, pepper, clock=lambda: NOW_S)
+        assert [each.request_id for each in await admin.list_misses()] == ["req_1"]
+        assert [each.period.missed for each in await admin.slo_report()] == [1]
+    finally:
+        await again.close()
+
+
+async def test_more_timelines_than_may_wait_are_dropped_and_counted(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.timelines.MAX_WAITING", 3)
+    registry = CollectorRegistry()
+    database = open_database(sqlite_url)
+    timelines = Timelines(database, registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    for number in range(5):
+        timelines.keep(f"req_{number}", "ten_a", b"packed")
+    await timelines.flush()
+
+    assert registry.get_sample_value("fairgate_timelines_dropped_total") == 2
+    assert await stored.find(database, "req_2") is not None
+    assert await stored.find(database, "req_3") is None
+    await database.close()

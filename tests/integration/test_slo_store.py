@@ -1,0 +1,138 @@
+"""Are targets, counts, misses and timelines kept as they should, in both databases?"""
+
+from __future__ import annotations
+
+import pytest
+
+from tenants import audit, slo_store, timelines
+from tenants.admin import Admin
+from tenants.database import Database
+from tenants.errors import Invalid, NotFound
+from tenants.slo import DAY_S, SPAN_S, Missed, Tally
+from tenants.slo_store import CountKey
+from tenants.timelines import StoredTimeline
+from tenants.types import Tier
+
+NOW_S = 1_700_000_130.0
+
+
+@pytest.fixture
+def admin(database: Database, pepper: bytes) -> Admin:
+    return Admin(database, pepper, clock=lambda: NOW_S)
+
+
+def _missed(request_id: str, cause: str, at_s: float = NOW_S, tenant_id: str = "ten_a") -> Missed:
+    return Missed(
+        request_id, tenant_id, "standard", "ttft", cause, 500_000, None, round(at_s * 1e6), {"fair_s": 1.5}
+    )
+
+
+async def test_setting_a_target_again_replaces_it_and_every_act_is_audited(
+    admin: Admin, database: Database
+) -> None:
+    tenant = await admin.create_tenant("test", "acme")
+    first = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.5)
+    again = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.4, percentile=99.9)
+    own = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.2, tenant="acme")
+
+    assert again.slo_id == first.slo_id
+    assert [(each.tenant_id, each.target_us, each.per_mille) for each in await admin.list_slos()] == [
+        ("", 400_000, 999),
+        (tenant.tenant_id, 200_000, 950),
+    ]
+    assert [each.slo_id for each in await admin.list_slos("acme")] == [own.slo_id]
+    await admin.remove_slo("test", own.slo_id)
+    with pytest.raises(NotFound):
+        await admin.remove_slo("test", own.slo_id)
+    rows = await database.read(lambda connection: audit.read(connection))
+    assert [row.action for row in rows][-4:] == ["slo.set", "slo.set", "slo.set", "slo.remove"]
+    assert rows[-3].before == first.as_json()
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        ("tier", {"tier": "gold"}),
+        ("metric", {"metric": "latency"}),
+        ("target_s", {"target_s": 0.0}),
+        ("target_s", {"target_s": float("nan")}),
+        ("target_s", {"target_s": 1e9}),
+        ("percentile", {"percentile": 0.5}),
+        ("percentile", {"percentile": 95.55}),
+        ("percentile", {"percentile": 101.0}),
+    ],
+)
+async def test_a_target_that_makes_no_sense_is_refused_by_its_field(
+    admin: Admin, field: str, wanted: dict[str, object]
+) -> None:
+    sensible = {"tier": "standard", "metric": "ttft", "target_s": 0.5}
+    with pytest.raises(Invalid) as refused:
+        await admin.set_slo("test", **(sensible | wanted))  # type: ignore[arg-type]
+
+    assert refused.value.field == field
+
+
+async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database: Database) -> None:
+    tenant = await admin.create_tenant("test", "acme")
+    await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.5)
+    key = CountKey(tenant.tenant_id, "standard", "ttft")
+    for missed in (0, 30):
+        await slo_store.add(database, {key: Tally(100, missed)}, [], NOW_S)
+    causes = ["quota", "quota", "capacity"]
+    misses = [_missed(f"r{at}", cause, NOW_S - at, tenant.tenant_id) for at, cause in enumerate(causes)]
+    await slo_store.add(database, {}, misses, NOW_S)
+    await slo_store.add(database, {}, misses, NOW_S)
+
+    (report,) = await admin.slo_report()
+    assert (report.tenant_name, report.period) == ("acme", Tally(200, 30))
+    assert report.as_json()["attainment"] == 0.85
+    assert report.as_json()["budget_left"] == -2.0
+    assert [each.long_rate for each in report.burning] == pytest.approx([3.0, 3.0, 3.0])
+    assert report.causes == {"quota": 2, "capacity": 1}
+    assert await admin.slo_report(tier="batch") == []
+    assert [each.request_id for each in await admin.list_misses(cause="quota")] == ["r0", "r1"]
+    (one,) = await admin.list_misses(request_id="r2")
+    assert one.evidence == {"fair_s": 1.5}
+    assert one.actual_us is None
+
+
+async def test_what_no_report_asks_for_is_taken_away(admin: Admin, database: Database) -> None:
+    key = CountKey("ten_a", "standard", "ttft")
+    await slo_store.add(
+        database, {key: Tally(1, 1)}, [_missed("old", "quota", NOW_S - 40 * DAY_S)], NOW_S - 40 * DAY_S
+    )
+    await slo_store.add(
+        database, {key: Tally(1, 0)}, [_missed("week", "quota", NOW_S - 7 * DAY_S)], NOW_S - 7 * DAY_S
+    )
+    await slo_store.add(database, {key: Tally(1, 0)}, [_missed("new", "fault")], NOW_S)
+    await slo_store.purge(database, NOW_S)
+
+    days, spans = await database.read(
+        lambda connection: tuple(slo_store.counts(connection, span_s, 0, None) for span_s in (DAY_S, SPAN_S))
+    )
+    assert len(days[key]) == 2, "a week ago is in the period"
+    assert len(spans[key]) == 1, "and in no window"
+    assert [each.request_id for each in await admin.list_misses()] == ["new", "week"]
+    await slo_store.purge(database, NOW_S, most_misses=1)
+    assert [each.request_id for each in await admin.list_misses()] == ["new"]
+
+
+async def test_targets_are_read_as_they_were_set(admin: Admin, database: Database) -> None:
+    made = await admin.set_slo("test", tier="batch", metric="e2e", target_s=90, percentile=50)
+
+    assert await slo_store.read_slos(database) == [made]
+    assert made.tier is Tier.BATCH
+
+
+async def test_timelines_are_kept_up_to_an_age_and_a_number(database: Database) -> None:
+    rows = [StoredTimeline(f"r{number}", "ten_a", number * 1000, bytes([number])) for number in range(10)]
+    await timelines.add(database, rows)
+    await timelines.add(database, [StoredTimeline("r3", "ten_b", 1, b"another")])
+
+    assert await timelines.find(database, "r3") == rows[3], "what is there stays"
+    assert await timelines.find(database, "r99") is None
+    assert await timelines.purge(database, before_us=4000, most_rows=100) == 4
+    assert await timelines.find(database, "r3") is None
+    assert await timelines.purge(database, before_us=0, most_rows=2) == 4
+    left = [each.request_id for each in rows if await timelines.find(database, each.request_id)]
+    assert left == ["r8", "r9"]

@@ -1,0 +1,394 @@
+"""Are two gateways that share a queue together as fair as one, and what becomes of it when one dies or Redis
+forgets?
+
+On a real Redis and a virtual clock; the real sessions and script, a pool of two replicas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import COUNTER_SCALE, Entry
+from gateway.flow.controller import Ticket
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.shared.wire import FALL, PoolRule, script
+from gateway.flow.window import Replica, WindowRule
+from tests import services
+from tests.shared_pool import Pool, PoolGateway
+
+NOON_S = 1_700_136_020.0
+STALE_S = 15.0
+REPLICAS = [Replica("a", 4, 10_000), Replica("b", 4, 10_000)]
+PLACES = 2 * (4 + 2)
+WARM_UP = 100
+"""Endings until everything that runs was chosen while both were waiting."""
+
+
+def make_gateway(pool: Pool, name: str, *, life: int = 1, order: str = "vtc") -> PoolGateway:
+    mirror = Mirror(
+        order,
+        ServiceCounters(),
+        max_queued=10_000,
+        max_queued_per_tenant=10_000,
+        queue_ttl_s=(1e9,) * 3,
+        window=WindowRule(2, 1.0),
+        log_records=10,
+    )
+    rule = PoolRule(10_000, 10_000, 2, 1.0, stale_us=round(STALE_S * 1e6))
+    return PoolGateway(pool, name, mirror, rule, REPLICAS, life)
+
+
+class House:
+    """A pool with two gateways, `east` and `west`."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.pool = Pool(client)
+        self.pool.forget()
+        self.now_s = NOON_S
+        self.east = make_gateway(self.pool, "east")
+        self.west = make_gateway(self.pool, "west")
+        self.number = 0
+
+    def send(
+        self,
+        gateway: PoolGateway,
+        tenant: str,
+        count: int = 1,
+        *,
+        weight: float = 1.0,
+        tokens: int = 100,
+        tier: int = 1,
+    ) -> list[str]:
+        """So many requests of one tenant, said at once; returns their names."""
+        names: list[str] = []
+        for _ in range(count):
+            self.number += 1
+            name = f"{tenant}-{self.number}"
+            entry = Entry(name, tenant, self.now_s, tokens, tokens // 2, tier, weight)
+            assert gateway.arrive(Ticket(entry, 1, tokens + tokens // 2), self.now_s) is None
+            names.append(name)
+        gateway.exchange(self.now_s)
+        return names
+
+    def hear(self) -> None:
+        """Both speak, then both hear what came of it."""
+        for gateway in (self.east, self.west):
+            gateway.exchange(self.now_s)
+        for gateway in (self.east, self.west):
+            gateway.listen(self.now_s)
+            gateway.exchange(self.now_s)
+
+    def running(self, gateway: PoolGateway) -> list[str]:
+        return [flight.ticket.entry.entry_id for flight in gateway.mirror.in_flight()]
+
+    def waiting(self, gateway: PoolGateway) -> set[str]:
+        return {ticket.entry.entry_id for ticket in gateway.mirror.tickets()}
+
+    def close(self) -> None:
+        self.east.close()
+        self.west.close()
+
+
+@pytest.fixture
+def house(redis_url: str) -> Iterator[House]:
+    with redis.Redis.from_url(redis_url) as client:
+        made = House(client)
+        made.hear()
+        yield made
+        made.close()
+
+
+def test_weights_hold_within_one_per_cent_though_all_of_one_tenant_enters_by_one_gateway(
+    house: House,
+) -> None:
+    """Both stay backlogged; sizes differ; what is served is counted as it ends."""
+    weights, gateways = {"one": 1.0, "three": 3.0}, {"one": house.east, "three": house.west}
+    served: Counter[str] = Counter()
+
+    def refill(tenant: str) -> None:
+        while len(gateways[tenant].mirror) < 30:
+            tokens = 40 + 20 * (house.number % 7)
+            house.send(gateways[tenant], tenant, weight=weights[tenant], tokens=tokens)
+
+    for turn in range(WARM_UP + 3000):
+        house.now_s += 0.01
+        for tenant in weights:
+            refill(tenant)
+        gateway = gateways["one" if turn % 3 else "three"]
+        under_way = house.running(gateway) or house.running(gateways["three" if turn % 3 else "one"])
+        name = under_way[0]
+        owner = house.east if name in house.running(house.east) else house.west
+        entry = next(
+            each.ticket.entry for each in owner.mirror.in_flight() if each.ticket.entry.entry_id == name
+        )
+        emitted = entry.predicted_output_tokens + turn % 5 - 2
+        owner.finish(name, entry.input_tokens, emitted, house.now_s)
+        if turn >= WARM_UP:
+            served[entry.tenant_id] += entry.input_tokens + 2 * emitted
+        house.hear()
+        assert len(house.running(house.east)) + len(house.running(house.west)) == PLACES
+    ratio = served["three"] / served["one"]
+    assert 2.97 <= ratio <= 3.03, f"service {served}: {ratio}"
+
+
+def test_the_larger_share_of_a_window_is_not_who_speaks_more(house: House) -> None:
+    """Two equal tenants, one of which has a gateway that speaks ten times as often."""
+    house.send(house.east, "quiet", 100)
+    house.send(house.west, "loud", 100)
+    house.hear()
+    turns: Counter[str] = Counter()
+    for turn in range(100):
+        house.now_s += 0.1
+        for _ in range(10):
+            house.west.exchange(house.now_s)
+        owner = house.east if turn % 2 else house.west
+        for gateway in (owner, house.east, house.west):
+            if house.running(gateway):
+                gateway.finish(house.running(gateway)[0], 100, 50, house.now_s)
+                gateway.exchange(house.now_s)
+                break
+        house.hear()
+    for gateway in (house.east, house.west):
+        turns.update(turn.ticket.entry.tenant_id for turn in gateway.turns)
+    assert abs(turns["quiet"] - turns["loud"]) <= PLACES + 1
+
+
+def test_what_a_dead_gateway_left_makes_room_when_it_is_stale_and_not_before(house: House) -> None:
+    lost = house.send(house.west, "gone", 20)
+    waits = house.send(house.east, "here", 20)
+    house.hear()
+    running = len(house.running(house.east))
+    assert running + len(house.running(house.west)) == PLACES
+    house.now_s += STALE_S
+    house.east.exchange(house.now_s)
+    assert len(house.running(house.east)) == running, "it may still live"
+    house.now_s += 0.1
+    house.east.exchange(house.now_s)
+    assert len(house.running(house.east)) == PLACES, "its places are free"
+    assert not set(house.running(house.east)) & set(lost)
+    assert set(house.running(house.east)) | house.waiting(house.east) == set(waits)
+
+
+def test_a_gateway_that_was_taken_for_dead_joins_again_with_what_it_has(house: House) -> None:
+    mine = house.send(house.west, "stalled", 20)
+    house.send(house.east, "here", 4)
+    house.hear()
+    ran = house.running(house.west)
+    assert len(ran) == PLACES
+    for _ in range(3):
+        house.now_s += STALE_S / 2 - 0.1
+        house.east.exchange(house.now_s)
+    assert len(house.running(house.east)) == 4
+    house.now_s += 1
+    house.west.exchange(house.now_s)
+    assert house.running(house.west) == ran, "what runs goes on, and nothing has a second turn"
+    assert house.waiting(house.west) == set(mine) - set(ran)
+    # The books are full to the last: when everything has ended, everything had its turn once.
+    for _ in range(40):
+        for gateway in (house.east, house.west):
+            for name in house.running(gateway):
+                gateway.finish(name, 100, 50, house.now_s)
+        house.hear()
+    turns = Counter(turn.ticket.entry.entry_id for turn in house.west.turns)
+    assert turns == Counter(mine)
+    assert house.client.hlen(house.pool.keys[2]) == 0, "no ticket is left"
+
+
+def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(house: House) -> None:
+    for tenant, gateway in (("rich", house.east), ("poor", house.west)):
+        house.send(gateway, tenant, 30)
+    house.hear()
+    for _ in range(6):
+        house.east.finish(house.running(house.east)[0], 100_000, 50, house.now_s)
+        house.hear()
+    before = {gateway: house.running(gateway) for gateway in (house.east, house.west)}
+    waits = {gateway: house.waiting(gateway) for gateway in (house.east, house.west)}
+    house.pool.forget()
+    house.now_s += 1
+    house.hear()
+    # Places became free, but who spoke first did not take them: the other one had to be heard, too.
+    freed = house.running(house.east)[0]
+    house.east.finish(freed, 100, 50, house.now_s)
+    house.now_s += 0.9
+    house.hear()
+    assert house.running(house.east) == before[house.east][1:]
+    house.now_s += 0.2
+    house.hear()
+    before[house.east].remove(freed)
+    for gateway in (house.east, house.west):
+        assert house.running(gateway)[: len(before[gateway])] == before[gateway]
+        assert set(house.running(gateway)) | house.waiting(gateway) == set(before[gateway]) | waits[gateway]
+        gateway.mirror.check()
+    loads = sum(len(house.running(gateway)) for gateway in (house.east, house.west))
+    assert loads == PLACES, "the windows are full, and no fuller"
+    # From here on turns alternate: nobody pays for what Redis has forgotten.
+    seen = [len(house.east.turns), len(house.west.turns)]
+    for _ in range(16):
+        for gateway in (house.east, house.west):
+            if house.running(gateway):
+                gateway.finish(house.running(gateway)[0], 100, 50, house.now_s)
+        house.hear()
+    assert abs((len(house.east.turns) - seen[0]) - (len(house.west.turns) - seen[1])) <= 2
+
+
+def test_clocks_of_gateways_do_not_matter(house: House) -> None:
+    """Each gateway has a clock of its own; the pool's time is the server's. Who came first goes first."""
+    client = house.client
+    fast, slow = (
+        make_gateway(house.pool, "fast", order="fcfs"),
+        make_gateway(house.pool, "slow", order="fcfs"),
+    )
+    house.pool.forget()
+    ahead_s = {fast: 3600.0, slow: -3600.0}
+    for gateway in (fast, slow):
+        gateway.replicas = [Replica("a", 1, 10_000)]
+        gateway.exchange_at(NOON_S, NOON_S + ahead_s[gateway])
+    names: list[str] = []
+    for number in range(8):
+        gateway, server_s = (slow, fast)[number % 2], NOON_S + number
+        own_s = server_s + ahead_s[gateway]
+        name = f"r{number}"
+        entry = Entry(name, f"tenant-{number % 3}", own_s, 10, 10)
+        assert gateway.arrive(Ticket(entry, 1, 20), own_s) is None
+        gateway.exchange_at(server_s, own_s)
+        names.append(name)
+    server_s = NOON_S + 100
+    for _ in range(20):
+        for gateway in (fast, slow):
+            own_s = server_s + ahead_s[gateway]
+            gateway.listen(own_s)
+            for name in house.running(gateway):
+                gateway.finish(name, 10, 10, own_s)
+            gateway.exchange_at(server_s, own_s)
+    numbered = sorted(house.pool.given.values(), key=lambda turn: turn.number)
+    assert [turn.entry_id for turn in numbered] == names
+    fast.close()
+    slow.close()
+    assert client.hlen(house.pool.keys[2]) == 0
+
+
+def test_a_turn_for_somebody_who_left_at_that_moment_frees_its_place(house: House) -> None:
+    names = house.send(house.west, "one", PLACES + 1)
+    house.hear()
+    last = names[-1]
+    assert house.waiting(house.west) == {last}
+    house.west.cancel(last, house.now_s)  # not said yet
+    house.send(house.east, "two", 1)
+    house.west.finish(names[0], 100, 50, house.now_s)
+    house.west.finish(names[1], 100, 50, house.now_s)
+    # Of the two places one is given to the request that has just left, and free again with its own word.
+    house.hear()
+    house.hear()
+    assert house.running(house.east) == [f"two-{house.number}"]
+    assert last not in house.running(house.west)
+    assert house.client.zcard(house.pool.keys[9]) == 0, "every turn is confirmed"
+
+
+def test_without_an_engine_a_gateway_holds_up_nobody(house: House) -> None:
+    mine = house.send(house.west, "blind", 30)
+    house.hear()
+    others = house.send(house.east, "sees", 10)
+    house.west.replicas = []
+    ran = house.running(house.west)
+    house.west.exchange(house.now_s)
+    for name in ran:
+        house.west.finish(name, 100, 50, house.now_s)
+    house.hear()
+    assert set(house.running(house.east)) == set(others), "it has the engine to itself"
+    assert not house.running(house.west)
+    house.west.replicas = REPLICAS
+    house.hear()
+    assert len(house.running(house.west)) == PLACES - len(others)
+    assert house.waiting(house.west) | set(house.running(house.west)) | set(ran) == set(mine)
+
+
+def test_a_gateway_that_leaves_gives_its_places_back(house: House) -> None:
+    house.send(house.west, "leaves", 20)
+    house.send(house.east, "stays", 20)
+    message = house.west.session.message(house.now_s, REPLICAS, leaves=True)
+    assert message is not None
+    house.pool.send("west", message, house.now_s)
+    house.east.listen(house.now_s)
+    assert len(house.running(house.east)) == PLACES
+
+
+def test_another_order_holds_for_all_gateways(house: House) -> None:
+    house.send(house.west, "one", 20)
+    house.west.mirror.set_order("fcfs")
+    house.hear()
+    assert house.east.mirror.order_name == "fcfs"
+    assert house.client.hget(house.pool.keys[0], "order") == b"fcfs"
+    joined = make_gateway(house.pool, "late", order="vtc")
+    joined.exchange(house.now_s)
+    assert joined.mirror.order_name == "fcfs", "what is in force counts, not what a newcomer was started with"
+    joined.close()
+
+
+def test_counters_that_come_near_the_end_of_exact_numbers_fall_together(house: House) -> None:
+    house.send(house.east, "heavy", PLACES + 1, weight=1e-6)
+    house.hear()
+    told = 0
+    for number in range(12):
+        name = house.running(house.east)[0]
+        house.east.finish(name, 500 * number, 50, house.now_s)
+        house.send(house.east, "heavy", 1, weight=1e-6)
+        house.hear()
+        counter = house.east.mirror.counters.value("heavy")
+        assert counter >= told, "what gateways see goes on rising"
+        told = counter
+    assert told > FALL
+    stored = int(house.client.hget(house.pool.keys[0], "falls") or 0)
+    assert stored > 0
+    assert told % 1 == 0
+    assert told // COUNTER_SCALE > 0
+
+
+def test_a_prefix_that_a_replica_holds_draws_its_requests_but_not_beyond_its_load(house: House) -> None:
+    for number in range(8):
+        name = f"p{number}"
+        entry = Entry(name, "one", house.now_s, 100, 10)
+        ticket = Ticket(entry, 1, 110)
+        house.east.mirror.cached_tokens = lambda *_: {"b": 80}  # type: ignore[method-assign]
+        assert house.east.arrive(ticket, house.now_s) is None
+        house.east.exchange(house.now_s)
+    where = [turn.replica_id for turn in house.east.turns]
+    # Two places of four are half of `b`: with more than that it has no preference over the empty `a`.
+    assert where[:3] == ["b"] * 3
+    assert Counter(where)["b"] <= 6
+    assert "a" in where
+
+
+def test_the_script_runs_on_every_redis_found_here_and_in_a_cluster() -> None:
+    for binary, cluster in [(each, False) for each in services.redis_binaries()] + [(None, True)]:
+        server = services.start_redis(binary, cluster=cluster)
+        try:
+            with redis.Redis.from_url(server.url) as client:
+                house = House(client)
+                house.send(house.east, "one", 20)
+                house.send(house.west, "two", 20, tier=2)
+                house.hear()
+                for _ in range(30):
+                    for gateway in (house.east, house.west):
+                        for name in house.running(gateway):
+                            gateway.finish(name, 100, 50, house.now_s)
+                    house.hear()
+                assert len(house.east.turns) + len(house.west.turns) == 40
+                if cluster:
+                    slots = {client.execute_command("CLUSTER KEYSLOT", key) for key in house.pool.keys}
+                    assert len(slots) == 1
+                house.close()
+        finally:
+            server.stop()
+
+
+def test_only_commands_of_redis_6_2_are_used() -> None:
+    known = {"TIME", "HGET", "HGETALL", "HSET", "HDEL", "HKEYS", "HLEN", "PUBLISH"}
+    known |= {"ZADD", "ZREM", "ZRANGE", "ZRANGEBYSCORE", "ZRANGEBYLEX"}
+    assert set(re.findall(r"redis\.call\('(\w+)'", script())) == known

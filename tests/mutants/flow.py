@@ -1,0 +1,304 @@
+"""Which rules of the queue are broken on purpose, and which test has to notice?
+
+Who goes next and with how many, on one gateway and on several; who gives way at the engine for it; what
+refusals tell a client.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutations import Mutation
+
+LAG = "tests/unit/test_flow_lag.py"
+OWED = "tests/unit/test_owed_place.py"
+PROMISES = "tests/property/test_flow_promises.py"
+SHARED = "tests/property/test_flow_shared.py"
+SESSION = "tests/unit/test_flow_shared_session.py"
+LUA = "gateway/flow/shared/lua"
+
+# (file, what goes wrong, what stands there, what stands there instead, the test)
+_BROKEN: list[tuple[str, str, str, str, str]] = [
+    # ---- who stays below its share
+    (
+        "gateway/flow/flights.py",
+        "an idle tenant is owed service",
+        "        if tenant_id not in self._of_tenant:\n            return 0\n",
+        "",
+        LAG,
+    ),
+    (
+        "gateway/flow/flights.py",
+        "lag has no bound",
+        "return scaled(self._placement.kv_tokens, weight)",
+        "return scaled(10**9, weight)",
+        LAG,
+    ),
+    (
+        "gateway/flow/flights.py",
+        "lag does not look at weights",
+        "return scaled(self._placement.kv_tokens, weight)",
+        "return scaled(self._placement.kv_tokens, 1.0)",
+        LAG,
+    ),
+    (
+        "engine/scheduling/bands.py",
+        "who comes back is lifted whole",
+        "        to -= self._lag(tenant_id)\n",
+        "",
+        LAG,
+    ),
+    (
+        "gateway/flow/window.py",
+        "who is owed service goes without bound",
+        "places += replica.max_sequences // OWED_PART",
+        "places += replica.max_sequences * 10",
+        LAG,
+    ),
+    (
+        "gateway/flow/backlog.py",
+        "everybody is owed service",
+        "scaled(entry.predicted_cost, entry.weight) <= began",
+        "scaled(entry.predicted_cost, entry.weight) <= began + 10**12",
+        LAG,
+    ),
+    (
+        "gateway/flow/controller.py",
+        "who catches up ends what it is owed",
+        "        if reason is Reason.ORDER:\n",
+        "        if reason is not Reason.RESERVATION:\n",
+        LAG,
+    ),
+    (
+        "engine/planner.py",
+        "places are lost to who is owed them without bound",
+        "            and runner.times_set_back < scheduler.max_displacements\n",
+        "",
+        OWED,
+    ),
+    (
+        "engine/planner.py",
+        "who has had less gives way, too",
+        "            and scheduler.counters.value(runner.tenant_id) > had\n",
+        "",
+        OWED,
+    ),
+    (
+        "engine/planner.py",
+        "who is owed a place loses it again",
+        "            and not runner.submit.is_owed\n",
+        "",
+        OWED,
+    ),
+    # ---- ageing
+    (
+        "gateway/flow/ageing.py",
+        "requests age a step early",
+        "(tier - effective + 1) * ageing_s[tier]",
+        "(tier - effective) * ageing_s[tier]",
+        "tests/unit/test_flow_ageing.py",
+    ),
+    (
+        "engine/scheduling/bands.py",
+        "what comes up one by one takes every turn",
+        "        to = max(to, self._finishes.get(tenant_id, to))\n",
+        "",
+        f"{PROMISES}::test_aged_work_that_comes_one_by_one_does_not_take_every_turn",
+    ),
+    # ---- lanes
+    (
+        "gateway/flow/lanes.py",
+        "batch waits in the ordinary lane",
+        "return LONG if is_long or entry.tier >= LOWEST_RANK else ORDINARY",
+        "return LONG if is_long else ORDINARY",
+        "tests/unit/test_flow_lanes.py",
+    ),
+    (
+        "gateway/flow/rules.py",
+        "a full long lane holds up the ordinary one",
+        "                elif found is Blocked.WINDOW and lane != LONG:\n",
+        "                elif True:\n",
+        f"{PROMISES}::test_a_full_long_lane_never_blocks_the_ordinary_one",
+    ),
+    (
+        "gateway/flow/rules.py",
+        "no room is kept for a long request",
+        "                        self._placement.keep_room(ticket, tier, lane, replicas, kept)\n",
+        "                        pass\n",
+        f"{PROMISES}::test_a_long_request_gets_its_turn_under_an_endless_flood_of_short_ones",
+    ),
+    # ---- reservations
+    (
+        "gateway/flow/reservations.py",
+        "who was held back is owed all of it",
+        "max(reserved.tag_s, now_s - self._burst_s)",
+        "reserved.tag_s",
+        f"{PROMISES}::test_a_tenant_that_was_held_back_is_owed_no_more_than_the_burst",
+    ),
+    (
+        "gateway/flow/reservations.py",
+        "idle time earns reserved service",
+        "            reserved.tag_s = max(reserved.tag_s, now_s)\n",
+        "            pass\n",
+        "tests/unit/test_flow_reservations.py",
+    ),
+    (
+        "gateway/flow/reservations.py",
+        "reserved service is counted as predicted",
+        "            reserved.tag_s += cost / reserved.rate\n",
+        "            pass\n",
+        "tests/unit/test_flow_reservations.py",
+    ),
+    # ---- early refusal, routing, displaced tokens
+    (
+        "gateway/flow/early_refusal.py",
+        "a request is refused by the p90",
+        "ahead.wait_s[0] if",
+        "ahead.wait_s[1] if",
+        "tests/unit/test_flow_early_refusal.py",
+    ),
+    (
+        "gateway/flow/early_refusal.py",
+        "an instant that has passed refuses nothing",
+        "if allowed_s <= 0 or expected_s > allowed_s:",
+        "if expected_s > max(0.0, allowed_s):",
+        "tests/unit/test_flow_early_refusal.py",
+    ),
+    (
+        "gateway/flow/routing.py",
+        "a hit counts on however full a replica",
+        "            if share[0] <= emptiest + MAX_IMBALANCE\n",
+        "            if True\n",
+        "tests/unit/test_flow_routing.py",
+    ),
+    (
+        "gateway/flow/routing.py",
+        "prompts under way do not count",
+        "sum(each.prefill_tokens for each in under if each.rank <= rank)",
+        "0",
+        "tests/unit/test_flow_routing.py",
+    ),
+    (
+        "engine/decisions.py",
+        "who stands back does not count what it sat out",
+        "        _add(of, STANDS_BACK, None, steps)\n",
+        "",
+        "tests/unit/test_displacements.py",
+    ),
+    # ---- several gateways, one queue
+    (
+        "gateway/flow/shared/session.py",
+        "turns of an earlier life count",
+        "            if turn.life != self._life:\n                continue\n",
+        "",
+        SESSION,
+    ),
+    (
+        f"{LUA}/9_exchange.lua",
+        "a gateway joins by a copy that comes late",
+        "joins = lived ~= life and joins",
+        "joins = joins",
+        SHARED,
+    ),
+    (
+        f"{LUA}/9_exchange.lua",
+        "what was said twice counts twice",
+        "if number > me.number then",
+        "if true then",
+        SHARED,
+    ),
+    (
+        f"{LUA}/4_lines.lua",
+        "an idle tenant is owed service in the pool",
+        "return tenant.under_way > 0 and rounded",
+        "return rounded",
+        SHARED,
+    ),
+    (
+        f"{LUA}/7_turns.lua",
+        "who catches up ends what it is owed in the pool",
+        "if not is_reserved and not owed and lane_of",
+        "if not is_reserved and lane_of",
+        SHARED,
+    ),
+    (
+        f"{LUA}/7_turns.lua",
+        "reserved service stands behind those who wait",
+        "      ticket.place_counter = math.min(ticket.place_counter, lowest)\n",
+        "",
+        SHARED,
+    ),
+    (
+        f"{LUA}/8_acts.lua",
+        "what ended is still under way",
+        "  tenant.under_way = math.max(0, tenant.under_way - 1)\n",
+        "",
+        SHARED,
+    ),
+    (
+        f"{LUA}/5_ageing.lua",
+        "nobody ages in the pool",
+        "for order, id in ipairs(due) do",
+        "for order, id in ipairs({}) do",
+        SHARED,
+    ),
+    (
+        "gateway/flow/shared/mirror.py",
+        "a gateway's own requests are forecast twice",
+        "each.count - own[each.tenant_id, each.tier, each.lane]",
+        "each.count",
+        "tests/integration/test_pool_forecast.py",
+    ),
+    (
+        "gateway/under_way.py",
+        "another gateway's tenants are answered about anybody's requests",
+        "if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):",
+        "if run is None:",
+        "tests/integration/test_tier_moves.py",
+    ),
+    (
+        "gateway/elsewhere.py",
+        "who did not answer is not missed",
+        "max(0, waiting.expected - len(waiting.heard))",
+        "0",
+        "tests/integration/test_elsewhere.py",
+    ),
+    (
+        "gateway/flow/window.py",
+        "engines that pause nobody are sent what is owed, too",
+        "        if is_owed and replica.pauses:\n",
+        "        if is_owed:\n",
+        LAG,
+    ),
+    # ---- what a refusal tells
+    (
+        "gateway/errors.py",
+        "nobody hears when to come back, to the millisecond",
+        '            headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))\n',
+        "",
+        "tests/unit/test_refusals.py",
+    ),
+    (
+        "gateway/errors.py",
+        "nobody hears whether it is worth another try",
+        '            headers["x-should-retry"] = "true" if self.should_retry else "false"\n',
+        "            pass\n",
+        "tests/unit/test_refusals.py",
+    ),
+    (
+        "gateway/headers.py",
+        "headers tell of the loosest limit",
+        "tightest = min(matching",
+        "tightest = max(matching",
+        "tests/unit/test_gateway_headers.py",
+    ),
+    (
+        "gateway/headers.py",
+        "headers tell of limits that refuse nothing",
+        "hard = [state for state in states if state.limit.mode is Mode.HARD]",
+        "hard = list(states)",
+        "tests/unit/test_refusals.py",
+    ),
+]
+
+FLOW_MUTATIONS = [
+    Mutation(f"flow: {name}", path, before, after, tests) for path, name, before, after, tests in _BROKEN
+]

@@ -1,0 +1,295 @@
+"""What do several gateways see of the counters they share?
+
+The twin, in plain Python, of `registry.py`, of what every script asks before it counts (is this the caller's
+epoch, is this the latest attempt at a rebuild?) and of what a gateway remembers. It counts with the store
+that serves one process, one for each tenant. No I/O; one operation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.store import Denied, Granted, Hold, LimitState, QuotaStoreRecovering
+from tenants.types import Amounts, Limit
+
+NO_TENANT = "-"
+
+T = TypeVar("T")
+
+
+@dataclass
+class TenantKeys:
+    """What lies under one tenant's hash tag."""
+
+    counters: MemoryQuotaStore
+    epoch: str | None = None
+    """Which rebuild they stem from; None: they were lost, or never there."""
+    attempt: int = 0
+    """The latest rebuild that wrote here."""
+
+
+class Shared:
+    """What lies in Redis. `clock` gives the server's time, seconds since 1970."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.lose_registry()
+        self.is_the_filled_server = False
+        """Is it noted that this server process was the one that was filled?"""
+        self.tenants: dict[str, TenantKeys] = {}
+
+    def lose_registry(self) -> None:
+        """The hash that says which counters are to be trusted is gone."""
+        self.epoch: str | None = None
+        self.entered: dict[str, str] = {}
+        self.owner: str | None = None
+        self.until_us = 0
+        self.attempt = 0
+
+    def lose_tenant(self, tenant_id: str) -> None:
+        """One tenant's keys are gone."""
+        self.tenants.pop(tenant_id, None)
+
+    def keys(self, tenant_id: str) -> TenantKeys:
+        """A tenant's, new where there are none."""
+        return self.tenants.setdefault(tenant_id, TenantKeys(MemoryQuotaStore(self._clock)))
+
+    def registry(self) -> dict[str, str]:
+        """The registry's fields, as Redis shows them."""
+        fields = {f"t:{tenant_id}": state for tenant_id, state in self.entered.items()}
+        if self.epoch is not None:
+            fields["epoch"] = self.epoch
+        if self.owner is not None:
+            fields |= {"owner": self.owner, "until_us": str(self.until_us)}
+        if self.attempt:
+            fields["attempt"] = str(self.attempt)
+        return fields
+
+    # ------------------------------------------------------------ registry.py
+
+    def now_us(self) -> int:
+        return round(self._clock() * 1e6)
+
+    def read(self) -> tuple[str, list[str]]:
+        if self.epoch is None:
+            raise QuotaStoreRecovering
+        return self.epoch, sorted(self.entered)
+
+    def prove(self) -> None:
+        if not self.is_the_filled_server:
+            self.epoch = None
+            raise QuotaStoreRecovering
+
+    def join(self, tenant_id: str) -> str:
+        if self.epoch is None:
+            raise QuotaStoreRecovering
+        if self.entered.get(tenant_id) != "in":
+            # Not of this epoch yet: nobody can have held anything.
+            self.keys(tenant_id).epoch = self.epoch
+            self.entered[tenant_id] = "in"
+        return self.epoch
+
+    def lose(self, epoch: str) -> None:
+        if self.epoch == epoch:
+            self.epoch = None
+
+    def begin(self, owner: str, ttl_s: float) -> int | None:
+        """The number of the attempt; None: nothing is lost, or another owner is at it."""
+        now_us = self.now_us()
+        if self.epoch is not None:
+            return None
+        if self.owner not in (None, owner) and self.until_us > now_us:
+            return None
+        self.owner, self.until_us = owner, now_us + round(ttl_s * 1e6)
+        self.attempt = max(now_us, self.attempt + 1)
+        return self.attempt
+
+    def rebuilding(self, tenant_id: str, attempt: int) -> TenantKeys | None:
+        """For the latest attempt only; its first step drops what was there."""
+        self.entered[tenant_id] = "in"
+        keys = self.keys(tenant_id)
+        if attempt > keys.attempt:
+            keys = self.tenants[tenant_id] = TenantKeys(MemoryQuotaStore(self._clock), attempt=attempt)
+        return keys if attempt == keys.attempt else None
+
+    def finish(self, attempt: int, epoch: str) -> bool:
+        if attempt:
+            self.is_the_filled_server = True
+        if attempt != self.attempt or not attempt:
+            return False
+        self.epoch, self.owner = epoch, None
+        return True
+
+
+class Gateway:
+    """What one process knows and does: the twin of `RedisQuotaStore`. `batch`: of how many overdue leases of
+    a tenant it hears at once."""
+
+    def __init__(self, shared: Shared, batch: int) -> None:
+        self._shared = shared
+        self._batch = batch
+        self.epoch = ""
+        self._attempt = 0
+        self._tenant_of: dict[str, str] = {}
+        self.is_connected_anew = True
+        """What it hears first counts only once the server has proved to be the one that was filled."""
+
+    async def reserve(
+        self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
+    ) -> Granted | Denied:
+        tenant_id = limits[0].tenant_id if limits else NO_TENANT
+        answer = await self._proved(self._on(tenant_id).reserve(request_id, limits, hold, lease_ttl_s))
+        if isinstance(answer, Granted):
+            self._tenant_of[request_id] = tenant_id
+        return answer
+
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        tenant_id = self._find_tenant(request_id)
+        if tenant_id is None:
+            raise KeyError(request_id)
+        return await self._proved(self._on(tenant_id).top_up(request_id, used, first, ahead))
+
+    async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
+        by_tenant: dict[str, list[str]] = {}
+        for request_id in request_ids:
+            if (tenant_id := self._find_tenant(request_id)) is not None:
+                by_tenant.setdefault(tenant_id, []).append(request_id)
+        for tenant_id, ids in by_tenant.items():
+            await self._on(tenant_id).renew(ids, lease_ttl_s)
+        self._prove()
+
+    async def settle(self, request_id: str, actual: Amounts) -> bool:
+        tenant_id = self._find_tenant(request_id)
+        if tenant_id is None:
+            self._prove()
+            return False
+        settled = await self._proved(self._on(tenant_id).settle(request_id, actual))
+        self._tenant_of.pop(request_id, None)
+        return settled
+
+    async def expire(self) -> list[str]:
+        ended: list[str] = []
+        for tenant_id in self._shared.read()[1]:
+            ids = await self._on(tenant_id).expire()
+            ended.extend(ids)
+            for request_id in ids:
+                self._tenant_of.pop(request_id, None)
+        self._prove()
+        return ended
+
+    async def overdue(self) -> list[str]:
+        """The first of each tenant's."""
+        found: list[str] = []
+        for tenant_id in self._shared.read()[1]:
+            counters = self._on(tenant_id)
+            ids = await counters.overdue()
+            ids.sort(key=lambda name, of=counters: (of._holds[name].lease_until_us, name))  # type: ignore[misc]
+            found.extend(ids[: self._batch])
+        self._prove()
+        return found
+
+    async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
+        """(The limits of one tenant stand together.)"""
+        found: list[LimitState] = []
+        for tenant_id in dict.fromkeys(limit.tenant_id for limit in limits):
+            mine = [limit for limit in limits if limit.tenant_id == tenant_id]
+            found.extend(await self._on(tenant_id).states(mine))
+        self._prove()
+        return tuple(found)
+
+    async def ping(self) -> None:
+        self.is_connected_anew = True
+        self._prove()
+        self.epoch, _ = self._shared.read()
+
+    async def lose(self, epoch: str) -> None:
+        self._shared.lose(epoch)
+
+    async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
+        attempt = self._shared.begin(owner, ttl_s)
+        if attempt is None:
+            return False
+        self._attempt = attempt
+        for tenant_id in sorted(self._shared.entered):
+            self._rebuilding(tenant_id)
+        return True
+
+    async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
+        is_owner = self._attempt > 0
+        by_tenant: dict[str, list[tuple[Limit, int]]] = {}
+        for limit, amount in used:
+            by_tenant.setdefault(limit.tenant_id, []).append((limit, amount))
+        for tenant_id, mine in by_tenant.items():
+            counters = self._rebuilding(tenant_id).counters if is_owner else self._on(tenant_id)
+            await counters.rebuild(mine)
+        if not is_owner:
+            self._prove()
+
+    async def restore(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        charged_to: Sequence[str],
+        hold: Hold,
+        used: Amounts,
+        lease_ttl_s: float,
+    ) -> None:
+        tenant_id = limits[0].tenant_id if limits else NO_TENANT
+        keys = self._rebuilding(tenant_id)
+        await keys.counters.restore(request_id, limits, charged_to, hold, used, lease_ttl_s)
+        self._tenant_of[request_id] = tenant_id
+
+    async def finish_rebuild(self, owner: str, epoch: str) -> None:
+        for tenant_id in sorted(self._shared.entered):
+            self._rebuilding(tenant_id).epoch = epoch
+        attempt, self._attempt = self._attempt, 0
+        if not self._shared.finish(attempt, epoch):
+            raise QuotaStoreRecovering
+        self.epoch = epoch
+
+    # ------------------------------------------------------------ how
+
+    def _prove(self) -> None:
+        if self.is_connected_anew:
+            self._shared.prove()
+            self.is_connected_anew = False
+
+    async def _proved(self, answer: Awaitable[T]) -> T:
+        """The answer of a script; also one that the caller raises comes after the proof."""
+        try:
+            return await answer
+        finally:
+            self._prove()
+
+    def _on(self, tenant_id: str) -> MemoryQuotaStore:
+        """The tenant's counters, if they are of an epoch that goes on."""
+        keys = self._shared.keys(tenant_id)
+        if keys.epoch is None or keys.epoch != self.epoch:
+            self.epoch = self._shared.join(tenant_id)
+            if keys.epoch != self.epoch:
+                self._shared.lose(self.epoch)
+                raise QuotaStoreRecovering
+        return keys.counters
+
+    def _rebuilding(self, tenant_id: str) -> TenantKeys:
+        if not self._attempt:
+            raise QuotaStoreRecovering
+        keys = self._shared.rebuilding(tenant_id, self._attempt)
+        if keys is None:
+            self._attempt = 0
+            raise QuotaStoreRecovering
+        return keys
+
+    def _find_tenant(self, request_id: str) -> str | None:
+        if request_id in self._tenant_of:
+            return self._tenant_of[request_id]
+        for tenant_id in self._shared.read()[1]:
+            if request_id in self._shared.keys(tenant_id).counters._holds:
+                self._tenant_of[request_id] = tenant_id
+                return tenant_id
+        return None

@@ -1,0 +1,316 @@
+"""Do two gateways that share a queue in Redis do what one flow controller does that sees everything?
+
+Random histories through two gateways and, in the same order, into one controller, on one virtual clock. After
+every step the same requests had their turns, in the same order, on the same replicas and with the same
+counters; and what each gateway knows of its own requests agrees with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.lanes import LONG, LaneRule
+from gateway.flow.shared import wire
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.shared.wire import PoolRule
+from gateway.flow.window import Replica, WindowRule
+from tests.shared_pool import Pool, PoolGateway
+
+MAX_QUEUED = 14
+MAX_QUEUED_PER_TENANT = 6
+WEIGHTS = {"one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5}
+NOON_US = 1_700_136_020_000_000
+REPLICAS = [Replica("a", 2, 120), Replica("b", 3, 200)]
+RATES = {"one": 0.0, "two": 30.0, "three": 0.0, "half": 8.0}
+"""Reserved cost tokens per second."""
+AGEING_S = (math.inf, 2.0, 1.2)
+LANES = LaneRule(long_tokens=90, share_sequences=0.5, share_kv=0.6, batch_share=0.7)
+BURST_S = 3.0
+CASES: tuple[str, ...] = (
+    "of the other",
+    "refused",
+    "beyond",
+    "cancelled",
+    "progress",
+    "several turns",
+    "both wait",
+    "moved",
+)
+CASES += ("aged", "long", "reserved", "raised by a reservation", "answer lost", "late copy", "owed")
+
+
+def parts() -> dict[str, Any]:
+    return {
+        "max_queued": MAX_QUEUED,
+        "max_queued_per_tenant": MAX_QUEUED_PER_TENANT,
+        "window": WindowRule(1, 1.0),
+        "ageing_s": AGEING_S,
+        "lanes": LANES,
+        "reservation_burst_s": BURST_S,
+    }
+
+
+def controller(kind: type[FlowController], order: str) -> Any:
+    return kind(order, ServiceCounters(), queue_ttl_s=(1e9, 1e9, 1e9), log_records=10, **parts())
+
+
+class Histories(RuleBasedStateMachine):
+    """`client` and `met` are set by the test."""
+
+    client: ClassVar[redis.Redis]
+    met: ClassVar[Counter[str]]
+
+    @initialize(order=st.sampled_from(["vtc", "vtc", "fcfs"]))
+    def begin(self, order: str) -> None:
+        self.now_us = NOON_US
+        self.pool = Pool(self.client)
+        self.pool.forget()
+        self.union = controller(FlowController, order)
+        pool_rule = PoolRule(
+            MAX_QUEUED,
+            MAX_QUEUED_PER_TENANT,
+            1,
+            1.0,
+            stale_us=10**12,
+            ageing_s=wire.never_is_zero(AGEING_S),
+            share_sequences=LANES.share_sequences,
+            share_kv=LANES.share_kv,
+            batch_share=LANES.batch_share,
+            reservation_burst_s=BURST_S,
+        )
+        self.gateways = [
+            PoolGateway(self.pool, name, controller(Mirror, order), pool_rule, REPLICAS, 1)
+            for name in ("east", "west")
+        ]
+        for gateway in self.gateways:
+            gateway.exchange(self.now_s)
+        self.number = 0
+        self.waiting: dict[str, tuple[int, Ticket]] = {}
+        self.running: dict[str, tuple[int, Ticket, int, int]] = {}
+        self.met["histories"] += 1
+
+    def teardown(self) -> None:
+        for gateway in getattr(self, "gateways", []):
+            gateway.close()
+
+    @property
+    def now_s(self) -> float:
+        return self.now_us / 1e6
+
+    # ------------------------------------------------------------ what happens
+
+    @rule(
+        at=st.integers(0, 1),
+        tenant=st.sampled_from(sorted(WEIGHTS)),
+        tier=st.sampled_from((0, 1, 1, 2, 2)),
+        prompt=st.integers(1, 60),
+        predicted=st.integers(1, 60),
+        sequences=st.integers(1, 3),
+        count=st.integers(1, 4),
+    )
+    def arrive(
+        self, at: int, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, count: int
+    ) -> None:
+        for _ in range(count):
+            self.number += 1
+            # No two at the very same time: who of those is first is told by names here and by numbers there.
+            self.now_us += 1
+            name = f"r{self.number}"
+            size = (prompt * sequences, predicted * sequences)
+            entry = Entry(name, tenant, self.now_s, *size, tier, WEIGHTS[tenant])
+            ticket = Ticket(entry, sequences, sum(size), reserved_cost_per_s=RATES[tenant])
+            full = self.union.enqueue(ticket, self.now_s)
+            gateway = self.gateways[at]
+            refused = gateway.arrive(ticket, self.now_s)
+            if refused is None:
+                self.waiting[name] = (at, ticket)
+                self.exchange(at)
+                refused = next((each for entry_id, each in gateway.refused if entry_id == name), None)
+            # When to come back a gateway may say by itself, from its own turns.
+            assert (refused is None) == (full is None)
+            if full is not None and refused is not None:
+                assert (refused.of_tenant, refused.limit) == (full.of_tenant, full.limit)
+                assert 1 <= refused.retry_after_s <= 60
+                self.waiting.pop(name, None)
+                self.met["refused"] += 1
+
+    @rule(at=st.integers(0, 1), ms=st.integers(1, 3000))
+    def time_passes(self, at: int, ms: int) -> None:
+        self.now_us += ms * 1000
+        self.exchange(at)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.waiting)))
+        at, _ = self.waiting.pop(name)
+        assert self.union.cancel(name, self.now_s)
+        self.gateways[at].cancel(name, self.now_s)
+        self.exchange(at)
+        self.met["cancelled"] += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), tier=st.integers(0, 2))
+    def move(self, data: st.DataObject, tier: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.waiting)))
+        at, _ = self.waiting[name]
+        moved = self.union.move(name, tier, self.now_s)
+        mirrored = self.gateways[at].mirror.move(name, tier, self.now_s)
+        assert moved is not None
+        assert moved == mirrored
+        self.gateways[at].session.moved(moved)
+        self.waiting[name] = (at, moved)
+        self.exchange(at)
+        self.met["moved"] += 1
+
+    @rule(at=st.integers(0, 1))
+    def an_answer_is_lost(self, at: int) -> None:
+        """What was said is said again, and counts once. (Nobody asks for a turn meanwhile.)"""
+        self.gateways[at].lose_answer(self.now_s)
+        self.exchange(at)
+        self.met["answer lost"] += 1
+
+    @rule(at=st.integers(0, 1), data=st.data())
+    def a_copy_comes_late(self, at: int, data: st.DataObject) -> None:
+        """A message that was given up for lost, and repeated, was only slow: all in it has been said."""
+        gateway_id = self.gateways[at].gateway_id
+        copies = list(self.pool.sent.get(gateway_id, ()))
+        if copies:
+            self.pool.send(gateway_id, data.draw(st.sampled_from(copies)), self.now_s)
+            self.met["late copy"] += 1
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def emit(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        at, ticket, emitted, live = self.running[name]
+        emitted += data.draw(st.sampled_from([1, 7, 40, 90]))
+        live = data.draw(st.integers(1, live))
+        self.running[name] = (at, ticket, emitted, live)
+        self.union.progress(name, emitted, live)
+        self.gateways[at].progress(name, emitted, live)
+        self.exchange(at)
+        self.met["beyond"] += emitted > ticket.entry.predicted_output_tokens
+        self.met["progress"] += live < ticket.sequences
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), input_tokens=st.integers(0, 100), count=st.integers(1, 3))
+    def finish(self, data: st.DataObject, input_tokens: int, count: int) -> None:
+        """One, or several of one gateway that are said together."""
+        first = data.draw(st.sampled_from(sorted(self.running)))
+        at = self.running[first][0]
+        mates = [name for name, (owner, *_) in sorted(self.running.items()) if owner == at and name != first]
+        for name in [first, *mates[: count - 1]]:
+            _, _, emitted, _ = self.running.pop(name)
+            self.union.finish(name, input_tokens, emitted, self.now_s)
+            self.gateways[at].finish(name, input_tokens, emitted, self.now_s)
+        self.exchange(at)
+
+    @rule(at=st.integers(0, 1), order=st.sampled_from(["vtc", "fcfs"]))
+    def another_order(self, at: int, order: str) -> None:
+        self.union.set_order(order)
+        self.gateways[at].mirror.set_order(order)
+        self.exchange(at)
+
+    # ------------------------------------------------------------ what must hold
+
+    def exchange(self, at: int) -> None:
+        """The gateway speaks; both hear; the same turns as the controller gives now."""
+        heard_before = [len(gateway.turns) for gateway in self.gateways]
+        self.gateways[at].exchange(self.now_s)
+        self.gateways[1 - at].listen(self.now_s)
+        heard = {
+            turn.ticket.entry.entry_id: (index, turn)
+            for index, gateway in enumerate(self.gateways)
+            for turn in gateway.turns[heard_before[index] :]
+        }
+        given = sorted((self.pool.given[name] for name in heard), key=lambda turn: turn.number)
+        turns = self.union.dispatch(self.now_s, REPLICAS)
+        assert [
+            (
+                turn.entry_id,
+                turn.replica_id,
+                turn.place_counter,
+                turn.rank,
+                turn.by_reservation,
+                turn.is_owed,
+            )
+            for turn in given
+        ] == [
+            (
+                turn.ticket.entry.entry_id,
+                turn.replica_id,
+                turn.counter,
+                turn.tier,
+                turn.by_reservation,
+                turn.is_owed,
+            )
+            for turn in turns
+        ]
+        for turn in turns:
+            name = turn.ticket.entry.entry_id
+            owner, ticket = self.waiting.pop(name)
+            assert heard[name][0] == owner, "it was told to another gateway"
+            assert heard[name][1].counter == turn.counter
+            self.running[name] = (owner, ticket, 0, ticket.sequences)
+            self.met["of the other"] += owner != at
+            self.met["reserved"] += turn.by_reservation
+            assert heard[name][1].is_owed == turn.is_owed
+            self.met["owed"] += turn.is_owed
+            self.met["raised by a reservation"] += turn.by_reservation and ticket.entry.tier > 0
+            self.met["aged"] += not turn.by_reservation and turn.tier < ticket.entry.tier
+            self.met["long"] += LANES.lane(ticket.entry) == LONG and ticket.entry.tier < 2
+        self.met["several turns"] += len(turns) > 1
+        self.met["both wait"] += len({owner for owner, _ in self.waiting.values()}) == 2
+
+    @invariant()
+    def the_mirrors_agree(self) -> None:
+        for index, gateway in enumerate(getattr(self, "gateways", [])):
+            gateway.mirror.check()
+            mine = {name for name, (owner, _) in self.waiting.items() if owner == index}
+            assert {ticket.entry.entry_id for ticket in gateway.mirror.tickets()} == mine
+            mine = {name for name, (owner, *_) in self.running.items() if owner == index}
+            assert {each.ticket.entry.entry_id for each in gateway.mirror.in_flight()} == mine
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connected:
+        yield connected
+
+
+def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
+    Histories.client = client
+    Histories.met = Counter()
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=300,
+            derandomize=True,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink],
+        ),
+    )
+    for case in CASES:
+        assert Histories.met[case] > 0, f"no history came to: {case}"

@@ -1,0 +1,162 @@
+"""Does each rule of attribution decide what it says, in its order?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from engine.forecast.step_time import PRIOR
+from gateway.account.attribution import (
+    Cause,
+    Counterfactuals,
+    Facts,
+    Metric,
+    cause_of,
+    judge,
+)
+from gateway.account.fluid import Job, Machine
+from gateway.account.load import LoadLog
+from gateway.account.outcomes import RequestOutcome
+
+JOB = Job("r", "acme", 1, 1.0, 10.0, 64, 41)
+FACTS = Facts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
+FINE = Counterfactuals(0.1, 0.2, 0.2, 0.2, 0.2)
+MACHINE = Machine(PRIOR, 8, 256, 65_536)
+
+
+def test_a_request_is_measured_from_its_arrival() -> None:
+    assert FACTS.actual_s(Metric.TTFT) == 2.0
+    assert FACTS.actual_s(Metric.E2E) == 4.0
+    assert FACTS.actual_s(Metric.TPOT) == pytest.approx(2.0 / 40)
+
+
+def test_what_never_came_is_missed_unless_the_client_left_before_its_target() -> None:
+    expired = replace(FACTS, outcome=RequestOutcome.EXPIRED, first_token_s=None, last_token_s=None)
+    left = replace(expired, outcome=RequestOutcome.DISCONNECTED)
+
+    assert expired.misses(Metric.TTFT, 60.0) is True
+    assert left.misses(Metric.TTFT, 60.0) is None
+    assert left.misses(Metric.TTFT, 1.0) is True
+
+
+def test_a_single_token_has_no_time_per_token() -> None:
+    single = replace(FACTS, job=replace(JOB, output_tokens=1))
+
+    assert single.actual_s(Metric.TPOT) is None
+    assert single.misses(Metric.TPOT, 0.001) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [
+        (replace(FINE, alone_s=1.1, fair_s=2.0, fair_unlimited_s=2.0), Cause.REQUEST),
+        (replace(FINE, fair_s=1.1), Cause.QUOTA),
+        (replace(FINE, fair_s=1.1, fair_unlimited_s=1.1), Cause.FAULT),
+        (replace(FINE, fair_s=1.1, fair_unlimited_s=1.1, fair_without_outages_s=1.1), Cause.QUOTA),
+        (Counterfactuals(0.1, 1.1, 1.1, 1.1, 1.1), Cause.CAPACITY),
+        (FINE, Cause.SCHEDULING),
+    ],
+)
+def test_the_first_counterfactual_that_holds_is_the_cause(seen: Counterfactuals, cause: Cause) -> None:
+    assert cause_of(FACTS, Metric.TTFT, 1.0, seen) is cause
+
+
+def test_a_fault_is_a_fault_whatever_else_there_was() -> None:
+    lost = replace(FACTS, outcome=RequestOutcome.ENGINE_LOST)
+
+    assert cause_of(lost, Metric.E2E, 1.0, replace(FINE, alone_s=9.0)) is Cause.FAULT
+
+
+def test_a_reader_that_stood_still_is_to_blame_only_after_the_first_token() -> None:
+    stalled = replace(FACTS, stalled_s=3.5)
+
+    assert cause_of(stalled, Metric.E2E, 1.0, FINE) is Cause.CLIENT
+    assert cause_of(stalled, Metric.TPOT, 0.01, replace(FINE, alone_s=0.0, fair_s=0.0)) is Cause.CLIENT
+    assert cause_of(stalled, Metric.TTFT, 1.0, FINE) is Cause.SCHEDULING
+
+
+def test_a_store_that_took_its_time_is_a_fault() -> None:
+    held = replace(FACTS, store_s=1.5)
+
+    assert cause_of(held, Metric.TTFT, 1.0, FINE) is Cause.FAULT
+    assert cause_of(replace(held, store_s=0.5), Metric.TTFT, 1.0, FINE) is Cause.SCHEDULING
+
+
+def test_without_a_step_time_model_only_what_was_measured_is_blamed() -> None:
+    assert cause_of(FACTS, Metric.TTFT, 1.0, None) is Cause.UNKNOWN
+    assert cause_of(replace(FACTS, limited_s=1.5), Metric.TTFT, 1.0, None) is Cause.QUOTA
+    assert cause_of(replace(FACTS, stalled_s=3.5), Metric.E2E, 1.0, None) is Cause.CLIENT
+
+
+def test_the_evidence_is_stored_with_the_verdict() -> None:
+    (verdict,) = judge([(FACTS, Metric.TTFT, 1.0)], [], MACHINE)
+
+    assert verdict.cause is Cause.SCHEDULING
+    assert verdict.actual_s == 2.0
+    alone_s, fair_s = verdict.evidence["alone_s"], verdict.evidence["fair_s"]
+    assert alone_s is not None
+    assert fair_s is not None
+    assert 0 < alone_s < fair_s < 0.1
+    assert verdict.evidence["fair_without_own_s"] is None, "it was not asked"
+
+
+def test_what_became_of_a_request_does_not_end_it_in_the_other_worlds() -> None:
+    """It was taken out of the line before it had its turn; under the fair share it would have had one."""
+    expired = replace(
+        FACTS,
+        job=replace(JOB, left_s=10.001),
+        outcome=RequestOutcome.EXPIRED,
+        first_token_s=None,
+        last_token_s=None,
+    )
+    (verdict,) = judge([(expired, Metric.TTFT, 1.0)], [expired.job], MACHINE)
+
+    assert verdict.cause is Cause.SCHEDULING
+    assert math.isinf(verdict.actual_s)
+
+
+def test_verdicts_come_in_the_order_in_which_they_were_asked_for() -> None:
+    later = replace(
+        FACTS, job=replace(JOB, job_id="later", arrived_s=20.0), arrived_s=20.0, first_token_s=29.0
+    )
+    verdicts = judge([(later, Metric.TTFT, 1.0), (FACTS, Metric.TTFT, 1.5)], [], MACHINE)
+
+    assert [each.target_s for each in verdicts] == [1.0, 1.5]
+    assert [each.actual_s for each in verdicts] == [9.0, 2.0]
+
+
+def test_the_load_begins_where_nothing_was_there() -> None:
+    log = LoadLog()
+    for number, (since_s, ended_s) in enumerate([(0.0, 1.0), (0.5, 2.0), (5.0, 6.0), (5.5, None)]):
+        log.arrived(f"r{number}", "acme", 1, 1.0, since_s, 10, 10)
+        if ended_s is not None:
+            log.ended(f"r{number}", ended_s, 10, 0, 10, is_complete=True)
+
+    assert [job.job_id for job in log.jobs(until_s=6.0, since_s=5.2)] == ["r2", "r3"]
+    assert [job.job_id for job in log.jobs(until_s=6.0, since_s=0.7)] == ["r0", "r1", "r2", "r3"]
+
+
+def test_the_load_is_bounded_and_says_what_it_forgot() -> None:
+    log = LoadLog(max_kept=3)
+    for number in range(5):
+        log.arrived(f"r{number}", "acme", 1, 1.0, float(number), 10, 10)
+    for number in range(100):
+        log.serving(float(number), number % 2)
+
+    assert len(log) == 3
+    assert log.forgotten == 2
+    assert len(log.serving_since()) <= 64
+
+
+def test_what_was_taken_away_leaves_the_fluid_when_it_left() -> None:
+    log = LoadLog()
+    log.arrived("gone", "acme", 1, 1.0, 1.0, 10, 99)
+    log.ended("gone", 3.0, 0, 0, 0, is_complete=False)
+    log.arrived("done", "acme", 1, 1.0, 1.0, 10, 99)
+    log.ended("done", 3.0, 8, 2, 7, is_complete=True)
+    gone, done = log.jobs(9.0)
+
+    assert gone.left_s == 3.0
+    assert (done.left_s, done.input_tokens, done.cached_tokens, done.output_tokens) == (math.inf, 8, 2, 7)

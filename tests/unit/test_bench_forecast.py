@@ -1,0 +1,74 @@
+"""The benchmarks of the forecasts: are templates what they claim, and are steps told apart by shape?"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.forecast.features import features_of
+from engine.forecast.step_time import StepTimeModel
+from ops.bench.forecast import PARTS, deal
+from ops.bench.forecast_traffic import FAMILY_SHARES, Answered, template_of
+from ops.bench.step_time import SeenStep, report, shape_of
+from ops.demo.instructions import make_instruction
+
+
+@pytest.mark.parametrize(
+    ("family", "one", "other"),
+    [
+        ("count", "Count from 3 to 57.", "count from 12 to 90"),
+        ("repeat", 'Repeat "abc" 1 time.', "Repeat 'xyzzy' 5 times."),
+        ("spell", 'How do you spell "tin"?', "how do you spell wisemo?"),
+        (
+            "days",
+            "List the days from Monday to Friday.",
+            "List the days from Sunday to Monday, one per line.",
+        ),
+        ("sort", "Sort the letters a, c, b.", "Sort the letters x, y, q, z."),
+        ("reverse", "Reverse the list 1, 2, 3.", "Reverse the list 4, 5, 6, 7, 8"),
+        ("facts", "Is an apple a fruit?", "Is gold a metal?"),
+    ],
+)
+def test_the_same_words_are_the_same_template_whatever_varies(family: str, one: str, other: str) -> None:
+    assert template_of(family, one) == template_of(family, other)
+
+
+def test_other_words_are_other_templates_and_there_are_not_many() -> None:
+    assert template_of("count", "Count from 3 to 5.") != template_of("count", "Please count from 3 to 5.")
+    rng = random.Random(1)
+    found = {
+        template_of(family, make_instruction(family, rng, held_out=None).prompt)
+        for family in FAMILY_SHARES
+        for _ in range(400)
+    }
+    assert 40 <= len(found) <= 80
+
+
+def test_no_template_is_in_two_parts_and_each_part_has_some_of_a_family() -> None:
+    rng = random.Random(2)
+    features = features_of("x", prompt_tokens=1)
+    answered = []
+    for _ in range(600):
+        family = rng.choice(list(FAMILY_SHARES))
+        template = template_of(family, make_instruction(family, rng, held_out=None).prompt)
+        answered.append(Answered(family, template, features, 3, ()))
+    parts = deal(answered)
+    assert set(parts) == set(range(PARTS))
+    for template in {each.template for each in answered}:
+        assert (
+            len({part for each, part in zip(answered, parts, strict=True) if each.template == template}) == 1
+        )
+    assert {part for each, part in zip(answered, parts, strict=True) if each.family == "count"} == {0, 1, 2}
+
+
+def test_steps_are_told_apart_by_shape_and_errors_are_relative() -> None:
+    assert shape_of(SeenStep(8, 800, 8, 1.0, 1.0)) == "decode, up to  8 sequences, context up to  128"
+    assert shape_of(SeenStep(300, 9999, 9, 1.0, 1.0)) == "with prompts, up to 16 sequences, tokens up to  512"
+    found = report(
+        [SeenStep(1, 10, 1, 0.010, 0.011), SeenStep(1, 10, 1, 0.020, 0.018), SeenStep(4, 99, 4, 0.1, 0.1)],
+        StepTimeModel(),
+    )
+    assert found["mape"] == pytest.approx(0.2 / 3)
+    assert [shape["steps"] for shape in found["shapes"]] == [2, 1]
+    assert found["ok"]

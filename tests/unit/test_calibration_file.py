@@ -1,0 +1,30 @@
+"""Does what was learned about forecasts' errors survive a restart, and a damaged file cost nothing?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.forecast.conformal import Bucket, Calibration
+from engine.forecast.quote import Forecast
+from gateway.calibration_file import FILE, as_text, load_calibrations, save_calibrations
+
+RAW = Forecast((1.0, 2.0), (1.0, 2.0), (0.1, 0.2), (3.0, 6.0), (5, 9), {}, "replay", 1, False)
+HERE = Bucket("plain", False, 1, 3)
+
+
+def test_it_is_read_again(tmp_path: Path) -> None:
+    calibration = Calibration()
+    for number in range(100):
+        calibration.observe(HERE, RAW, RAW, {"ttft": 3.0 + number / 100, "e2e": 9.0})
+    save_calibrations(tmp_path, as_text({"m": calibration}))
+    again = load_calibrations(tmp_path)["m"]
+    assert again.correct(RAW, HERE) == calibration.correct(RAW, HERE) != RAW
+    assert load_calibrations(None) == {}
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"m": {}}', '{"m": {"version": 1, "shifts": [1]}}'])
+def test_a_damaged_file_is_none(tmp_path: Path, damage: str) -> None:
+    (tmp_path / FILE).write_text(damage)
+    assert load_calibrations(tmp_path) == {}

@@ -1,0 +1,172 @@
+"""Which names do models have, what do the settings of other servers say, and how do they become pools?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway.catalogue import Catalogue
+from gateway.pools import PoolSpec
+from gateway.prompt import EstimatedRenderer
+from ops.settings import BadSetting, load
+from ops.upstream_settings import UpstreamSettings
+from ops.upstreams import pools_of
+from tenants.errors import Invalid
+
+
+def up(_: str) -> bool:
+    return True
+
+
+def test_names_are_pools_and_aliases() -> None:
+    catalogue = Catalogue(["a", "b"], {"both": {"a": 3, "b": 1}})
+    assert catalogue.names() == ["a", "b", "both"]
+    assert catalogue.choose("a", 0.99, up) == "a"
+    with pytest.raises(KeyError):
+        catalogue.choose("c", 0.0, up)
+
+
+def test_an_alias_shares_by_weight_among_those_that_serve() -> None:
+    catalogue = Catalogue(["a", "b", "c"], {"both": {"a": 3, "b": 1, "c": 0}})
+    drawn = Counter(catalogue.choose("both", number / 1000, up) for number in range(1000))
+    assert drawn == {"a": 750, "b": 250}
+    assert {catalogue.choose("both", n / 100, lambda pool: pool == "b") for n in range(100)} == {"b"}
+    nobody = Counter(catalogue.choose("both", number / 1000, lambda _: False) for number in range(1000))
+    assert nobody == drawn
+
+
+@pytest.mark.parametrize(
+    ("aliases", "says"),
+    [
+        ({"x": {}}, "'x' means nothing"),
+        ({"x": {"a": 0}}, "'x' means nothing"),
+        ({"x": {"ghost": 1}}, "'x' means 'ghost', which is no model here; there are a, b"),
+        ({"a": {"b": 1}}, "'a' is the name of a model"),
+        ({"x": {"a": -1}}, "must be 0 to"),
+    ],
+)
+def test_an_alias_to_nothing_is_refused_by_name(aliases: dict[str, dict[str, int]], says: str) -> None:
+    with pytest.raises(Invalid, match=says) as refused:
+        Catalogue(["a", "b"], aliases)
+    assert refused.value.field == "aliases"
+
+
+# ---------------------------------------------------------------- settings
+
+TOML = """
+[engine]
+serve = "no"
+
+[[upstreams]]
+name = "llama-a"
+url = "http://10.0.0.5:8000/v1"
+model = "meta/llama"
+priority = "vllm"
+
+[[upstreams]]
+name = "llama-b"
+url = "https://10.0.0.6"
+model = "llama-at-b"
+pool = "meta/llama"
+max_concurrent = 64
+context_tokens = 8192
+
+[aliases]
+big = { "meta/llama" = 1 }
+"""
+
+
+def test_servers_and_aliases_are_tables_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.toml"
+    path.write_text(TOML)
+    settings = load({}, {}, path)
+    assert [each.name for each in settings.upstreams] == ["llama-a", "llama-b"]
+    assert settings.upstreams[1].max_concurrent == 64
+    assert settings.aliases == {"big": {"meta/llama": 1}}
+    assert settings.model_names == ("meta/llama", "big")
+    assert settings.served_model_name == "meta/llama"
+    assert settings.model_prices == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('url = "ftp://x"', r"\$\[0\]\.url"),
+        ("max_concurrent = 0", "max_concurrent"),
+        ('priority = "high"', "priority"),
+        ('colour = "red"', "colour"),
+        ('name = "a b"', "name"),
+        ("between_s = 0.0", "between_s"),
+    ],
+)
+def test_a_bad_server_is_refused_by_its_field(tmp_path: Path, line: str, says: str) -> None:
+    good = {"name": '"a"', "url": '"http://x"', "model": '"m"'}
+    key = line.partition(" ")[0]
+    lines = [f"{name} = {value}" for name, value in good.items() if name != key]
+    path = tmp_path / "f.toml"
+    path.write_text("\n".join(["[[upstreams]]", *lines, line]))
+    with pytest.raises(BadSetting, match=says):
+        load({}, {}, path)
+
+
+def test_two_servers_of_one_name_are_refused() -> None:
+    one = '{"name": "a", "url": "http://x", "model": "m"}'
+    with pytest.raises(BadSetting, match="'a' is there twice"):
+        load({"upstreams": f"[{one}, {one}]"})
+
+
+# ---------------------------------------------------------------- pools
+
+
+def server(name: str, model: str = "m", **fields: object) -> UpstreamSettings:
+    return UpstreamSettings(name=name, url="http://127.0.0.1:1", model=model, **fields)  # type: ignore[arg-type]
+
+
+async def test_replicas_of_one_model_stand_in_for_each_other() -> None:
+    pools, started = pools_of((server("a"), server("b"), server("c", "other")), {}, None)
+    assert [(pool.name, len(pool.upstreams)) for pool in pools] == [("m", 2), ("other", 1)]
+    assert all(pool.is_estimated and pool.is_foreign for pool in pools)
+    a, b, c = started
+    assert (list(a.stand_ins), list(b.stand_ins), list(c.stand_ins)) == ([b], [a], [])
+
+
+async def test_a_server_of_our_engines_model_joins_its_pool() -> None:
+    own = PoolSpec("m", (), EstimatedRenderer())
+    (pool,), (joined,) = pools_of((server("a"),), {}, own)
+    assert pool.name == "m"
+    assert pool.upstreams == (joined,)
+    assert pool.is_foreign
+    with pytest.raises(Invalid, match="leave tokenizer_dir out"):
+        pools_of((server("a", tokenizer_dir="/x"),), {}, own)
+
+
+async def test_a_key_that_is_not_there_is_named() -> None:
+    with pytest.raises(Invalid, match="a: the environment variable MY_KEY holds no API key"):
+        pools_of((server("a", api_key_env="MY_KEY"),), {}, None)
+    _, (made,) = pools_of((server("a", api_key_env="MY_KEY"),), {"MY_KEY": " s3cret\n"}, None)
+    assert made.server.api_key == "s3cret"
+
+
+async def test_bad_urls_and_no_models_at_all_are_refused() -> None:
+    for url in ("http://user:pass@host", "http://host?x=1", "http://host:99999"):
+        with pytest.raises(Invalid, match="url"):
+            pools_of((UpstreamSettings(name="a", url=url, model="m"),), {}, None)
+    with pytest.raises(Invalid, match="there is no other server"):
+        pools_of((), {}, None)
+
+
+# ---------------------------------------------------------------- prompts without a tokenizer
+
+
+def test_an_estimated_prompt_grows_with_its_text_and_shares_prefixes() -> None:
+    renderer = EstimatedRenderer()
+    short = [{"role": "user", "content": "Hello there"}]
+    tokens = renderer.chat_tokens(short)
+    assert len(tokens) >= len("Hello there") // 2
+    longer = renderer.chat_tokens([*short, {"role": "assistant", "content": "General"}])
+    assert longer[: len(tokens)] == tokens
+    assert len(renderer.text_tokens("日本語のテキスト")) >= 8
+    assert renderer.text_tokens("") == []
+    assert renderer.text_tokens("\ud800x")

@@ -1,0 +1,42 @@
+"""Is a chunk that is put together from its frame the chunk that the plain way makes?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import SamplingParams
+from gateway import responses
+from gateway.chunk_text import TextChunks
+from gateway.understand import Call
+from tenants.types import Principal, Tier
+
+PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
+CALL = Call("req_1", True, "a/model", PRINCIPAL, Tier.BATCH, ([1],), 3, 9, SamplingParams(), True, True, 1)
+
+
+@given(
+    texts=st.lists(st.text(max_size=20), min_size=1, max_size=4),
+    chat=st.booleans(),
+    include_usage=st.booleans(),
+    logprobs=st.sampled_from([None, 0, 2]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_framed_chunk_is_the_plain_one(
+    texts: list[str], chat: bool, include_usage: bool, logprobs: int | None
+) -> None:
+    sampling = SamplingParams(logprobs=logprobs)
+    call = replace(CALL, chat=chat, include_usage=include_usage, sampling=sampling)
+    chunks = TextChunks(call)
+    for number, text in enumerate(texts):
+        index = number % call.choices
+        assert chunks.event(index, text) == responses.event(responses.text_chunk(call, index, text, (), 0))
+
+
+@pytest.mark.parametrize("text", ["\ue000", "\ue000\ue000", '"', "\\", "\n\n", ""])
+def test_no_text_breaks_the_frame(text: str) -> None:
+    expected = responses.event(responses.text_chunk(CALL, 0, text, (), 0))
+    assert TextChunks(CALL).event(0, text) == expected

@@ -1,0 +1,136 @@
+"""Do corrected forecasts hold as often as they say, however wrong the forecasts are?"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from engine.forecast.conformal import WARM_UP, Bucket, Calibration, bucket_of
+from engine.forecast.quote import Forecast
+
+RAW = Forecast(
+    wait_s=(1.0, 2.0),
+    ttft_s=(1.2, 2.4),
+    tpot_s=(0.02, 0.03),
+    e2e_s=(3.0, 6.0),
+    output_tokens=(50, 90),
+    tokens_ahead={"own": 1, "others": 2, "higher_tier": 3},
+    basis="replay",
+    samples=9,
+    saturated=False,
+)
+HERE = Bucket("plain", False, 1, 4)
+
+
+def told_share(
+    calibration: Calibration, bucket: Bucket, factor: float, spread: float, count: int, seed: int = 1
+) -> tuple[float, float]:
+    """Shares under p50 and p90 of E2E where the truth is `factor` times the forecast, lognormal."""
+    rng = random.Random(seed)
+    under = [0, 0]
+    for _ in range(count):
+        scale = rng.uniform(0.5, 2.0)
+        raw = replace(RAW, wait_s=(0.0, 0.0), ttft_s=(0.01, 0.02), e2e_s=(3.0 * scale, 6.0 * scale))
+        told = calibration.correct(raw, bucket)
+        actual = raw.e2e_s[0] * factor * exp(rng.gauss(0, spread))
+        under[0] += actual <= told.e2e_s[0]
+        under[1] += actual <= told.e2e_s[1]
+        calibration.observe(bucket, raw, told, {"e2e": actual})
+    return under[0] / count, under[1] / count
+
+
+@pytest.mark.parametrize(("factor", "spread"), [(0.2, 0.1), (1.0, 0.7), (6.0, 0.4)])
+def test_the_quantiles_are_met_whatever_the_forecast_s_error(factor: float, spread: float) -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, factor, spread, 400)
+    p50, p90 = told_share(calibration, HERE, factor, spread, 4_000, seed=2)
+    assert 0.48 <= p50 <= 0.52
+    assert 0.885 <= p90 <= 0.915
+
+
+def test_it_follows_a_change_of_the_load() -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, 1.0, 0.3, 1_000)
+    told_share(calibration, HERE, 4.0, 0.3, 400)
+    _, p90 = told_share(calibration, HERE, 4.0, 0.3, 2_000)
+    assert 0.88 <= p90 <= 0.92
+
+
+def test_loads_and_kinds_are_corrected_apart_and_a_new_one_goes_on_from_the_coarser() -> None:
+    calibration = Calibration()
+    idle, busy = replace(HERE, load=0), replace(HERE, load=6)
+    told_share(calibration, idle, 0.5, 0.1, 500)
+    told_share(calibration, busy, 5.0, 0.1, 500)
+    assert calibration.correct(RAW, idle).e2e_s[0] < 2.0
+    assert calibration.correct(RAW, busy).e2e_s[0] > 12.0
+    other_tier = replace(busy, tier=0)
+    told, as_busy = calibration.correct(RAW, other_tier), calibration.correct(RAW, busy)
+    assert told.e2e_s[1] == pytest.approx(as_busy.e2e_s[1], rel=0.1), "the load counts for more"
+    binding = busy.of_kind("binding")
+    before = calibration.correct(RAW, binding)
+    assert before.e2e_s[0] > 12.0, "without binding ones of its own it is corrected like a plain one"
+    told_share(calibration, binding, 1.0, 0.1, 500)
+    assert calibration.correct(RAW, binding).e2e_s[0] < 4.0
+    assert calibration.correct(RAW, busy).e2e_s[0] > 12.0, "binding requests say nothing of plain ones"
+    shares = {kind: calibration.coverage[kind, "e2e", 0.9].judged for kind in ("plain", "binding")}
+    assert shares == {"plain": 1000, "binding": 500}
+
+
+def test_before_there_are_enough_answers_nothing_is_changed() -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, 3.0, 0.1, WARM_UP - 1)
+    assert calibration.correct(RAW, HERE) == RAW
+    told_share(calibration, HERE, 3.0, 0.1, 2)
+    assert calibration.correct(RAW, HERE) != RAW
+
+
+def test_what_is_told_makes_sense_in_itself() -> None:
+    calibration = Calibration()
+    rng = random.Random(5)
+    for _ in range(500):
+        actual = {"wait": rng.uniform(0, 20), "ttft": rng.uniform(0, 2), "e2e": rng.uniform(0, 2)}
+        calibration.observe(HERE, RAW, RAW, actual)  # type: ignore[arg-type]
+        told = calibration.correct(RAW, HERE)
+        assert 0 <= told.wait_s[0] <= told.wait_s[1]
+        assert told.wait_s[0] <= told.ttft_s[0] <= told.e2e_s[0]
+        assert told.wait_s[1] <= told.ttft_s[1] <= told.e2e_s[1]
+    assert told.tokens_ahead == RAW.tokens_ahead
+
+
+def test_who_was_refused_is_a_miss_only_where_that_is_certain() -> None:
+    calibration = Calibration()
+    told = calibration.correct(RAW, HERE)
+    for _ in range(200):
+        calibration.refuse(HERE, RAW, told, waited_s=1.5)
+    assert (calibration.refused.requests, calibration.refused.known_misses) == (200, 0)
+    assert calibration.correct(RAW, HERE) == RAW, "of a wait that was cut short nothing is known"
+    for _ in range(200):
+        calibration.refuse(HERE, RAW, told, waited_s=30.0)
+    assert calibration.refused.known_misses == 200
+    assert calibration.correct(RAW, HERE).wait_s[1] > 2.5
+    assert not calibration.coverage, "refused requests are not in what is reported of the others"
+
+
+def test_what_was_learned_survives_a_restart() -> None:
+    calibration = Calibration()
+    told_share(calibration, HERE, 3.0, 0.3, 300)
+    again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
+    assert again.correct(RAW, HERE) == calibration.correct(RAW, HERE)
+    for damage in ({}, {"version": 2, "shifts": []}, {"version": 1, "shifts": [["plain"]]}):
+        with pytest.raises(ValueError):  # noqa: PT011
+            Calibration.from_dict(damage)
+
+
+def test_a_load_is_told_by_the_wait() -> None:
+    loads = [
+        bucket_of(replace(RAW, wait_s=(wait_s, wait_s)), 1, is_exact=False).load
+        for wait_s in (0.0, 0.01, 0.05, 0.1, 1.0, 10.0, 1e6)
+    ]
+    assert loads == sorted(loads)
+    assert loads[:2] == [0, 0]
+    assert loads[-1] == 7
+    assert len(set(loads)) >= 5

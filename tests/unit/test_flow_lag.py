@@ -1,0 +1,174 @@
+"""Who comes back to the line below the others, by how much, and who gets a place at the engine for it?
+
+The flow controller alone, on one replica of eight places; service is charged directly where only counters
+matter.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
+from engine.scheduling.order import Entry
+from gateway.flow.controller import Dispatch, FlowController, Ticket
+from gateway.flow.window import NUM_RANKS, OWED_PART, Replica, WindowRule
+
+PLACES = 8
+REPLICAS = [Replica("a", PLACES, 1_000_000)]
+INPUT, OUTPUT = 60, 20
+COST = INPUT + 2 * OUTPUT
+KV = INPUT + OUTPUT
+
+
+class House:
+    """The controller, and who sends what."""
+
+    def __init__(self, order: str = "vtc", places: int = PLACES) -> None:
+        self.counters = ServiceCounters()
+        self.flow = FlowController(
+            order,
+            self.counters,
+            max_queued=1000,
+            max_queued_per_tenant=1000,
+            queue_ttl_s=[1e9] * NUM_RANKS,
+            window=WindowRule(0, 1.0),
+            log_records=10,
+        )
+        self.replicas = [Replica("a", places, 1_000_000)]
+        self.number = 0
+
+    def arrive(self, tenant: str, count: int = 1, *, weight: float = 1.0, tier: int = 1) -> list[str]:
+        names = []
+        for _ in range(count):
+            self.number += 1
+            names.append(f"{tenant} {self.number}")
+            entry = Entry(names[-1], tenant, float(self.number), INPUT, OUTPUT, tier, weight)
+            assert self.flow.enqueue(Ticket(entry, 1, KV), float(self.number)) is None
+        return names
+
+    def dispatch(self) -> list[Dispatch]:
+        turns = self.flow.dispatch(float(self.number), self.replicas)
+        self.flow.check()
+        return turns
+
+    def turns(self) -> list[str]:
+        return [turn.ticket.entry.entry_id for turn in self.dispatch()]
+
+    def finish(self, name: str) -> None:
+        self.flow.progress(name, OUTPUT, 0)
+        self.flow.finish(name, INPUT, OUTPUT, float(self.number))
+
+    def stands(self, tenant: str) -> float:
+        """Its counter in the line of standard requests, in cost tokens per weight."""
+        return self.flow.queue_clone(self.counters).counter(tenant, 1) / COUNTER_SCALE
+
+
+def under_flood(weight: float = 1.0) -> House:
+    """`light` has one request under way; `flood` has all other places, much service, and a long line."""
+    house = House(places=PLACES - 1)
+    house.arrive("light", weight=weight)
+    house.arrive("flood", PLACES - 1 + 20)
+    assert len(house.dispatch()) == PLACES - 1
+    house.counters.charge("flood", 1.0, 100_000)
+    house.replicas = REPLICAS
+    assert len(house.dispatch()) == 1
+    return house
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, 0.5])
+def test_a_tenant_with_something_under_way_comes_back_below_the_others_by_at_most_what_is_under_way(
+    weight: float,
+) -> None:
+    house = under_flood(weight)
+    house.arrive("light", weight=weight)
+    assert house.stands("flood") - house.stands("light") == pytest.approx(PLACES * KV / weight)
+
+
+def test_what_it_had_no_less_is_no_lag() -> None:
+    house = under_flood()
+    house.counters.charge("light", 1.0, round(house.stands("flood") - house.stands("light")) - 50)
+    house.arrive("light")
+    assert house.stands("flood") - house.stands("light") == pytest.approx(50)
+
+
+def test_a_tenant_with_nothing_under_way_was_idle_and_is_owed_nothing() -> None:
+    house = under_flood()
+    house.finish("light 1")
+    house.arrive("light")
+    assert house.stands("light") == house.stands("flood")
+
+
+def test_a_newcomer_is_owed_nothing() -> None:
+    house = under_flood()
+    house.arrive("new")
+    assert house.stands("new") == house.stands("flood")
+
+
+def test_lag_is_told_once_and_spent() -> None:
+    """Whoever waits on is not lifted again, and pays for every turn."""
+    house = under_flood()
+    house.arrive("light", 6)
+    before = house.stands("light")
+    assert [turn.is_owed for turn in house.dispatch()] == [True] * (PLACES // OWED_PART)
+    assert house.stands("light") == pytest.approx(before + COST * PLACES // OWED_PART)
+
+
+# ---------------------------------------------------------------- a place at once
+
+
+def test_who_is_owed_goes_into_a_full_window_and_says_so_to_the_engine() -> None:
+    house = under_flood()
+    house.arrive("light")
+    (turn,) = house.dispatch()
+    assert (turn.ticket.entry.tenant_id, turn.is_owed, turn.by_reservation) == ("light", True, False)
+    assert house.flow.load("a").sequences[1] == PLACES + 1
+
+
+def test_places_taken_twice_over_are_a_part_of_all() -> None:
+    house = under_flood()
+    house.arrive("light", 20)
+    assert len(house.turns()) == PLACES // OWED_PART
+    house.finish("flood 8")
+    assert house.turns() == ["light 33"], "one that ends makes room for one more"
+
+
+def test_whoever_would_stand_above_the_last_turn_with_this_request_paid_is_not_owed() -> None:
+    house = under_flood()
+    began = house.stands("flood") - COST
+    house.counters.charge("light", 1.0, round(began - COST - house.stands("light")) + 1)
+    house.arrive("light")
+    assert house.turns() == []
+    house.counters.charge("light", 1.0, -1)
+    assert len(house.turns()) == 1
+
+
+def test_an_engine_that_pauses_nobody_gets_no_more_than_its_window() -> None:
+    house = under_flood()
+    house.replicas = [Replica("a", PLACES, 1_000_000, pauses=False)]
+    house.arrive("light")
+    assert house.turns() == []
+
+
+def test_a_full_kv_window_is_full_for_everybody() -> None:
+    house = under_flood()
+    house.replicas = [Replica("a", PLACES, PLACES * KV)]
+    house.arrive("light")
+    assert house.turns() == []
+
+
+def test_no_order_but_those_that_go_by_counters_owes_anything() -> None:
+    house = House("fcfs")
+    house.arrive("light")
+    house.dispatch()
+    house.arrive("flood", 20)
+    house.dispatch()
+    house.counters.charge("flood", 1.0, 100_000)
+    house.arrive("light")
+    assert house.turns() == []
+
+
+def test_turns_that_are_owed_do_not_move_what_others_are_measured_by() -> None:
+    """Else a tenant that catches up would pull the measure down, and end what it is owed."""
+    house = under_flood()
+    house.arrive("light", 2)
+    assert len(house.turns()) == 2

@@ -1,0 +1,159 @@
+"""Which replica is chosen, and what is believed to be in its cache?"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import StepTime
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.prefixes import PrefixIndex, prefix_hashes
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.window import Replica, WindowRule
+from ops.bench.routing import run
+
+STEP_TIME = StepTime(10e-3, 1e-3, 0.0, 0.0, samples=1, relative_error=0.0)
+REPLICAS = [Replica(name, 8, 64_000, STEP_TIME, 512) for name in ("a", "b")]
+
+
+class Pool:
+    """Two replicas behind a router; nothing ends by itself."""
+
+    def __init__(self, replicas: list[Replica] | None = None) -> None:
+        self.replicas = replicas or REPLICAS
+        self.router = PrefixRouter(block_tokens=64)
+        self.flow = FlowController(
+            "vtc",
+            ServiceCounters(),
+            max_queued=1000,
+            max_queued_per_tenant=1000,
+            queue_ttl_s=[1e9] * 3,
+            window=WindowRule(2, 1.0),
+            log_records=10,
+            scorer=self.router,
+        )
+        self.number = 0
+
+    def send(self, prompt: list[int], now_s: float = 0.0, *, computed: bool = True) -> str:
+        """A request arrives and goes; returns where. `computed`: its first token comes at once."""
+        self.number += 1
+        name = f"r{self.number}"
+        ticket = Ticket(
+            Entry(name, "t", now_s, len(prompt), 10), 1, len(prompt) + 10,
+            prefix_hashes=prefix_hashes(prompt, "t"),
+        )  # fmt: skip
+        assert self.flow.enqueue(ticket, now_s) is None
+        (turn,) = self.flow.dispatch(now_s, self.replicas)
+        if computed:
+            self.flow.progress(name, 1, 1)
+        return turn.replica_id
+
+    def end_all(self) -> None:
+        for flight in list(self.flow.in_flight()):
+            self.flow.finish(flight.ticket.entry.entry_id, 1, 1, 0.0)
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def test_equal_prefixes_have_equal_hashes_up_to_where_they_part() -> None:
+    one = prefix_hashes(list(range(1000)), "t")
+    other = prefix_hashes([*range(300), *range(5000, 5700)], "t")
+    assert len(one) == 999 // 64
+    assert one[:4] == other[:4]
+    assert not set(one[4:]) & set(other[4:])
+
+
+def test_hashes_of_one_tenant_say_nothing_of_another() -> None:
+    prompt = list(range(200))
+    assert not set(prefix_hashes(prompt, "one")) & set(prefix_hashes(prompt, "other"))
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (64, 0), (65, 1), (129, 2), (10**5, 512)])
+def test_only_full_blocks_but_for_the_last_token_count_and_there_is_a_limit(tokens: int, blocks: int) -> None:
+    assert len(prefix_hashes([7] * tokens, "t")) == blocks
+
+
+# ---------------------------------------------------------------- the index
+
+
+def test_the_index_forgets_the_deepest_blocks_of_the_oldest_prompt_first() -> None:
+    index = PrefixIndex(6, 100.0)
+    index.note([1, 2, 3, 4], 0.0)
+    index.note([5, 6, 7], 1.0)
+    assert len(index) == 6
+    assert index.held([1, 2, 3, 4], 2.0) == 3
+    assert index.held([5, 6, 7, 8], 2.0) == 3
+
+
+def test_the_index_does_not_believe_what_is_too_old() -> None:
+    index = PrefixIndex(10, 100.0)
+    index.note([1, 2], 0.0)
+    assert index.held([1, 2], 100.0) == 2
+    assert index.held([1, 2], 100.1) == 0
+    index.note([1], 100.1)
+    assert index.held([1, 2], 100.2) == 1
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def test_a_conversation_stays_where_its_prefix_is() -> None:
+    pool = Pool()
+    prompt = list(range(2000))
+    first = pool.send(prompt)
+    other = pool.send(list(range(10_000, 12_000)))
+    assert other != first, "the other one was emptier"
+    pool.end_all()
+    for turn in range(2, 6):
+        assert pool.send(prompt + [turn] * 500 * turn, float(turn)) == first
+        pool.end_all()
+
+
+def test_a_hot_prefix_does_not_overload_one_replica() -> None:
+    """Everybody asks for it at once: whoever comes later goes where less is to be computed before."""
+    pool = Pool()
+    prompt = list(range(600))
+    chosen = [pool.send(prompt + [number] * 600, computed=False) for number in range(12)]
+    assert abs(chosen.count("a") - chosen.count("b")) <= 2
+
+
+def test_a_hit_counts_for_nothing_where_half_the_places_more_are_taken() -> None:
+    pool = Pool()
+    prompt = list(range(6000))
+    first = pool.send(prompt)
+    chosen = [first] + [pool.send(prompt, 1.0) for _ in range(9)]
+    other = "b" if first == "a" else "a"
+    assert chosen.count(first) == 5, "four places more than the other's, of eight, and one"
+    assert chosen[5] == other
+
+
+def test_lost_engines_hold_nothing() -> None:
+    pool = Pool()
+    prompt = list(range(2000))
+    first = pool.send(prompt)
+    pool.end_all()
+    ticket = Ticket(Entry("x", "t", 0.0, 2000, 10), 1, 2010, prefix_hashes=prefix_hashes(prompt, "t"))
+    assert pool.router.cached_tokens(ticket, first, 1.0) == 31 * 64
+    pool.flow.lost(first)
+    assert pool.router.cached_tokens(ticket, first, 1.0) == 0
+
+
+def test_a_faster_replica_is_preferred_until_its_queue_is_longer() -> None:
+    slow = StepTime(10e-3, 3e-3, 0.0, 0.0, samples=1, relative_error=0.0)
+    pool = Pool([REPLICAS[0], Replica("b", 8, 64_000, slow, 512)])
+    chosen = [pool.send([number] * 400, computed=False) for number in range(8)]
+    assert chosen[0] == "a"
+    assert 5 <= chosen.count("a") < 8
+
+
+def test_conversations_hit_nearly_what_one_shared_cache_would() -> None:
+    """The trace of `fairgate bench routing`, all of it."""
+    report = run()
+    routed, turns = report["routers"]["predicted TTFT"], report["routers"]["round robin"]
+    assert report["requests"] == 2000
+    assert routed["block_hits"] >= 0.9 * report["shared_cache_hits"]
+    assert routed["ttft_p99_s"] <= turns["ttft_p99_s"]
+    assert turns["block_hits"] < 0.6 * report["shared_cache_hits"], "nothing was at stake"
+    assert max(routed["requests_by_replica"]) <= 1.25 * 500

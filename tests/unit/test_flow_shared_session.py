@@ -1,0 +1,206 @@
+"""What does a gateway say to its pool, and what does it make of the answers? Without Redis: answers are made
+here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from gateway.flow.controller import Ticket
+from gateway.flow.shared import wire
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.shared.session import Message, Session
+from gateway.flow.shared.wire import Answer, GivenTurn, PoolRule, Refusal
+from gateway.flow.window import Replica, WindowRule
+
+REPLICAS = [Replica("engine-0", 4, 1000)]
+
+
+def make_session() -> Session:
+    mirror = Mirror(
+        "vtc",
+        ServiceCounters(),
+        max_queued=10,
+        max_queued_per_tenant=10,
+        queue_ttl_s=(1e9,) * 3,
+        window=WindowRule(0, 1.0),
+        log_records=10,
+    )
+    rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
+    return Session(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
+
+
+def arrive(session: Session, name: str, now_s: float = 0.0) -> None:
+    ticket = Ticket(Entry(name, "acme", now_s, 10, 10), 1, 20)
+    assert session.mirror.enqueue(ticket, now_s) is None
+    session.arrived(ticket)
+
+
+def turn(name: str, life: int, number: int = 1) -> GivenTurn:
+    return GivenTurn(name, life, "ipc:///run/engine", 1, False, number, 0, 30_000_000, 31_000_000)
+
+
+def answer(*turns: GivenTurn, status: str = "ok", refused: tuple[Refusal, ...] = (), **more: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "counters": [],
+        "queued": [0] * 6,
+        "falls": 0,
+        "order": "vtc",
+        "held_us": 0,
+    } | more
+    return msgspec.msgpack.encode(
+        Answer(status=status, epoch="e1", now_us=1, turns=list(turns), refused=list(refused), **fields)
+    )
+
+
+def said(message: Message | None) -> list[Any]:
+    """Replicas, confirmed turns, acts, and the passage where there is one."""
+    assert message is not None
+    words: list[Any] = msgspec.msgpack.decode(message.packed)
+    return words
+
+
+def joined(session: Session) -> int:
+    """It belongs to the pool; returns its life."""
+    message = session.message(0.0, REPLICAS)
+    assert message is not None
+    session.answered(answer(), 0.0)
+    return message.life
+
+
+def test_the_first_word_is_to_join_with_all_that_waits() -> None:
+    session = make_session()
+    arrive(session, "r1", 1.0)
+    assert session.is_urgent
+    message = session.message(3.5, REPLICAS)
+    replicas, confirmed, acts, passage = said(message)
+    assert replicas == [{"id": "ipc:///run/engine", "max_sequences": 4, "kv_tokens": 1000, "pauses": True}]
+    assert confirmed == []
+    assert [(act[0], act[1], act[2]["waited_us"]) for act in acts] == [("arrive", "r1", 2_500_000)]
+    assert passage["order"] == "vtc"
+    assert passage["returns"] is False
+    assert session.message(3.5, REPLICAS) is None, "one message is out at a time"
+
+
+def test_what_was_not_answered_is_repeated_as_it_was() -> None:
+    session = make_session()
+    joined(session)
+    arrive(session, "r1")
+    first = session.message(0.0, REPLICAS)
+    session.failed()
+    arrive(session, "r2")
+    assert session.message(1.0, REPLICAS) == first
+    session.answered(answer(), 1.0)
+    second = session.message(1.0, REPLICAS)
+    assert [act[1] for act in said(second)[2]] == ["r2"]
+    assert first is not None
+    assert second is not None
+    assert second.number == first.number + 1
+
+
+def test_who_does_not_belong_any_more_joins_under_another_life_with_all_that_it_has() -> None:
+    session = make_session()
+    life = joined(session)
+    for name in ("runs", "waits"):
+        arrive(session, name)
+    session.message(0.0, REPLICAS)
+    session.answered(answer(turn("runs", life)), 0.0)
+    session.message(1.0, REPLICAS)
+    session.answered(answer(status="lost"), 1.0)
+    message = session.message(2.0, REPLICAS)
+    assert message is not None
+    assert message.life == life + 1
+    _, _, acts, passage = said(message)
+    assert [(act[0], act[1]) for act in acts] == [("run", "runs"), ("arrive", "waits")]
+    assert acts[0][2]["running"]["replica"] == "ipc:///run/engine"
+    assert passage["returns"] is True
+
+
+def test_a_turn_is_heard_once_confirmed_and_void_in_another_life() -> None:
+    session = make_session()
+    life = joined(session)
+    for name in ("r1", "r2"):
+        arrive(session, name)
+    session.message(0.0, REPLICAS)
+    heard = session.answered(answer(turn("r1", life), turn("r2", life - 1)), 0.0)
+    assert [(each.ticket.entry.entry_id, each.replica_id) for each in heard.turns] == [("r1", "engine-0")]
+    assert heard.turns[0].counter == 31_000_000
+    assert session.published(msgspec.msgpack.encode([turn("r1", life)]), 0.0) == []
+    assert said(session.message(0.0, REPLICAS))[1] == ["r1"]
+    assert not session.has_news or session.is_out
+
+
+def test_counters_that_fell_in_the_pool_are_whole_here() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "r1")
+    session.message(0.0, REPLICAS)
+    given = msgspec.structs.replace(turn("r1", life), falls=2)
+    heard = session.answered(answer(given, counters=[("acme", 7)], falls=2), 0.0)
+    assert heard.turns[0].counter == 31_000_000 + 2 * wire.FALL
+    assert session.mirror.counters.value("acme") == 7 + 2 * wire.FALL
+
+
+def test_a_turn_for_who_left_is_confirmed_and_ends_with_the_cancellation() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "r1")
+    session.message(0.0, REPLICAS)
+    assert session.mirror.cancel("r1", 0.0)
+    session.left("r1")
+    assert session.answered(answer(turn("r1", life)), 0.0).turns == []
+    _, confirmed, acts = said(session.message(0.0, REPLICAS))
+    assert confirmed == ["r1"]
+    assert acts == [["cancel", "r1"]]
+
+
+def test_only_progress_that_changes_the_books_is_said_and_only_the_latest() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "r1")
+    session.message(0.0, REPLICAS)
+    session.answered(answer(turn("r1", life)), 0.0)
+    session.progressed("r1", 10, 1)
+    assert not session.has_news, "as was predicted"
+    for emitted in (11, 12, 13):
+        session.progressed("r1", emitted, 1)
+    assert not session.is_urgent
+    assert said(session.message(0.0, REPLICAS))[2] == [["progress", "r1", 13, 1]]
+    session.answered(answer(), 0.0)
+    session.progressed("r1", 14, 1)
+    session.finished("r1", 10, 14)
+    assert said(session.message(0.0, REPLICAS))[2] == [["finish", "r1", 38]]
+
+
+def test_without_an_engine_nothing_of_it_waits_in_the_pool() -> None:
+    session = make_session()
+    joined(session)
+    arrive(session, "r1")
+    assert session.sees_others([])
+    assert said(session.message(0.0, []))[2] == []
+    session.answered(answer(), 0.0)
+    arrive(session, "r2")
+    assert said(session.message(0.0, []))[2] == []
+    session.answered(answer(), 0.0)
+    assert [act[1] for act in said(session.message(1.0, REPLICAS))[2]] == ["r1", "r2"]
+
+
+def test_a_refusal_ends_the_wait() -> None:
+    session = make_session()
+    joined(session)
+    arrive(session, "r1")
+    session.message(0.0, REPLICAS)
+    heard = session.answered(answer(refused=(Refusal("r1", True, 10, 2.5),)), 0.0)
+    [(name, full)] = heard.refused
+    assert (name, full.of_tenant, full.limit, full.retry_after_s) == ("r1", True, 10, 2.5)
+    assert len(session.mirror) == 0
+
+
+def test_a_pools_keys_share_one_hash_tag() -> None:
+    names = wire.keys("fairgate", "p1")
+    assert len(set(names)) == wire.NUM_KEYS
+    assert all("{p1}" in name for name in names)
+    assert "{p1}" in wire.channel("fairgate", "p1", "gateway")

@@ -1,0 +1,134 @@
+"""Does a sequence that is owed service get a place in its tier at once, and who loses one, how often?
+
+The engine core on virtual time; counters are told as a gateway would.
+"""
+
+from __future__ import annotations
+
+from engine.core import EngineConfig
+from engine.messages import Outcome, Submit
+from engine.virtual import VirtualReplica
+
+PLACES = 2
+
+
+def replica() -> VirtualReplica:
+    config = EngineConfig(policy="vtc", max_batched_tokens=64, max_sequences=PLACES)
+    return VirtualReplica(config, num_blocks=64, block_tokens=4, audit=True)
+
+
+def submit(
+    name: str, tenant: str, counter: int, *, is_owed: bool = False, max_tokens: int = 6, tier: int = 1
+) -> Submit:
+    return Submit(
+        sequence_id=name,
+        request_id=name,
+        tenant_id=tenant,
+        prompt_token_ids=[5, 6, 7],
+        max_tokens=max_tokens,
+        lease_tokens=max_tokens,
+        counter=counter,
+        is_owed=is_owed,
+        tier=tier,
+    )
+
+
+def full(tier: int = 1) -> VirtualReplica:
+    """All places decode sequences of a tenant that has had much."""
+    engine = replica()
+    for name in ("one", "two"):
+        assert engine.submit(submit(name, "flood", 10**12, max_tokens=60, tier=tier)) is None
+    for _ in range(3):
+        engine.step()
+    return engine
+
+
+def names(engine: VirtualReplica) -> set[str]:
+    return {each.sequence_id for each in engine.core.scheduler.running}
+
+
+def step(engine: VirtualReplica) -> dict[str, Outcome]:
+    """Who ended in it."""
+    deltas = [each for of_gateway in engine.step().deltas.values() for each in of_gateway]
+    engine.core.check()
+    return {each.sequence_id: each.outcome for each in deltas if each.outcome is not None}
+
+
+def to_the_end(engine: VirtualReplica) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    while engine.core.has_work():
+        outcomes |= step(engine)
+    return outcomes
+
+
+def test_it_starts_in_the_next_step_and_the_other_goes_on_with_its_kv() -> None:
+    engine = full()
+    engine.submit(submit("light", "light", 10**9, is_owed=True))
+    engine.step()
+    assert "light" in names(engine)
+    assert len(names(engine)) == PLACES
+    outcomes = to_the_end(engine)
+    assert {name: each.emitted_tokens for name, each in outcomes.items()} == {
+        "one": 60,
+        "two": 60,
+        "light": 6,
+    }
+    assert engine.core.scheduler.preemptions == 0, "no block was freed"
+    (lost,) = [each for name in ("one", "two") for each in outcomes[name].decisions if each.kind == "pause"]
+    assert (lost.rule, lost.others, lost.displaced_tokens) == ("place lost by share", ["light"], 6)
+    (took,) = [each for each in outcomes["light"].decisions if each.kind == "admit"]
+    assert took.displaced_tokens == 6
+
+
+def test_without_being_owed_it_waits_for_a_place() -> None:
+    engine = full()
+    engine.submit(submit("light", "light", 10**9))
+    engine.step()
+    assert names(engine) == {"one", "two"}
+
+
+def test_nobody_gives_way_who_has_not_had_more() -> None:
+    engine = full()
+    engine.submit(submit("late", "late", 10**13, is_owed=True))
+    engine.step()
+    assert names(engine) == {"one", "two"}
+
+
+def test_a_tenant_does_not_push_out_its_own() -> None:
+    engine = full()
+    engine.submit(submit("three", "flood", 10**12, is_owed=True))
+    engine.step()
+    assert names(engine) == {"one", "two"}
+
+
+def test_a_higher_tier_does_not_give_way() -> None:
+    engine = full(tier=0)
+    engine.submit(submit("light", "light", 10**9, is_owed=True))
+    engine.step()
+    assert names(engine) == {"one", "two"}
+
+
+def test_who_is_owed_a_place_does_not_lose_it_to_another_who_is() -> None:
+    engine = replica()
+    for name in ("one", "two"):
+        engine.submit(submit(name, "flood", 10**12, is_owed=True, max_tokens=60))
+    engine.step()
+    engine.submit(submit("light", "light", 10**9, is_owed=True))
+    engine.step()
+    assert names(engine) == {"one", "two"}
+
+
+def test_a_sequence_loses_its_place_that_way_only_so_often() -> None:
+    engine = full()
+    most = engine.core.scheduler.max_displacements
+    outcomes: dict[str, Outcome] = {}
+    for number in range(12):
+        engine.submit(submit(f"light {number}", "light", 10**9 + number, is_owed=True, max_tokens=2))
+        outcomes |= step(engine) | step(engine)
+    outcomes |= to_the_end(engine)
+    pauses = [
+        sum(each.rule == "place lost by share" for each in outcomes[name].decisions)
+        for name in ("one", "two")
+    ]
+    assert pauses == [most, most]
+    assert len(outcomes) == 14

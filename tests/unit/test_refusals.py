@@ -1,0 +1,182 @@
+"""Does every refusal tell an SDK whether, and when, to come back?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gateway import errors
+from gateway.account.estimate import Account, Times
+from gateway.errors import ApiError
+from gateway.headers import MAX_POLICIES, quota_fields
+from gateway.refusals import LONGEST_RETRY_S, budget_denied
+from gateway.responses import error_event
+from tenants.quota.store import Denied, LimitState
+from tenants.types import NOTHING, Limit, Meter, Mode, SubjectKind, Tier, Window
+
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "bad_request": ("no",),
+    "broken_json": ("no",),
+    "unknown_parameter": ("x",),
+    "unsupported_parameter": ("x", "no"),
+    "wrong_content_type": ("text/plain",),
+    "body_too_large": (1024,),
+    "body_too_slow": (30.0,),
+    "context_too_long": (128, 100, 50, "max_tokens"),
+    "model_not_found": ("m",),
+    "invalid_api_key": ("revoked",),
+    "scope_missing": ("inference",),
+    "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
+    "bad_header": ("X", "y", "no"),
+    "already_exists": ("no",),
+    "not_found": ("/x",),
+    "method_not_allowed": ("PUT", "/x"),
+    "insufficient_quota": ("spent",),
+    "rate_limited": ("wait", "tokens", 1.5),
+    "queue_timeout": ("batch", 12.0, 2.0),
+    "engine_failed": (),
+    "accounts_unavailable": ("database",),
+    "engine_unavailable": (),
+    "no_price": (),
+    "quote_refused": ("quote_expired", "it has expired"),
+    "deadline_unreachable": ("wait", 1.0, 5.0, 4.0),
+    "request_not_found": ("req_1",),
+    "request_elsewhere": ("gw-2",),
+    "request_cancelled": (3,),
+    "not_waiting": ("running",),
+    "tier_has_limits": ("interactive", "output_tokens"),
+    "client_left": (),
+    "slow_reader": (3,),
+    "idempotency_key_reused": (),
+    "idempotent_run_in_progress": (1.0,),
+    "idempotent_run_lost": ("req_1", 3),
+    "idempotent_answer_too_large": ("req_1",),
+    "settlement_pending": (),
+    "shutting_down": (),
+    "internal": ("req_1",),
+}
+CASES: list[tuple[str, ApiError]] = [
+    *((name, getattr(errors, name)(*arguments)) for name, arguments in ARGUMENTS.items()),
+    ("queue_full", errors.queue_full("full", 2.0, tenant=True)),
+    ("queue_full", errors.queue_full("full", 2.0, tenant=False)),
+    ("engine_lost", errors.engine_lost(0)),
+    ("engine_lost", errors.engine_lost(7)),
+]
+
+
+def sdk_tries_again(error: ApiError) -> bool:
+    """What the SDKs of OpenAI and Anthropic do, as read in their `_base_client.py`."""
+    headers = error.all_headers()
+    if float(headers.get("retry-after-ms", "0")) > LONGEST_RETRY_S * 1000:
+        return False
+    if "x-should-retry" in headers:
+        return headers["x-should-retry"] == "true"
+    return error.status in (408, 409, 429) or error.status >= 500
+
+
+def constructors() -> set[str]:
+    """Every function of `gateway/errors.py` that makes a refusal."""
+    made: dict[str, Callable[..., object]] = dict(inspect.getmembers(errors, inspect.isfunction))
+    return {
+        name
+        for name, function in made.items()
+        if function.__module__ == errors.__name__
+        and inspect.signature(function).return_annotation == "ApiError"
+    }
+
+
+def test_every_refusal_there_is_is_looked_at_here() -> None:
+    missing = {name for name in constructors() if name not in {each for each, _ in CASES}}
+    # Those of other parts of the gateway that follow the same rules, whatever they need to be made.
+    assert not {name for name in missing if not name.startswith("upstream_")}, missing
+
+
+@pytest.mark.parametrize(("name", "error"), CASES, ids=[name for name, _ in CASES])
+def test_what_an_sdk_would_try_again_says_whether_and_when(name: str, error: ApiError) -> None:
+    headers = error.all_headers()
+    if error.status in (408, 409, 429) or error.status >= 500:
+        assert headers["x-should-retry"] in ("true", "false"), f"{name} leaves it to the SDK's guess"
+    if headers.get("x-should-retry") == "true":
+        assert 0 < float(headers["retry-after-ms"]) <= LONGEST_RETRY_S * 1000
+        assert float(headers["retry-after"]) * 1000 >= float(headers["retry-after-ms"])
+    assert msgspec.json.decode(error.body())["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_what_was_charged_is_never_tried_again_by_itself() -> None:
+    charged = [
+        errors.engine_lost(7),
+        errors.settlement_pending(),
+        errors.slow_reader(7),
+        errors.internal("r"),
+    ]
+    assert not any(sdk_tries_again(error) for error in charged)
+    assert sdk_tries_again(errors.engine_lost(0))
+    assert sdk_tries_again(errors.queue_full("full", 2.0, tenant=True))
+    assert not sdk_tries_again(errors.insufficient_quota("spent"))
+
+
+def test_a_stream_that_breaks_says_in_its_event_what_headers_can_say_no_more() -> None:
+    account = Account("req_1", "acme", "standard", "refused", None, None, Times(0.0), NOTHING, NOTHING, 0, 0)
+    lines = error_event(errors.queue_timeout("batch", 12.0, 2.0), account).decode().split("\n")
+    assert lines[0] == "event: error"
+    assert lines[2:] == ["", ""]
+    found = msgspec.json.decode(lines[1].removeprefix("data: "))
+    assert found["error"]["code"] == "queue_timeout"
+    assert (found["error"]["status"], found["error"]["retry_after_ms"]) == (503, 2000)
+    assert found["error"]["should_retry"] is True
+    assert found["fairgate"]["tokens"] == {"held": 0, "charged": 0, "refunded": 0}
+
+
+# ---------------------------------------------------------------- the IETF's fields
+
+
+def limit(meter: Meter, amount: int, **fields: object) -> Limit:
+    values: dict[str, object] = {"window": Window.MINUTE} | fields
+    return Limit("lim_1", "ten_1", SubjectKind.TENANT, "ten_1", meter, amount, **values)  # type: ignore[arg-type]
+
+
+def state(of: Limit, available: int, reset_s: float = 12.2) -> LimitState:
+    return LimitState(of, of.amount - available, 0, available, reset_s)
+
+
+def test_the_fields_name_every_hard_limit_the_tightest_first() -> None:
+    fields = quota_fields(
+        [
+            state(limit(Meter.TOTAL_TOKENS, 1000, window=Window.DAY, tier=Tier.INTERACTIVE), 900),
+            state(limit(Meter.REQUESTS, 20, window=None, rate_per_s=0.3), 2),
+            state(limit(Meter.CONCURRENCY, 5, window=None), 4, 0.0),
+            state(limit(Meter.COST_NANOUSD, 10**18, window=Window.LIFETIME), 10**18, float("inf")),
+            state(limit(Meter.OUTPUT_TOKENS, 10, mode=Mode.SOFT), 0),
+            state(limit(Meter.INPUT_TOKENS, 10, mode=Mode.SHADOW), 0),
+        ]
+    )
+    assert fields["ratelimit-policy"].split(", ") == [
+        '"tenant-requests-rate";q=20;w=67;qu="requests"',
+        '"tenant-concurrency";q=5;qu="concurrent-requests"',
+        '"tenant-total_tokens-day-interactive";q=1000;w=86400;qu="tokens"',
+        '"tenant-cost_nanousd-lifetime";q=999999999999999;qu="nano-dollars"',
+    ]
+    assert fields["ratelimit"].split(", ") == [
+        '"tenant-requests-rate";r=2;t=13',
+        '"tenant-concurrency";r=4',
+        '"tenant-total_tokens-day-interactive";r=900;t=13',
+        '"tenant-cost_nanousd-lifetime";r=999999999999999',
+    ]
+    assert quota_fields([]) == {}
+
+
+def test_however_many_limits_there_are_the_fields_stay_short() -> None:
+    many = [state(limit(Meter.TOTAL_TOKENS, 100 + n), 50) for n in range(100)]
+    assert quota_fields(many)["ratelimit"].count(";r=") == MAX_POLICIES
+
+
+def test_a_refusal_by_a_limit_carries_the_fields_too() -> None:
+    tight = limit(Meter.REQUESTS, 20)
+    error = budget_denied(Denied(tight, 1, 0, 12.2, (state(tight, 0),)))
+    assert error.all_headers()["ratelimit"] == '"tenant-requests-minute";r=0;t=13'
+    spent = replace(tight, window=Window.LIFETIME)
+    assert "retry-after" not in budget_denied(Denied(spent, 1, 0, None, (state(spent, 0),))).all_headers()

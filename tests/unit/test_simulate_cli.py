@@ -1,0 +1,121 @@
+"""Does `fairgate simulate` answer well, and refuse well?"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ops.cli.main import cli
+
+FEW = ("--trace", "arena", "--limit", "40", "--gpu", "l40s", "--model", "1b")
+
+
+def fairgate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *arguments], prog_name="fairgate")
+
+
+def test_a_trace_is_simulated_and_told_in_tables() -> None:
+    result = fairgate(*FEW)
+    assert result.exit_code == 0, result.output
+    for word in (
+        "arena_slice.csv (first 40)",
+        "1b on l40s",
+        "fcfs",
+        "hybrid",
+        "TTFT p50",
+        "gap/2U",
+        "Virtual time",
+    ):
+        assert word in result.output
+
+
+def test_json_says_the_same() -> None:
+    result = fairgate(*FEW, "--policy", "vtc", "--replicas", "2", "--slo", "ttft=1", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["replicas"] == 2
+    assert report["slo"] == "ttft 1 s"
+    assert report["policies"][0]["requests"] == 40
+    assert len(report["policies"][0]["tenants"]) > 5
+
+
+def test_the_same_seed_gives_the_same_report() -> None:
+    asked = ("--generate", "tenants=3,rate=5,seconds=10,flooder=1", "--model", "1b", "--json")
+    assert fairgate(*asked).stdout == fairgate(*asked).stdout
+    assert fairgate(*asked).stdout != fairgate(*asked, "--seed", "1").stdout
+
+
+def test_a_picture_and_a_page_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, page = tmp_path / "plot.png", tmp_path / "page.html"
+    result = fairgate(*FEW, "--plot", str(plot), "--html", str(page))
+    assert result.exit_code == 0, result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in page.read_text()
+
+
+def test_without_matplotlib_a_picture_is_refused_at_once_and_a_page_has_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    refused = fairgate(*FEW, "--plot", str(tmp_path / "plot.png"))
+    assert refused.exit_code == 1
+    assert "pip install 'fairgate[plots]'" in refused.output
+    page = tmp_path / "page.html"
+    assert fairgate(*FEW, "--html", str(page)).exit_code == 0
+    assert "fairgate[plots]" in page.read_text()
+    assert "<table>" in page.read_text()
+
+
+def test_the_table_of_sustained_rates() -> None:
+    result = fairgate(*FEW, "--sustained", "--policy", "static,fcfs", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert set(found["rows"][0]["rate_per_s"]) == {"static", "fcfs"}
+    assert "Orca" in found["published"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "say one of --trace, --generate and --preset"),
+        (("--trace", "azure", "--preset", "chat"), "say one of"),
+        (("--trace", "azure", "--trace", "arena"), "several --trace go with --sustained"),
+        (("--preset", "tea"), "no preset 'tea'; there are chat"),
+        (("--trace", "azure", "--policy", "lottery"), "no policy 'lottery'; there are"),
+        (("--trace", "azure", "--gpu", "tpu"), "no GPU 'tpu'"),
+        (("--trace", "azure", "--gpu", "l40s", "--model", "70b"), "take more GPUs"),
+        (("--trace", "azure", "--slo", "fast"), "is no target"),
+        (("--trace", "azure", "--speed", "0"), "speed must be above 0"),
+        (("--generate", "tenants=-3"), "tenants must be between"),
+        (("--trace", "azure", "--plot", "plot.bmp"), "--plot writes .png"),
+        (("--trace", "azure", "--html", "nowhere/at/all.html"), "no directory"),
+        (("--trace", "azure", "--profile", "p.json", "--gpu", "h200"), "leave out --gpu"),
+        (("--trace", "azure", "--profile", "none.json"), "cannot be read as JSON"),
+        (("--trace", "azure", "--sustained", "--html", "x.html"), "has no pictures"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:
+    result = fairgate(*arguments)
+    assert result.exit_code == 2
+    assert why in " ".join(result.output.split())
+
+
+def test_a_bad_trace_is_a_failure_that_names_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n1,5,5\n0.5,5,5\n")
+    result = fairgate("--trace", str(path))
+    assert result.exit_code == 1
+    assert "line 3, column arrival_s: rows must be in order of arrival" in " ".join(result.output.split())

@@ -1,0 +1,160 @@
+"""Does one replay with probes say what a replay of its own would say to each request?"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.forecast.arrivals import ArrivalStream
+from engine.forecast.probing import MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.quote import EngineLoad, Flight, Forecast, forecast
+from engine.forecast.replay import one_lane
+from engine.forecast.surface import NEWCOMER, Line, Surface
+from engine.messages import StepTime
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.order import Entry
+from engine.scheduling.tiers import TieredQueue
+
+STEPS = StepTime(0.01, 1e-4, 0.0, 1e-4, samples=50, relative_error=0.0)
+TIERS = (0, 1, 2)
+
+
+def entry(name: str, tenant: str, *, tier: int = 1, input_tokens: int = 100, output: int = 50) -> Entry:
+    return Entry(name, tenant, 0.0, input_tokens, output, tier)
+
+
+def exactly_predicted(each: Entry, generated: int, u: float) -> int:
+    return max(generated + 1, each.predicted_output_tokens)
+
+
+def engine(*flights: Flight, places: int = 4) -> EngineLoad:
+    return EngineLoad("e", STEPS, places, 256, places + 1, 100_000, flights)
+
+
+def flights(count: int, tenant: str = "busy", tier: int = 1) -> list[Flight]:
+    return [Flight(entry(f"running {number}", tenant, tier=tier), 0, 110, 10, 150) for number in range(count)]
+
+
+def surface(
+    waiting: list[Entry],
+    *engines: EngineLoad,
+    lines: tuple[Line, ...] = (),
+    promised: tuple[Entry, ...] = (),
+    arrivals: tuple[ArrivalStream, ...] = (),
+    order: str = "vtc",
+) -> Surface:
+    counters = ServiceCounters()
+    queue = TieredQueue(order, counters)
+    for each in waiting:
+        queue.add(each)
+    return build_surface(
+        lines, queue=queue, counters=counters, engines=engines, now_s=5.0, draw_length=exactly_predicted,
+        sequences={}, kv_tokens={}, arrivals=arrivals, lane_of=one_lane, tiers=TIERS, promised=promised,
+    )  # fmt: skip
+
+
+def alone(candidate: Entry, waiting: list[Entry], *engines: EngineLoad) -> Forecast:
+    counters = ServiceCounters()
+    queue = TieredQueue("vtc", counters)
+    for each in waiting:
+        queue.add(each)
+    output = candidate.predicted_output_tokens
+    return forecast(
+        candidate, queue=queue, counters=counters, engines=engines, output_tokens=(output, output),
+        now_s=5.0, draw_length=exactly_predicted,
+    )  # fmt: skip
+
+
+def read(found: Surface, tenant: str, tier: int = 1, **changes: int) -> Forecast:
+    return found.read(tenant, tier, 100, 1, (50, 50), **changes)
+
+
+WAITING = [
+    *(entry(f"a{number}", "a") for number in range(12)),
+    *(entry(f"b{number}", "b") for number in range(4)),
+    *(entry(f"low{number}", "c", tier=2) for number in range(3)),
+    *(entry(f"high{number}", "d", tier=0) for number in range(2)),
+]
+
+
+@pytest.mark.parametrize("tenant", ["a", "b", "c", "newcomer"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_line_is_told_about_what_a_replay_for_one_request_tells(tenant: str, tier: int) -> None:
+    busy = engine(*flights(4))
+    found = surface(WAITING, busy, lines=tuple(Line(each, tier) for each in ("a", "b", "c")))
+    told, expected = (
+        read(found, tenant, tier),
+        alone(entry("me", tenant, tier=tier), WAITING, busy),
+    )
+    assert (expected.wait_s[0] > 0) == (tier > 0), "an interactive request takes a place"
+    assert told.wait_s[0] == pytest.approx(expected.wait_s[0], rel=0.15)
+    assert told.ttft_s[0] == pytest.approx(expected.ttft_s[0], rel=0.2)
+    assert told.e2e_s[0] == pytest.approx(expected.e2e_s[0], rel=0.25)
+    for cause, tokens in expected.tokens_ahead.items():
+        assert told.tokens_ahead[cause] == pytest.approx(tokens, rel=0.15, abs=400), cause
+
+
+def test_on_an_idle_engine_nobody_waits() -> None:
+    told = read(surface([], engine()), "anybody")
+    assert told.wait_s == (0.0, 0.0)
+    assert told.tokens_ahead == {"own": 0, "others": 0, "higher_tier": 0}
+    assert not told.saturated
+    expected = alone(entry("me", "anybody"), [], engine())
+    assert told.ttft_s[0] == pytest.approx(expected.ttft_s[0])
+    assert told.e2e_s[0] == pytest.approx(expected.e2e_s[0], rel=0.05)
+
+
+def test_probes_take_nothing_from_one_another() -> None:
+    busy = engine(*flights(4))
+    one = surface(WAITING, busy, lines=(Line("a", 1),))
+    many = surface(WAITING, busy, lines=(*(Line(f"t{number}", 1) for number in range(40)), Line("a", 1)))
+    assert read(one, "a").wait_s == read(many, "a").wait_s
+
+
+def test_outstanding_quotes_stand_in_line() -> None:
+    busy = engine(*flights(4))
+    quotes = tuple(entry(f"quote {number}", "q") for number in range(20))
+    without, with_quotes = (
+        read(surface([], busy), NEWCOMER),
+        read(surface([], busy, promised=quotes), NEWCOMER),
+    )
+    mine = read(surface([], busy, lines=(Line("q", 1),), promised=quotes), "q")
+    assert mine.wait_s[0] > without.wait_s[0]
+    assert mine.tokens_ahead["own"] >= 20 * 200
+    assert with_quotes.wait_s[0] < mine.wait_s[0], "a fair order lets who asked for less go before them"
+
+
+def test_a_larger_request_waits_longer_where_the_order_looks_at_sizes() -> None:
+    waiting = [entry(f"w{number}", "a", output=40 + 10 * number) for number in range(30)]
+    found = surface(waiting, engine(*flights(4)), lines=(Line("a", 1),), order="sjf")
+    waits = [found.read("a", 1, 20, 1, (output, output)).wait_s[0] for output in (4, 200, 2000)]
+    assert waits[0] < waits[1] < waits[2]
+
+
+def test_what_happened_since_the_replay_counts() -> None:
+    busy = surface(WAITING, engine(*flights(4)), lines=(Line("a", 1),))
+    assert read(busy, "a", more_ahead=5).wait_s[0] > read(busy, "a").wait_s[0]
+    assert read(busy, "a", more_ahead=-5).wait_s[0] < read(busy, "a").wait_s[0]
+    assert read(busy, "a", more_ahead=-1000).wait_s[0] == 0.0
+    idle = surface([], engine(*flights(2)))
+    assert read(idle, "x", more_ahead=2).wait_s[0] == 0.0, "three places are free"
+    assert read(idle, "x", more_ahead=3).wait_s[0] > 0.0
+    assert read(idle, "x", more_prompt_tokens=500).ttft_s[0] > read(idle, "x").ttft_s[0]
+
+
+def test_a_long_queue_is_extrapolated_and_the_rest_is_said_to_be_unknown() -> None:
+    long = [entry(f"w{number}", "a", output=20) for number in range(MAX_EVENTS * 3)]
+    found = surface(long, engine(*flights(4)), lines=(Line("a", 1), Line("z", 2)))
+    mine, low = read(found, "a"), read(found, "z", 2)
+    assert found.is_extrapolated
+    assert "extrapolated" in mine.basis
+    assert mine.tokens_ahead["own"] == pytest.approx(len(long) * 140, rel=0.05)
+    assert low.wait_s[0] >= mine.wait_s[0]
+    assert not mine.saturated
+    assert read(surface(long[:20]), "a").saturated, "without an engine nobody knows"
+
+
+def test_it_is_bounded() -> None:
+    lines = tuple(Line(f"t{number}", 1) for number in range(MAX_LINES + 50))
+    found = surface(WAITING, engine(*flights(4)), lines=lines)
+    assert len(found.points) == MAX_LINES + len(TIERS)
+    assert read(found, "t90") == read(found, NEWCOMER), "a line without probes is answered as a newcomer's"

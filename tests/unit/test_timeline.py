@@ -1,0 +1,196 @@
+"""Does a timeline keep what happened, within its bounds, and is its explanation true?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import Decision, Outcome
+from gateway.account.estimate import Times
+from gateway.account.explanation import explain, explanation, stages_of, waits_of
+from gateway.account.outcomes import RequestOutcome
+from gateway.account.timeline import (
+    FIELDS,
+    MAX_EVENTS,
+    MAX_NOTES,
+    OUTCOMES,
+    Event,
+    Kind,
+    Timeline,
+    UnreadableTimeline,
+    Whose,
+    assemble,
+    bounded,
+    first,
+    number,
+    pack,
+    unpack,
+)
+
+
+def _decision(kind: str, at_s: float, *others: str, displaced: int = 0) -> Decision:
+    return Decision(1, at_s, kind, "r.0", "rule", [], list(others), displaced)
+
+
+def _outcome(*decisions: Decision, chunks: list[tuple[float, int]] | None = None) -> Outcome:
+    return Outcome(
+        "r.0", "r", "ten", "stop", 300, 100, 200, 20, decisions=list(decisions), chunks=chunks or []
+    )
+
+
+def _whole(outcome: Outcome, *, whose: Whose = Whose.OTHER) -> list[Event]:
+    timeline = Timeline()
+    timeline.note(Kind.RECEIVED, 10.0, 300, 1, 1, 64)
+    timeline.note(Kind.RESERVED, 10.5, 500_000, 300, 20)
+    timeline.note(Kind.QUEUED, 10.5, 900_000, 0, 300_000)
+    timeline.note(Kind.DISPATCHED, 12.5, 1, 0, 0)
+    times = Times(10.0, 12.5, 13.0, 14.9, 15.0)
+    return assemble(
+        timeline,
+        times,
+        [outcome],
+        RequestOutcome.COMPLETED,
+        output_tokens=20,
+        charged=(300, 20, 57_000),
+        whose=lambda _: whose,
+    )
+
+
+def test_a_timeline_is_in_order_and_survives_its_storage() -> None:
+    events = _whole(_outcome(_decision("admit", 0.1), chunks=[(0.3, 128), (0.4, 72)]))
+
+    assert [each.at_us for each in events] == sorted(each.at_us for each in events)
+    assert unpack(pack(events)) == events
+    assert len(pack(events)) < 250
+    assert [Kind(each.kind) for each in events][:4] == [
+        Kind.RECEIVED,
+        Kind.RESERVED,
+        Kind.QUEUED,
+        Kind.DISPATCHED,
+    ]
+    assert [number(each, "tokens") for each in events if each.kind == Kind.PREFILLED] == [128, 72]
+
+
+def test_the_explanation_says_where_the_time_went() -> None:
+    events = _whole(_outcome(_decision("admit", 0.1), chunks=[(0.3, 128), (0.4, 72)]))
+
+    assert explain(events) == [
+        "waited 0.50 s for its tenant's own limits before it got in line",
+        "waited 2.0 s in line: 1.2 M tokens ahead, of which 900 k its tenant's own backlog,"
+        " 300 k higher tiers",
+        "waited 0.10 s at the engine for a place in its batch",
+        "200 prompt tokens were computed in 0.40 s, in 2 chunks, 100 more were in the cache",
+        "20 tokens came in 1.9 s, one every 100 ms",
+    ]
+
+
+def test_pauses_say_whose_the_place_was() -> None:
+    outcome = _outcome(
+        _decision("admit", 0.1),
+        _decision("pause", 1.0, "x.0", displaced=7),
+        _decision("resume", 1.5),
+        _decision("preempt", 2.0, "y.0"),
+        _decision("admit", 2.2),
+    )
+    events = _whole(outcome, whose=Whose.HIGHER_TIER)
+
+    assert waits_of(events).paused_s == pytest.approx(0.7)
+    assert (
+        "gave up its place for a higher tier twice, 0.70 s in all; computed again once, at no charge"
+        in explain(events)
+    )
+    assert [each.name for each in stages_of(events) if each.name == "paused"] == ["paused", "paused"]
+
+
+def test_the_stages_follow_each_other_to_the_end() -> None:
+    events = _whole(_outcome(_decision("admit", 0.1)))
+    stages = [each for each in stages_of(events) if each.name != "paused"]
+
+    assert [each.name for each in stages] == ["limits", "queue", "engine", "prefill", "decode", "settle"]
+    assert stages[0].start_s == 0
+    assert stages[-1].end_s == pytest.approx(5.0)
+    assert all(before.end_s == after.start_s for before, after in pairwise(stages))
+
+
+def test_a_request_that_never_had_its_turn_is_explained_as_well() -> None:
+    timeline = Timeline()
+    timeline.note(Kind.QUEUED, 10.0, 0, 5_000, 0)
+    events = assemble(
+        timeline, Times(10.0, ended_s=40.0), [], RequestOutcome.EXPIRED, output_tokens=0, charged=(0, 0, 0)
+    )
+
+    assert explain(events) == [
+        "waited 30 s in line: 5,000 tokens ahead, of which 5,000 the fair share of others",
+        "ended after 30 s: expired",
+    ]
+
+
+def test_an_engines_clock_never_puts_anything_behind_the_end() -> None:
+    events = _whole(_outcome(_decision("admit", 99.0)))
+
+    assert events[-2].kind == Kind.ENDED
+    assert max(each.at_us for each in events) == events[-1].at_us == 5_000_000
+
+
+def test_notes_are_bounded() -> None:
+    timeline = Timeline()
+    for each in range(10 * MAX_NOTES):
+        timeline.note(Kind.STALLED, float(each), 1)
+
+    assert len(timeline.notes) == MAX_NOTES
+
+
+EVENTS = st.lists(
+    st.builds(
+        lambda kind, at: Event(kind, at, (1,)), st.sampled_from(list(Kind)[:19]), st.integers(0, 10**9)
+    ),
+    max_size=300,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(EVENTS)
+def test_a_timeline_is_bounded_and_counts_what_it_left_out(events: list[Event]) -> None:
+    kept = bounded(events)
+    left_out = sum(number(each, "count") for each in kept if each.kind == Kind.LEFT_OUT)
+    marks = sum(each.kind == Kind.LEFT_OUT for each in kept)
+
+    assert len(kept) <= MAX_EVENTS
+    assert len(kept) - marks + left_out == len(events)
+    for kind in {each.kind for each in events}:
+        assert first(kept, Kind(kind)) == first(events, Kind(kind))
+    explanation(kept)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(EVENTS)
+def test_no_timeline_is_too_strange_to_be_explained(events: list[Event]) -> None:
+    assert all(isinstance(each, str) for each in explain(events))
+    assert waits_of(events).queue_s >= 0
+
+
+def test_strange_bytes_are_no_timeline() -> None:
+    for strange in (b"", b"\xff", b"\x92\x63\x90", pack([])[:-1]):
+        with pytest.raises(UnreadableTimeline):
+            unpack(strange)
+
+
+def test_a_kind_of_a_later_version_is_shown_by_its_number() -> None:
+    assert Event(99, 1_000_000, (7,)).as_json() == {"event": "kind 99", "at_s": 1.0, "numbers": [7]}
+
+
+def test_every_kind_and_every_outcome_has_its_place_for_good() -> None:
+    """They are stored: a number that changes its meaning would rewrite the past."""
+    assert set(FIELDS) == set(Kind)
+    assert {each.name: each.value for each in Kind} == {
+        "RECEIVED": 1, "QUOTED": 2, "RESERVED": 3, "QUEUED": 4, "MOVED": 5, "DISPATCHED": 6, "ADMITTED": 7,
+        "PREFILLED": 8, "FIRST_TOKEN": 9, "PAUSED": 10, "RESUMED": 11, "SWAPPED": 12, "RESTORED": 13,
+        "PREEMPTED": 14, "TOPPED_UP": 15, "STALLED": 16, "LAST_TOKEN": 17, "ENDED": 18, "SETTLED": 19,
+        "LEFT_OUT": 20,
+    }  # fmt: skip
+    assert [each.value for each in OUTCOMES][:5] == [
+        "completed", "disconnected", "cancelled", "slow_reader", "budget",
+    ]  # fmt: skip

@@ -1,0 +1,281 @@
+"""Do bytes of another server become the right tokens, whatever their pieces and their leases?"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import SamplingParams, Submit, TokenLogprob
+from gateway.upstream import openai_answer, openai_request
+from gateway.upstream.base import Wording
+from gateway.upstream.bound import most_tokens
+from gateway.upstream.leased_stream import End, LeasedStream, Piece
+from gateway.upstream.openai_answer import Chunk, Garbage, Meaning, Usage
+from gateway.upstream.openai_request import Priority, UsageWish
+from gateway.upstream.sse import EventTooLarge, SseParser
+from gateway.upstream.token_count import OVERRUN_CHUNKS, OVERRUN_FACTOR, TokenCount
+from tenants.quota.store import LimitState
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
+
+# ---------------------------------------------------------------- events
+
+
+@given(
+    events=st.lists(st.text(st.characters(blacklist_characters="\r\n", codec="utf-8")), max_size=6),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+@settings(max_examples=150, deadline=None)
+def test_events_are_found_however_the_stream_is_cut(events: list[str], newline: str, cuts: list[int]) -> None:
+    stream = f": comment{newline}{newline}" + "".join(
+        f"event: x{newline}data: {event}{newline}{newline}" for event in events
+    )
+    data = stream.encode()
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    parser, found = SseParser(), []
+    for start, end in pairwise(edges):
+        found += parser.feed(data[start:end])
+    assert [each.decode() for each in found] == events
+    assert parser.is_between_events
+
+
+def test_lines_of_one_event_belong_together_and_a_huge_one_is_refused() -> None:
+    assert SseParser().feed(b"data: a\ndata:b\n\n") == [b"a\nb"]
+    parser = SseParser(max_event_bytes=100)
+    with pytest.raises(EventTooLarge):
+        parser.feed(b"data: " + b"x" * 200)
+
+
+# ---------------------------------------------------------------- words
+
+
+def submit(**fields: Any) -> Submit:
+    return Submit(
+        **({"sequence_id": "s", "request_id": "r", "tenant_id": "t", "prompt_token_ids": [1], "max_tokens": 9,
+            "lease_tokens": 9} | fields)
+    )  # fmt: skip
+
+
+def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any) -> dict[str, Any]:
+    body = openai_request.body(
+        submit(sampling=sampling),
+        wording or Wording(prompt="p"),
+        **(
+            {"model": "m", "max_tokens": 9, "priority": Priority.NONE, "usage": UsageWish.END, "stream": True}
+            | fields
+        ),
+    )
+    found: dict[str, Any] = msgspec.json.decode(body)
+    return found
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    assert sent(SamplingParams(), usage=UsageWish.NONE) == {
+        "model": "m", "prompt": "p", "max_tokens": 9, "stream": True, "temperature": 1.0,
+    }  # fmt: skip
+    everything = SamplingParams(
+        temperature=0.0, top_p=0.5, top_k=3, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.3,
+        frequency_penalty=0.4, logit_bias={5: -100.0}, seed=1, stop=("a", "b"), logprobs=2, ignore_eos=True,
+    )  # fmt: skip
+    found = sent(everything, Wording(prompt=[1, 2]))
+    assert found["prompt"] == [1, 2]
+    assert (found["stop"], found["logit_bias"], found["logprobs"]) == (["a", "b"], {"5": -100.0}, 2)
+    chat = sent(everything, Wording(messages=[{"role": "user", "content": "x"}]))
+    assert (chat["logprobs"], chat["top_logprobs"]) == (True, 2)
+    fields = set(SamplingParams.__struct_fields__)
+    assert fields <= set(found), "every way to sample is passed on"
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        ({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, Chunk()),
+        ({"choices": [{"delta": {"content": "hi"}}]}, Chunk("hi")),
+        ({"choices": [{"text": "hi", "finish_reason": "length"}]}, Chunk("hi", finish="length")),
+        ({"choices": [{"delta": {"reasoning_content": "hmm"}}]}, Chunk(hidden_bytes=3)),
+        ({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}, Chunk(usage=Usage(2, 3))),
+        (
+            {"usage": {"prompt_tokens": 2, "completion_tokens": 3, "prompt_tokens_details": None}},
+            Chunk(usage=Usage(2, 3)),
+        ),
+        ({"id": "x", "object": "unknown", "extra": {"a": [1]}}, Chunk()),
+    ],
+)  # fmt: skip
+def test_a_chunk_is_understood(event: Any, expected: Chunk) -> None:
+    assert openai_answer.chunk(json.dumps(event).encode()) == expected
+
+
+def test_logprobs_of_both_kinds_are_understood() -> None:
+    top = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
+    chat = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": top}]}
+    text = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.5}]}
+    for logprobs in (chat, text):
+        found = openai_answer.chunk(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode())
+        assert found.logprobs == [TokenLogprob(0, "a", -0.5, [(0, "a", -0.5), (0, "b", -1.5)])]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{", b"[]", b"3", b"\xff", b'{"choices": 3}', b'{"choices": [{"delta": {"content": 5}}]}',
+        b'{"usage": {"prompt_tokens": -1, "completion_tokens": 2}}', b'{"usage": {"completion_tokens": "x"}}',
+        b'{"choices": [{"text": "a", "logprobs": {"content": [{}]}}]}',
+    ],
+)  # fmt: skip
+def test_garbage_is_garbage(data: bytes) -> None:
+    with pytest.raises(Garbage):
+        openai_answer.chunk(data)
+
+
+def test_refusals_mean_what_they_say() -> None:
+    means = {
+        status: openai_answer.meaning(status) for status in (302, 400, 401, 404, 413, 422, 429, 500, 503)
+    }
+    assert [status for status, each in means.items() if each is Meaning.REFUSED] == [400, 413, 422]
+    assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
+    assert [status for status, each in means.items() if each is Meaning.OURS] == [302, 401, 404]
+    assert [status for status, each in means.items() if each is Meaning.FAILED] == [500, 503]
+    long = {"error": {"message": "x" * 5000, "code": "bad"}}
+    code, message = openai_answer.refusal(json.dumps(long).encode())
+    assert (code, len(message)) == ("invalid_request", openai_answer.MAX_MESSAGE_CHARACTERS)
+    assert openai_answer.refusal(b"<html>")[0] == "invalid_request"
+    assert openai_answer.refusal(b'{"object": "error", "message": "maximum context length is 5"}')[0] == (
+        "context_length_exceeded"
+    )
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_a_count_in_mid_stream_is_never_more_than_there_were() -> None:
+    count = TokenCount(100, None)
+    assert [count.saw(Chunk("Hello")), count.saw(Chunk("x" * 64)), count.saw(Chunk())] == [1, 4, 0]
+    assert count.saw(Chunk("y", usage=Usage(3, 40))) == 35
+    assert count.saw(Chunk(usage=Usage(3, 20))) == 0, "it never falls"
+    assert count.final() == (20, "upstream"), "but the last word is the server's"
+
+
+def test_a_token_without_text_counts_when_its_log_probability_comes() -> None:
+    count = TokenCount(100, None)
+    logprob = TokenLogprob(0, "a", -0.5)
+    assert [count.saw(Chunk("", 0, [logprob] * number)) for number in (1, 3, 0)] == [1, 3, 0]
+
+
+def test_a_server_that_counts_more_than_it_was_asked_for_is_not_believed() -> None:
+    count = TokenCount(5, None)
+    count.saw(Chunk("a"))
+    count.saw(Chunk(usage=Usage(3, 1_000_000)))
+    assert count.tokens == 5
+    assert count.final() == (5, "upstream")
+
+
+def test_a_usage_of_nothing_after_an_answer_is_not_believed() -> None:
+    count = TokenCount(50, lambda text: len(text.split()))
+    count.saw(Chunk("two words"))
+    count.saw(Chunk(usage=Usage(0, 0)))
+    assert count.final() == (2, "tokenizer")
+
+
+def test_an_answer_that_does_not_stop_is_noticed() -> None:
+    count = TokenCount(4, None)
+    for _ in range(OVERRUN_FACTOR * 4 + OVERRUN_CHUNKS):
+        count.saw(Chunk("x"))
+    assert not count.is_overrun
+    count.saw(Chunk("x"))
+    assert count.is_overrun
+    assert count.tokens == 4
+
+
+# ---------------------------------------------------------------- leases
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), max_size=30),
+    leases=st.lists(st.integers(0, 60), max_size=10),
+    counted=st.integers(0, 80),
+    cut_at=st.integers(0, 50),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
+    sizes: list[int], leases: list[int], counted: int, cut_at: int
+) -> None:
+    stream = LeasedStream(leases[0] if leases else 3)
+    steps: list[tuple[str, int]] = [("push", size) for size in sizes]
+    for index, lease in enumerate(leases):
+        steps.insert((index * 7) % (len(steps) + 1), ("lease", lease))
+    passed, text = 0, ""
+    for number, (kind, value) in enumerate(steps):
+        if number == cut_at:
+            stream.cut("budget", "gateway")
+            assert stream.take() == []
+            end = stream.ended()
+            assert end is not None
+            assert end.tokens == passed <= stream.lease_tokens
+            return
+        if kind == "push":
+            stream.push(Piece(value, f"<{number}>"))
+        else:
+            stream.top_up(value)
+        for piece in stream.take():
+            passed += piece.tokens
+            text += piece.text
+        assert passed == stream.passed_tokens <= max(stream.lease_tokens, 0)
+    stream.end(End("stop", counted, "upstream"))
+    for piece in stream.take():
+        passed += piece.tokens
+    assert (stream.ended() is None) == (stream.held > 0)
+    stream.top_up(10**6)
+    for piece in stream.take():
+        passed += piece.tokens
+        text += piece.text
+    assert passed == max(sum(sizes), counted)
+    assert text == "".join(f"<{number}>" for number, (kind, _) in enumerate(steps) if kind == "push")
+    assert stream.ended() == End("stop", counted, "upstream")
+
+
+def test_a_piece_that_is_covered_in_part_counts_and_waits() -> None:
+    stream = LeasedStream(2)
+    stream.push(Piece(3, "abc"))
+    assert [(each.tokens, each.text) for each in stream.take()] == [(2, "")]
+    stream.top_up(3)
+    assert [(each.tokens, each.text) for each in stream.take()] == [(1, "abc")]
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def state(meter: Meter, available: int, *, rate: float | None = None, mode: Mode = Mode.HARD) -> LimitState:
+    window = None if rate is not None else Window.LIFETIME
+    limit = Limit("l", "t", SubjectKind.TENANT, "t", meter, 1000, window, rate_per_s=rate, mode=mode)
+    return LimitState(limit, 0, 0, available, 0.0)
+
+
+def size(tokens: int) -> Amounts:
+    return Amounts(10, tokens, 10 * 1 + 3 * tokens, requests=1)
+
+
+@pytest.mark.parametrize(
+    ("states", "sequences", "expected"),
+    [
+        ((), 1, 400),
+        ((state(Meter.OUTPUT_TOKENS, 30),), 1, 50),
+        ((state(Meter.TOTAL_TOKENS, 30),), 1, 50),
+        ((state(Meter.COST_NANOUSD, 30),), 1, 30),
+        ((state(Meter.OUTPUT_TOKENS, 30),), 3, 16),
+        ((state(Meter.OUTPUT_TOKENS, 0),), 1, 20),
+        ((state(Meter.OUTPUT_TOKENS, 0, rate=10.0),), 1, 400),
+        ((state(Meter.OUTPUT_TOKENS, 0, mode=Mode.SOFT),), 1, 400),
+        ((state(Meter.REQUESTS, 0),), 1, 400),
+    ],
+)
+def test_a_server_is_asked_for_what_is_held_and_what_could_be(
+    states: tuple[LimitState, ...], sequences: int, expected: int
+) -> None:
+    covered = size(20)
+    assert most_tokens(covered, 20, states, size, sequences, 400) == expected

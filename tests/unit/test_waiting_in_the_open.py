@@ -1,0 +1,130 @@
+"""Deadlines from headers, and what a waiting client is told, in cases worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from engine.messages import SamplingParams
+from engine.scheduling.order import Entry
+from gateway.account.charge import SequenceUse
+from gateway.account.estimate import Estimate, Times
+from gateway.deadline import LONGEST_S, timeout_s
+from gateway.errors import ApiError
+from gateway.flow.controller import Ticket
+from gateway.moving import tier_price
+from gateway.progress import outlook, wants_progress
+from gateway.run import Events, Run
+from gateway.understand import Call
+from tenants.pricing import Price, uniform_book
+from tenants.types import Principal, Tier
+
+PRINCIPAL = Principal(
+    "ten_1", "acme", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
+    frozenset(Tier), None,
+)  # fmt: skip
+CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1] * 10,), 1, 40, SamplingParams(), True, True, 1)
+ESTIMATE = Estimate(
+    wait_s=(4.0, 8.0),
+    ttft_s=(5.0, 9.0),
+    tpot_s=(0.1, 0.2),
+    e2e_s=(9.0, 20.0),
+    output_tokens=(10, 40),
+    cost_nanousd=(1, 2),
+    max_cost_nanousd=3,
+    tokens_ahead={"own": 300, "others": 100, "higher_tier": 0},
+    basis="replay",
+    samples=1,
+    saturated=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sdk", "expected"),
+    [
+        (None, None, None),
+        ("12.5", None, 12.5),
+        (None, "600", 599.0),
+        (None, "600.0", 599.0),
+        # Of a short one a tenth is kept for the refusal's way back.
+        (None, "2", 1.8),
+        ("12.5", "600", 12.5),
+        ("900", "600", 599.0),
+        ("inf", None, LONGEST_S),
+    ],
+)
+def test_the_least_of_the_deadlines_counts(
+    asked: str | None, sdk: str | None, expected: float | None
+) -> None:
+    assert timeout_s(asked, sdk) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "", "nan", "12,5", "-inf"])
+def test_a_deadline_that_has_passed_or_is_none_is_refused_by_the_headers_name(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        timeout_s(text, None)
+    assert (refused.value.status, refused.value.param) == (400, "X-Fairgate-Timeout-S")
+    with pytest.raises(ApiError) as refused:
+        timeout_s(None, text)
+    assert (refused.value.code, refused.value.param) == ("invalid_header", "x-stainless-read-timeout")
+
+
+def test_progress_is_asked_for_with_one_and_nothing_else() -> None:
+    assert wants_progress("1")
+    assert not wants_progress("0")
+    assert not wants_progress(None)
+    with pytest.raises(ApiError) as refused:
+        wants_progress("yes")
+    assert refused.value.param == "X-Fairgate-Progress"
+
+
+def ticket(entry_id: str, arrived_s: float, *, tenant: str = "ten_1", tier: int = 1) -> Ticket:
+    return Ticket(Entry(entry_id, tenant, arrived_s, 60, 20, tier), 1, 80)
+
+
+async def waiting() -> Run:
+    run = Run(CALL, Times(100.0), [SequenceUse(10)], uniform_book({}), Events(10))
+    run.in_line = True
+    return run
+
+
+async def test_what_the_own_tenant_sent_later_is_not_ahead() -> None:
+    """The forecast is for a newcomer: two of this tenant's 100-token requests stand behind ours, and ours is
+    one of those that a newcomer would have before it."""
+    line = [
+        ticket("req_0", 99.0),
+        ticket("req_1", 101.0),
+        ticket("req_2", 102.0),
+        ticket("req_3", 103.0, tier=0),
+        ticket("req_4", 104.0, tenant="ten_2"),
+    ]
+    seen = outlook(await waiting(), ESTIMATE, line, 110.0)
+    assert seen.tokens_ahead == {"own": 100, "others": 100, "higher_tier": 0}
+    assert seen.time_left_s == (2.0, 4.0), "half of what the newcomer has before it"
+    assert (seen.status, seen.tier, seen.waited_s) == ("waiting", "standard", 10.0)
+    text = seen.comment()
+    assert text.startswith(b": fairgate {")
+    assert text.endswith(b"}\n\n")
+    assert msgspec.json.decode(text.removeprefix(b": fairgate "))["time_left_s"] == {"p50": 2.0, "p90": 4.0}
+
+
+async def test_who_is_not_in_line_yet_hears_that_its_own_limits_hold_it_back() -> None:
+    run = await waiting()
+    run.in_line = False
+    seen = outlook(run, None, [], 110.0)
+    assert (seen.status, seen.tokens_ahead, seen.time_left_s) == ("limited", None, None)
+
+
+async def test_a_comment_is_one_line_whatever_is_in_it() -> None:
+    seen = replace(outlook(await waiting(), None, [], 110.0), tier="a\n\ndata: forged")
+    assert seen.comment().count(b"\n") == 2
+
+
+def test_a_tiers_price_is_the_books_with_its_multiplier() -> None:
+    book = uniform_book({"m": Price(100, 50, 301)})
+    price = tier_price(book, CALL, Tier.BATCH, (10, 20))
+    assert (price.input_nanousd, price.cached_input_nanousd, price.output_nanousd) == (50.0, 25.0, 150.5)
+    assert price.cost_nanousd == (500 + 1505, 500 + 3010, 500 + 6020)
+    assert price.as_json()["service_tier"] == "flex"
