@@ -55,6 +55,16 @@ def test_requests_are_submitted_in_the_order_of_their_arrival() -> None:
     assert min(answers[0]["token_s"][0], answers[2]["token_s"][0]) >= 0.02, "not before they arrived"
 
 
+def test_the_time_in_which_an_engine_has_nothing_to_do_is_passed_over() -> None:
+    engine = Counting()
+    an_hour_s = 3600.0
+    answers = drive(engine, [request(1, an_hour_s), request(2, 0.0), request(1, 2 * an_hour_s)])
+    assert engine.submitted == [1, 0, 2]
+    assert [answer["token_ids"] for answer in answers] == [[3], [1, 2], [4]]
+    for answer, arrival_s in zip(answers, (an_hour_s, 0.0, 2 * an_hour_s), strict=True):
+        assert arrival_s <= answer["token_s"][0] < arrival_s + 60.0
+
+
 def test_all_at_once_means_in_one_step() -> None:
     engine = Counting()
     answers = drive(engine, [request(1, 0.0), request(1, 0.0)])
