@@ -4,8 +4,10 @@ For each policy a fresh server of the shipped model serves a drawn stream of req
 tenants of unlike rates, prompts and answers of lognormal lengths, answers of exactly the length asked for, at
 a stated part of what the server can do (measured first, with its places always taken). What it served is
 read from its ledger and timelines, as `fairgate whatif` does, and simulated under the same policy with the
-step times that its engine has learned. Compared with the simulated times are its own, from when a request is
-in line: what comes before (HTTP, authentication, the hold in the ledger) is not simulated.
+step times that its engine has learned, and with what simulations of other requests fell short of
+(`shortfall.py`): those that the server has had before as a warm-up, at the same rate. Compared with the
+simulated times are its own, from when a request is in line: what comes before (HTTP, authentication, the hold
+in the ledger) is not simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,11 @@ from ops.bench.load import Party, enrol, model_directory, priced
 from ops.cli.base import table
 from ops.local_server import LocalServer, ServerFailed, local_server, until
 from ops.settings import Settings
+from ops.simulate.machines import Machine
 from ops.simulate.profile import read_profile
-from ops.simulate.recorded import as_it_was, read
-from ops.simulate.run import Scenario, simulate
+from ops.simulate.recorded import Recorded, as_it_was, read, records_of
+from ops.simulate.run import Scenario, run_policy, simulate
+from ops.simulate.shortfall import Shortfall
 from ops.simulate.slo import Slo
 from tenants import timelines
 from tenants.database import open_database
@@ -48,7 +52,10 @@ MAX_BATCHED_TOKENS = 256
 WORDS = (40, 0.7, 200)
 OUTPUT_TOKENS = (48, 0.6, 250)
 """Lognormal: median, sigma, most."""
-WARM_UP_S = 10.0
+COLD_S = 10.0
+"""Of requests that count for nothing: the engine learns its step times."""
+WARM_UP_S = 40.0
+"""Of requests that are compared with their simulation, before those that count."""
 CALIBRATION_S = 8.0
 CONNECTIONS = 2 * MAX_SEQUENCES
 MOST_ROWS = 100_000
@@ -162,29 +169,41 @@ async def _one(options: Options, policy: str, asks: list[_Ask]) -> Pair:
     with tempfile.TemporaryDirectory(prefix="fairgate-fidelity-") as name:
         directory = Path(name)
         async with _server(directory, options, policy) as server, _clients(server) as ask:
-            warm_up = drawn(len(asks) / options.seconds, WARM_UP_S, "warm-up")
-            await _replay(warm_up, ask)
-            begun_us = time.time_ns() // 1000
-            await _replay(asks, ask)
+            rate = len(asks) / options.seconds
+            instants_us = []
+            for each in (drawn(rate, COLD_S, "cold"), drawn(rate, WARM_UP_S, "warm-up"), asks):
+                instants_us.append(time.time_ns() // 1000)
+                await _replay(each, ask)
         # It has ended, and has written everything.
-        database = open_database(Settings(data_dir=directory).resolved_database_url)
-        try:
-            rows = await timelines.recorded(
-                database, from_us=begun_us, to_us=time.time_ns() // 1000, most=MOST_ROWS
-            )
-        finally:
-            await database.close()
-        recorded = read(rows, policy)
+        _, warm_us, begun_us = instants_us
+        warm_up = await _recorded(directory, policy, warm_us, begun_us)
+        recorded = await _recorded(directory, policy, begun_us, time.time_ns() // 1000)
         machine = read_profile(
             learned_path(directory, "engine-0"),
             kv_tokens=KV_BLOCKS * BLOCK_TOKENS,
             max_sequences=MAX_SEQUENCES,
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
-        # Its gateway knew the lengths: `max_tokens` with `ignore_eos` says them.
-        scenario = Scenario(recorded, machine, predictions="exact")
+        pool, _ = run_policy(_scenario(warm_up, machine), policy)
+        shortfall = Shortfall.of(records_of(warm_up, from_line=True), pool.records)
+        scenario = replace(_scenario(recorded, machine), shortfall=shortfall)
         [simulated] = simulate(scenario, [policy])["policies"]
         return Pair(as_it_was(recorded, Slo(), from_line=True), simulated, len(asks))
+
+
+def _scenario(recorded: Recorded, machine: Machine) -> Scenario:
+    """The gateway knew the lengths: `max_tokens` with `ignore_eos` says them."""
+    return Scenario(recorded, machine, predictions="exact")
+
+
+async def _recorded(directory: Path, policy: str, from_us: int, to_us: int) -> Recorded:
+    """What ended between the two instants."""
+    database = open_database(Settings(data_dir=directory).resolved_database_url)
+    try:
+        rows = await timelines.recorded(database, from_us=from_us, to_us=to_us, most=MOST_ROWS)
+    finally:
+        await database.close()
+    return read(rows, policy)
 
 
 @contextlib.asynccontextmanager

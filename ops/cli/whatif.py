@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from ops.cli.simulate_options import (
 if TYPE_CHECKING:
     from ops.settings import Settings
     from ops.simulate.recorded import Recorded
+    from ops.simulate.run import Scenario
+    from ops.simulate.shortfall import Shortfall
 
 MOST_ROWS = 500_000
 """Timelines that are read at once."""
@@ -41,6 +44,11 @@ DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]
 @click.option("--of-model", metavar="NAME", help="Requests of this model, where several are served.")
 @click.option("--tenant", "tenants", metavar="NAME", multiple=True, help="Only theirs (repeat).")
 @serving_options
+@click.option(
+    "--served-by",
+    metavar="POLICY",
+    help="The policy that served it: what its simulation falls short of what happened is added to all.",
+)
 @click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests alone.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="So many times as fast as it was.")
 @picture_options
@@ -50,6 +58,7 @@ def whatif(
     to: datetime | None,
     of_model: str | None,
     tenants: tuple[str, ...],
+    served_by: str | None,
     policy: str | None,
     limit: int | None,
     speed: float,
@@ -64,7 +73,7 @@ def whatif(
     another. What really happened stands beside what would have. See docs/simulating.md.
 
     \b
-      fairgate whatif --policy vtc,fcfs,hybrid
+      fairgate whatif --policy vtc,fcfs,hybrid --served-by vtc
       fairgate whatif --last 24h --replicas 2 --slo ttft=1
       fairgate whatif --from 2026-03-02T09:00 --to 2026-03-02T10:00 --speed 2 --html twice-the-load.html
 
@@ -84,9 +93,15 @@ def whatif(
     check_outputs(plot, html)
     if asked["gpu"] is None and asked["model_name"] is None and asked["profile"] is None:
         asked |= _what_served(settings, asked)
+    elif served_by is not None:
+        raise click.UsageError(
+            "--served-by compares with the machine that served: leave out --gpu, --model and --profile"
+        )
     try:
         recorded = asyncio.run(_read(settings, since_s, until_s, of_model, tenants))
         scenario = scenario_of(cut(recorded, speed, limit), machine_of(None, asked), None, asked)
+        if served_by is not None:
+            scenario = replace(scenario, shortfall=_shortfall(recorded, scenario, served_by))
         run_and_answer(
             scenario,
             policies_of(policy, None, sustained=False),
@@ -99,6 +114,19 @@ def whatif(
         raise Failure(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortfall:
+    """Of all that was recorded, as it came. Raises ValueError."""
+    from ops.simulate.recorded import records_of
+    from ops.simulate.run import run_policy
+    from ops.simulate.shortfall import Shortfall
+
+    policy, *more = policies_of(served_by, None, sustained=False)
+    if more:
+        raise ValueError("--served-by names the one policy that was in force")
+    pool, _ = run_policy(replace(scenario, source=recorded), policy)
+    return Shortfall.of(records_of(recorded), pool.records)
 
 
 def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:

@@ -112,16 +112,9 @@ def served_of(row: RecordedTimeline, events: list[Event]) -> Served | None:
 
 
 def as_it_was(recorded: Recorded, slo: Slo, *, from_line: bool = False) -> dict[str, Any]:
-    """The figures of a policy's run (`figures.py`), as far as the record has them. `from_line`: without what
-    passed before a request was in line, which is not simulated either."""
-    records = Records()
-    begun_us = recorded.served[0].arrived_us
-    by_part = (each for each in recorded.served for _ in _parts(each))
-    for served, request in zip(by_part, recorded, strict=True):
-        row = records.arrive(request)
-        before_us = served.in_line_us - served.arrived_us if from_line else 0
-        records.first_s[row] = (served.first_us - before_us - begun_us) / 1e6
-        records.last_s[row] = (served.last_us - before_us - begun_us) / 1e6
+    """The figures of a policy's run (`figures.py`), as far as the record has them; `from_line` as
+    `records_of`."""
+    records = records_of(recorded, from_line=from_line)
     span_s = max(1e-9, max(records.last_s))
     rows = range(len(records))
     by_tenant = sorted(records.rows_by_tenant().items(), key=lambda item: -len(item[1]))
@@ -137,6 +130,20 @@ def as_it_was(recorded: Recorded, slo: Slo, *, from_line: bool = False) -> dict[
         "preemptions": sum(each.preemptions for each in recorded.served),
         "tenants": {tenant: latencies(records, its, slo, span_s) for tenant, its in by_tenant[:MOST_TENANTS]},
     }
+
+
+def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
+    """What became of every request, a row for each that the source has. `from_line`: without what passed
+    before a request was in line, which is not simulated either."""
+    records = Records()
+    begun_us = recorded.served[0].arrived_us
+    by_part = (each for each in recorded.served for _ in _parts(each))
+    for served, request in zip(by_part, recorded, strict=True):
+        row = records.arrive(request)
+        before_us = served.in_line_us - served.arrived_us if from_line else 0
+        records.first_s[row] = (served.first_us - before_us - begun_us) / 1e6
+        records.last_s[row] = (served.last_us - before_us - begun_us) / 1e6
+    return records
 
 
 def _parts(served: Served) -> list[int]:

@@ -16,6 +16,7 @@ from ops.simulate.machines import Machine
 from ops.simulate.pool import SimulatedPool, Watch
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.requests import Source
+from ops.simulate.shortfall import Shortfall
 from ops.simulate.slo import Slo
 
 MOST_REPLICAS = 256
@@ -37,6 +38,8 @@ class Scenario:
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
     """What somebody published of such a scenario, by policy, to print beside it."""
+    shortfall: Shortfall | None = None
+    """What is added to simulated times; None: nothing."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MOST_REPLICAS:
@@ -88,6 +91,8 @@ def simulate(
     for policy in policies:
         on_policy(policy)
         pool, fairness = run_policy(scenario, policy, on_rows=on_rows)
+        if scenario.shortfall is not None:
+            scenario.shortfall.add_to(pool.records, policy)
         found = figures(pool, fairness, scenario.slo)
         if policy in scenario.claims:
             found["published"] = scenario.claims[policy]
@@ -103,6 +108,7 @@ def simulate(
             "max_batched_tokens": machine.max_batched_tokens,
             "slo": str(scenario.slo),
             "predictions": scenario.predictions,
+            "compared_requests": len(scenario.shortfall.seconds) if scenario.shortfall is not None else None,
             "policies": results,
         }
     )

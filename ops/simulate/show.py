@@ -148,6 +148,11 @@ def notes(report: Report) -> list[str]:
             f"Recorded: the times that clients had, of answers that began; {report['unserved']:,} requests "
             "ended without a token and are left out. No prompts are kept: no prefix is found in a cache."
         )
+    if report["compared_requests"] is not None:
+        found.append(
+            "Simulated times hold what a simulation of the policy that served fell short of, drawn at random "
+            f"from {report['compared_requests']:,} requests."
+        )
     bases = {row["energy"]["basis"] for row in report["policies"] if row["energy"]}
     found += [f"Energy is an upper estimate: {basis}." for basis in sorted(bases)]
     return found

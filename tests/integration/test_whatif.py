@@ -83,6 +83,22 @@ def test_what_was_stands_beside_what_would_have_been(house: str) -> None:
         assert words in shown.output
 
 
+def test_what_the_policy_in_force_falls_short_of_is_added_to_all(house: str, tmp_path: Path) -> None:
+    learned = {"base_s": 0.01, "per_token_s": 0.001, "per_context_token_s": 0.0, "per_sequence_s": 0.0}
+    (tmp_path / "engine-0.learned.json").write_text(json.dumps(learned), encoding="utf-8")
+    asked = ("--data-dir", str(tmp_path), *NINE_TO_TEN, "--of-model", "small", "--policy", "vtc,fcfs")
+
+    plain = json.loads(whatif(house, *asked, "--json").stdout)
+    report = json.loads(whatif(house, *asked, "--served-by", "vtc", "--json").stdout)
+
+    assert (plain["compared_requests"], report["compared_requests"]) == (None, 5)
+    for without, found in zip(plain["policies"], report["policies"], strict=True):
+        assert without["e2e_s"]["p50"] < 1.0
+        assert found["e2e_s"]["p50"] == pytest.approx(10.0, abs=0.1), "as it took, alone on its machine"
+        assert 0.4 < found["ttft_s"]["mean"] < 4.6
+    assert "drawn at random from 5 requests" in whatif(house, *asked, "--served-by", "vtc").output
+
+
 def test_twice_the_load_and_one_tenant_alone(house: str) -> None:
     asked = (*NINE_TO_TEN, *MACHINE, "--policy", "vtc", "--tenant", "slow", "--of-model", "large", "--json")
     report = json.loads(whatif(house, *asked, "--speed", "2").stdout)
@@ -100,6 +116,7 @@ def test_twice_the_load_and_one_tenant_alone(house: str) -> None:
         (("--from", "2026-03-02T10:00", "--to", "2026-03-02T09:00"), "--from must lie before --to", 2),
         ((*NINE_TO_TEN, "--of-model", "small", "--policy", "best"), "no policy 'best'", 2),
         ((*NINE_TO_TEN, "--of-model", "small", "--speed", "0"), "speed must be above 0", 2),
+        ((*NINE_TO_TEN, "--served-by", "vtc"), "leave out --gpu, --model and --profile", 2),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_way_out(
