@@ -103,6 +103,8 @@ class GatewayConfig:
     """How long the timelines of requests that have ended are kept; 0: none is."""
     max_timelines: int = 1_000_000
     """The oldest go first."""
+    estimates: bool = True
+    """Whether requests get a forecast of what they will wait, take and cost."""
     estimate_cache_s: float = 0.05
     quotes_per_s: float = 5.0
     """`POST /v1/quotes` per key, sustained; bursts of twice that."""

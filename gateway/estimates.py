@@ -49,11 +49,13 @@ class Estimates:
         prices: Callable[[], PriceBook],
         model: str,
         cache_s: float,
+        are_told: bool = True,
         note: str = "",
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model`: the one that all upstreams serve; `note` is said with every forecast's basis; `stopwatch`
-        tells what a replay takes."""
+        """`model`: the one that all upstreams serve; `are_told`: requests get an estimate, and replays keep
+        up what it is read off; `note` is said with every forecast's basis; `stopwatch` tells what a replay
+        takes."""
         self.lengths = lengths
         self.observed = 0
         """Answers learned from since the start."""
@@ -62,6 +64,7 @@ class Estimates:
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
+        self._are_told = are_told
         self._note = note
         self._paces = {upstream.replica_id: Pace() for upstream in upstreams}
         self.surfaces = Surfaces(
@@ -128,19 +131,26 @@ class Estimates:
 
     def arrived(self, entry: Entry) -> None:
         """A request gets in line: more like it are to be expected."""
-        self.surfaces.arrived(entry)
+        if self._are_told:
+            self.surfaces.arrived(entry)
 
     def watch(self, now_s: float) -> None:
         """Looks at the engines' latest snapshots, and replays where that is due; to be called some twenty
         times a second, beside the requests."""
         for upstream in self._upstreams:
             self._paces[upstream.replica_id].see(upstream.snapshot)
-        self.surfaces.refresh(now_s)
+        if self._are_told:
+            self.surfaces.refresh(now_s)
 
     # ------------------------------------------------------------ estimates
 
-    def of_call(self, call: Call, arrived_s: float) -> Estimate | None:
-        """The estimate made on arrival. None where forecasting itself fails: a request never does for it."""
+    def of_call(
+        self, call: Call, arrived_s: float, lengths: tuple[int, int] | None = None
+    ) -> Estimate | None:
+        """The estimate made on arrival; `lengths`: p50 and p90 of one sequence's output, where they are
+        known. None where none is told, and where forecasting itself fails: a request never does for it."""
+        if not self._are_told:
+            return None
         size = Size(
             call.input_tokens,
             len(call.prompts),
@@ -152,21 +162,36 @@ class Estimates:
         principal = call.principal
         try:
             return self.estimate(
-                call.model, principal.tenant_id, principal.weight, call.tier, size, arrived_s
+                call.model,
+                principal.tenant_id,
+                principal.weight,
+                call.tier,
+                size,
+                arrived_s,
+                lengths if call.sequences == 1 else None,
             )
         except Exception:
             log.exception("no estimate for request %s", call.request_id)
             return None
 
     def estimate(
-        self, model: str, tenant_id: str, weight: float, tier: Tier, size: Size, now_s: float
+        self,
+        model: str,
+        tenant_id: str,
+        weight: float,
+        tier: Tier,
+        size: Size,
+        now_s: float,
+        output_tokens: tuple[int, int] | None = None,
     ) -> Estimate:
-        """A forecast with its price. `model` is the name that was asked for, which has the price.
+        """A forecast with its price. `model` is the name that was asked for, which has the price;
+        `output_tokens`: p50 and p90 of its longest sequence, where they are known.
 
         Raises `UnknownPrice`.
         """
         rank = TIER_RANKS[tier]
-        output_tokens = self._output_tokens(tenant_id, size)
+        if output_tokens is None:
+            output_tokens = self._output_tokens(tenant_id, size)
         raw = self.surfaces.read(tenant_id, weight, rank, size, output_tokens, now_s)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 

@@ -16,7 +16,7 @@ This module owns the sequence:
 
 A request runs in a task of its own that nothing but the gateway's end can cancel. The HTTP side only
 listens; a client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is
-one named outcome of the same sequence, and `_settle` runs for every one of them.
+one named outcome of the same sequence, and `ending.py` settles every one of them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from typing import Any, TypeVar
 from engine.messages import TIER_RANKS
 from engine.scheduling.order import Entry
 from gateway import errors, lease
-from gateway.account.charge import SequenceUse, Use, charge, use_of
-from gateway.account.estimate import Account, Times
+from gateway.account.charge import SequenceUse, use_of
+from gateway.account.estimate import Times
 from gateway.account.outcomes import RequestOutcome
-from gateway.account.redemption import Redemption, redemption_of
 from gateway.aftermath import Aftermath
 from gateway.books import Books, BudgetDenied
 from gateway.decoding import Decoding, StoppedByEngine
 from gateway.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
+from gateway.ending import Ending
 from gateway.errors import ApiError
 from gateway.estimates import Estimates
 from gateway.feed import FeedFull, FeedGate, fed_streams
@@ -51,20 +51,17 @@ from gateway.metrics import Metrics
 from gateway.moving import Moving, Offer, size_of
 from gateway.progress import Outlook, outlook
 from gateway.refusals import LONGEST_RETRY_S, as_api_error, outcome_of
-from gateway.run import Closed, Events, InLine, Interrupted, Run
+from gateway.run import Events, InLine, Interrupted, Run
 from gateway.topping import AccountsLost, Leases, Topping
 from gateway.understand import Call
 from gateway.upstream.base import (
     Upstream,
     UpstreamFailed,
     UpstreamLost,
-    basis_of,
-    served_by,
-    uncertain_tokens,
 )
 from tenants.metering import counted
 from tenants.pricing import PriceBook
-from tenants.types import NOTHING, Amounts, OnLowBudget, Tier
+from tenants.types import Amounts, OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
 """When to come back if too many requests wait for their tenant's rate."""
@@ -114,7 +111,6 @@ class Lifecycle:
         self._dispatcher = dispatcher
         self._estimates = estimates
         self._prices = prices
-        self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
         self._rule = rule
@@ -130,6 +126,17 @@ class Lifecycle:
             slow_reader_s=rule.slow_reader_s,
         )
         self._moving = Moving(books, dispatcher, clock, wall_clock)
+        self._ending = Ending(
+            books,
+            dispatcher,
+            self._feed,
+            estimates,
+            metrics,
+            aftermath,
+            clock,
+            settle_wait_s=rule.settle_wait_s,
+            quote_credit_share=rule.quote_credit_share,
+        )
         self._runs: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
 
@@ -213,7 +220,9 @@ class Lifecycle:
                 run.predicted_tokens_to_hold,
             ) = self._estimates.predicted_lengths(run.call, (0.5, 0.9, self._rule.reserve_quantile))
             run.estimate = (
-                self._estimates.of_call(run.call, run.times.arrived_s)
+                self._estimates.of_call(
+                    run.call, run.times.arrived_s, (run.predicted_output_tokens, run.predicted_high_tokens)
+                )
                 if run.call.binding is None
                 else run.call.binding.estimate
             )
@@ -226,7 +235,7 @@ class Lifecycle:
             if not isinstance(exception, Exception):
                 raise
         finally:
-            await self._settle(run, outcome, error)
+            await self._ending.settle(run, outcome, error)
 
     def _refuse_early(self, run: Run) -> None:
         """A request that would not have its turn in time is not put in line. Raises `ApiError`."""
@@ -361,191 +370,6 @@ class Lifecycle:
             hold_wait_s=self._rule.hold_wait_s,
             accounts_wait_s=self._rule.accounts_wait_s,
         )
-
-    async def _settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
-        """9 and 10. Frees the place in the window, writes the books, and tells the listener. A cancellation
-        stops none of that: it ends the wait for the books, which are written all the same."""
-        await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
-        call = run.call
-        run.times.ended_s = self._clock()
-        taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
-        use = use_of(run.uses, call.choices, dispatched=taken_up)
-        charged, redemption = NOTHING, None
-        try:
-            self._feed.leave(call.request_id)
-            self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
-            if call.request_id in self._books.live:
-                charged = self._charge(run, use)
-                redemption = self._redemption(run, outcome, charged)
-                credit = 0 if redemption is None else redemption.credit_nanousd
-                error = await self._write_books(run, outcome, charged, use, credit) or error
-                self._judge(run, outcome, charged)
-                if self._aftermath is not None:
-                    self._aftermath.ended(run, outcome, use, charged)
-        except Exception:
-            log.exception("request %s: its settlement failed", call.request_id)
-            error = errors.internal(call.request_id)
-        if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
-            call.binding.release()
-        account = Account(
-            request_id=call.request_id,
-            tenant=call.principal.tenant_name,
-            tier=call.tier.value,
-            outcome=outcome.value,
-            stop_cause=run.stop_cause,
-            estimate=run.estimate,
-            times=run.times,
-            held=run.held,
-            top_ups=run.leases.top_ups if run.leases is not None else 0,
-            charged=charged,
-            cached_tokens=use.cached_tokens,
-            preemptions=sum(each.outcome.preemptions for each in run.uses if each.outcome is not None),
-            upstream=served_by(
-                run.turn.upstream if run.turn is not None else None,
-                [each.outcome for each in run.uses if each.outcome is not None],
-            ),
-            basis=basis_of([each.outcome for each in run.uses if each.outcome is not None])
-            if run.turn is None or all(each.outcome is not None for each in run.uses)
-            else "gateway",
-            decisions=[
-                decision
-                for each in run.uses
-                if each.outcome is not None
-                for decision in each.outcome.decisions
-            ],
-            moves=run.moves,
-            redemption=redemption,
-        )
-        run.events.put_nowait(Closed(account, error))
-
-    def _charge(self, run: Run, use: Use) -> Amounts:
-        call = run.call
-        cost = run.prices.cost_nanousd(
-            call.model, call.tier, use.input_tokens, use.cached_tokens, use.output_tokens
-        )
-        charged = charge(use, cost, run.held)
-        if charged.output_tokens < use.output_tokens or charged.input_tokens < use.input_tokens:
-            log.error("request %s used more than it held: %s of %s", call.request_id, use, run.held)
-        return charged
-
-    def _redemption(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> Redemption | None:
-        """What came of the quote that it was held to; one who moved to another tier gave it up."""
-        binding = run.call.binding
-        if binding is None or run.moves:
-            return None
-        in_line_s = run.in_line_s if run.in_line_s is not None else run.times.arrived_s
-        return redemption_of(
-            binding.quote.offer_id,
-            binding.estimate,
-            run.times,
-            outcome,
-            output_tokens=charged.output_tokens,
-            cost_nanousd=charged.cost_nanousd,
-            held_back_s=in_line_s - run.times.arrived_s,
-            credit_share=self._rule.quote_credit_share,
-        )
-
-    @staticmethod
-    def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
-        """What limits count of what is charged."""
-        if charged == NOTHING:
-            return NOTHING
-        call = run.call
-        return counted(
-            run.prices,
-            call.model,
-            call.tier,
-            input_tokens=charged.input_tokens,
-            cached_tokens=min(use.cached_tokens, charged.input_tokens),
-            output_tokens=charged.output_tokens,
-            requests=charged.requests,
-            gpu_ms=charged.gpu_ms,
-        )
-
-    async def _write_books(
-        self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
-    ) -> ApiError | None:
-        """The settlement; an error when it takes too long to wait for (it goes on by itself)."""
-        outcomes = [each.outcome for each in run.uses if each.outcome is not None]
-        sequence_ids = [each.sequence_id for each in outcomes]
-        upstream = run.turn.upstream if run.turn is not None else None
-
-        def acknowledge() -> None:
-            if upstream is not None and sequence_ids:
-                upstream.acknowledge(sequence_ids)
-
-        is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
-        detail = {
-            "held": [run.held.input_tokens, run.held.output_tokens, run.held.cost_nanousd],
-            "top_ups": run.leases.top_ups if run.leases is not None else 0,
-            "stop_cause": run.stop_cause,
-            "cached_tokens": use.cached_tokens,
-            "wait_s": run.times.wait_s,
-            "ttft_s": run.times.ttft_s,
-            "e2e_s": run.times.e2e_s,
-            "finish": sorted({each.finish for each in outcomes}),
-            "most_buffered_events": run.events.most_waiting,
-            "engine_counted": len(outcomes),
-            # Whose place it took, or who took its own, and how many tokens were sat out: operators may know.
-            "displaced": [
-                [decision.kind, decision.others, decision.displaced_tokens]
-                for each in outcomes
-                for decision in each.decisions
-                if decision.displaced_tokens
-            ],
-            # Without the engine's final word what reached us counts; it may have emitted up to its lease.
-            "basis": basis_of(outcomes) if is_known else "gateway",
-            "upstream": served_by(upstream, outcomes),
-            "uncertain_tokens": uncertain_tokens(outcomes)
-            if is_known
-            else max(0, run.held.output_tokens - use.output_tokens),
-        }
-        settlement = self._books.settle(
-            run.call,
-            charged,
-            outcome,
-            detail,
-            acknowledge,
-            counted=self._counted(run, charged, use),
-            credit_nanousd=credit_nanousd,
-        )
-        try:
-            async with asyncio.timeout(self._rule.settle_wait_s):
-                await settlement.durable.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            return errors.settlement_pending()
-        return None
-
-    def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
-        call = run.call
-        if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
-            for each in run.uses:
-                if each.outcome is not None and each.outcome.finish != "budget":
-                    self._estimates.learn(call, each.output_tokens)
-        # What changed its tier was told something else later, of what was left then.
-        if run.estimate is not None and not run.moves:
-            if outcome is RequestOutcome.COMPLETED:
-                self._estimates.judge(run.estimate, run.times, charged.output_tokens)
-            elif run.in_line and run.turn is None and run.times.ended_s is not None:
-                self._estimates.refused(run.estimate, run.times.ended_s - run.times.arrived_s)
-        self._metrics.ended(
-            outcome.value,
-            call.tier.value,
-            run.times,
-            charged.input_tokens,
-            charged.output_tokens,
-            charged.cost_nanousd,
-        )
-
-
-async def _acquire_for_good(lock: asyncio.Lock) -> None:
-    """Whoever cancels this has to wait, too."""
-    while True:
-        try:
-            await lock.acquire()
-            return
-        except asyncio.CancelledError:
-            continue
 
 
 async def _unless_interrupted(

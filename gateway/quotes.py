@@ -1,18 +1,22 @@
 """Which quotes are outstanding, and does this request redeem one of them?
 
 A quote is known by its token alone (`quote_token.py`), so a gateway that has not made it can honour it, too.
+That it is redeemed once, wherever and after whatever restart, is the database's to say (`Redeemed`).
+
 What is remembered here is what was quoted and has neither been redeemed nor expired: it stands in the replays
 as requests that will probably come, so that the same slot is not sold twice, as many of them as are redeemed
-on the whole. Both are bounded, for each key and in all.
+on the whole. It is bounded, for each key and in all.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from engine.messages import TIER_RANKS
 from engine.scheduling.order import Entry
@@ -21,15 +25,33 @@ from gateway.account.estimate import Estimate
 from gateway.quote_token import BadQuote, Quote, Signer, digest_of, quote_of
 from gateway.surfaces import Size
 from gateway.understand import TIER_NAMES, Call
+from tenants.errors import DatabaseUnavailable
 from tenants.pricing import PriceBook
 from tenants.types import Principal, Tier
 
 HEADER = "X-Fairgate-Quote"
 MAX_OUTSTANDING = 10_000
 MAX_OF_A_KEY = 200
-MAX_REDEEMED = 50_000
 REDEEMED_MEMORY = 0.02
 """Weight of the newest quote in the share that is redeemed."""
+
+log = logging.getLogger("fairgate.gateway.quotes")
+
+
+class Redeemed(Protocol):
+    """Which request redeemed an offer (`tenants/redeemed_quotes.py`). Both raise `DatabaseUnavailable`."""
+
+    async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
+        """Whether the offer is this request's from now on; False: another one redeemed it."""
+        ...
+
+    async def release(self, offer_id: str, request_id: str) -> None:
+        """It may be redeemed again, if it is this request's."""
+        ...
+
+
+async def _keep() -> None:
+    """What nobody has claimed need not be released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,7 @@ class Binding:
     quote: Quote
     prices: PriceBook
     estimate: Estimate
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], Awaitable[None]] = _keep
     """Nothing was charged: the quote may be redeemed again."""
 
 
@@ -82,6 +104,7 @@ class Quotes:
         valid_s: float,
         wall_clock: Callable[[], float],
         prices_at: Callable[[int], Awaitable[PriceBook]],
+        redeemed: Redeemed,
     ) -> None:
         """`prices_at` gives an earlier version of the price book."""
         self.valid_s = valid_s
@@ -90,11 +113,10 @@ class Quotes:
         self._signer = Signer(secret)
         self._wall_clock = wall_clock
         self._prices_at = prices_at
+        self._redeemed = redeemed
         self._offers: OrderedDict[str, _Offer] = OrderedDict()
         """In order of their end."""
         self._of_key: dict[str, int] = {}
-        self._redeemed: OrderedDict[str, float] = OrderedDict()
-        """Offer ids with the instant at which their tokens would expire."""
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -187,25 +209,30 @@ class Quotes:
         self._forget()
         if quote.expires_s <= self._wall_clock():
             raise errors.quote_refused("quote_expired", f"it was valid for {self.valid_s:g} s", conflict=True)
-        if quote.offer_id in self._redeemed:
+        prices = await self._prices_at(quote.price_version)
+        release = partial(self._release, quote.offer_id, call.request_id)
+        try:
+            is_ours = await self._redeemed.claim(
+                quote.offer_id, call.request_id, round(quote.expires_s * 1e6)
+            )
+        except BaseException:
+            # Perhaps it was written down all the same.
+            await release()
+            raise
+        if not is_ours:
             raise errors.quote_refused(
                 "quote_redeemed", "it, or the same offer in another tier, was redeemed before", conflict=True
             )
-        # Before anything is awaited: of two requests with one token only one gets it.
-        self._redeemed[quote.offer_id] = quote.expires_s
-        if len(self._redeemed) > MAX_REDEEMED:
-            self._redeemed.popitem(last=False)
         self._drop(quote.offer_id, was_redeemed=True)
-        release = partial(self._release, quote.offer_id)
-        try:
-            prices = await self._prices_at(quote.price_version)
-        except BaseException:
-            release()
-            raise
         return Binding(quote, prices, quote.estimate(), release)
 
-    def _release(self, offer_id: str) -> None:
-        self._redeemed.pop(offer_id, None)
+    async def _release(self, offer_id: str, request_id: str) -> None:
+        try:
+            await self._redeemed.release(offer_id, request_id)
+        except DatabaseUnavailable:
+            log.warning(
+                "the quote that request %s redeemed stays redeemed, though nothing was charged", request_id
+            )
 
     @staticmethod
     def _require_same(quote: Quote, call: Call) -> None:
@@ -234,8 +261,6 @@ class Quotes:
         now_s = self._wall_clock()
         while self._offers and next(iter(self._offers.values())).expires_s <= now_s:
             self._drop(next(iter(self._offers)), was_redeemed=False)
-        while self._redeemed and next(iter(self._redeemed.values())) <= now_s:
-            self._redeemed.popitem(last=False)
 
     def _drop(self, offer_id: str, *, was_redeemed: bool) -> None:
         offer = self._offers.pop(offer_id, None)

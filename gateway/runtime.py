@@ -35,6 +35,7 @@ from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import WindowRule
 from gateway.idempotency import Idempotency
+from gateway.length_metrics import LengthCollector
 from gateway.lifecycle import Lifecycle, Rule
 from gateway.limit_events import LimitEvents
 from gateway.metrics import Metrics
@@ -50,6 +51,7 @@ from gateway.understand import Call, ServedModel
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.gateways import GatewaySeen
 from tenants.quota.store import QuotaStoreUnavailable
+from tenants.redeemed_quotes import RedeemedQuotes
 from tenants.stopping import stop
 from tenants.types import Tier
 
@@ -110,13 +112,16 @@ class Gateway:
         self.lifecycle = Lifecycles(self.pools, self.pool.name)
         self.under_way = UnderWay(self.lifecycle, deps.clock)
         self.idempotency = Idempotency(deps)
+        self._redeemed = RedeemedQuotes(deps.database)
         self.quotes = Quotes(
             deps.quote_secret,
             valid_s=config.quote_valid_s,
             wall_clock=deps.wall_clock,
             prices_at=deps.directory.prices_at,
+            redeemed=self._redeemed,
         )
         self.metrics.registry.register(CalibrationCollector(self._calibrations))
+        self.metrics.registry.register(LengthCollector(self.lengths))
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
@@ -180,6 +185,7 @@ class Gateway:
             prices=deps.prices,
             model=spec.name,
             cache_s=config.estimate_cache_s,
+            are_told=config.estimates,
             note="; fair at dispatch only" if spec.is_foreign else "",
         )
         aftermath = Aftermath(
@@ -357,6 +363,7 @@ class Gateway:
             await asyncio.sleep(PURGE_EVERY_S)
             with contextlib.suppress(DatabaseUnavailable):
                 await self.idempotency.purge()
+                await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
 
     async def _save_lengths(self) -> None:
         data_dir = self.deps.config.data_dir

@@ -220,6 +220,14 @@ class GatewaySettings:
             "Control loop over the queue's knobs: off, advice (only logged), or acting.",
         ),
     )
+    estimates: str = field(
+        default="yes",
+        metadata=about(
+            values.word("yes", "no"),
+            "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"
+            " quoted, and no deadline is refused early.",
+        ),
+    )
     quote_valid: float = field(
         default=10.0,
         metadata=about(values.seconds(0.1, 3600), "For so long a quote can be redeemed."),

@@ -143,6 +143,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         gateway_stale_s=gateway.stale,
         lease_ttl_s=gateway.lease,
         control=Mode(gateway.control),
+        estimates=gateway.estimates == "yes",
         quote_valid_s=gateway.quote_valid,
         quote_credit_share=gateway.quote_credit / 100,
     )

@@ -265,6 +265,15 @@ idempotent_answers = Table(
     Column("expires_us", BigInteger, nullable=False, index=True),
 )
 
+# One row for each redeemed quote that has not expired: the request that it belongs to.
+redeemed_quotes = Table(
+    "redeemed_quotes",
+    metadata,
+    Column("offer_id", String(40), primary_key=True),
+    Column("request_id", String(80), nullable=False),
+    Column("expires_us", BigInteger, nullable=False, index=True),
+)
+
 # What happened to a request, packed (`gateway/account/timeline.py`); numbers only. Purged by age and count.
 timelines = Table(
     "timelines",

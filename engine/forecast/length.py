@@ -11,7 +11,7 @@ Quantiles, never one number; conditional on the tokens generated so far. Pure an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.forecast.features import Features
@@ -116,6 +116,11 @@ class LengthForecast:
         """The mean length under the same conditions, by the sketches."""
         return self.sketches.expected(tenant_id, model_id, generated, max_tokens)
 
+    @property
+    def scores(self) -> Mapping[str, tuple[LayerScore, ...]]:
+        """By model: how well each of `LAYERS` did since the start (a view: it changes)."""
+        return self._scores
+
     def report(self) -> dict[str, Any]:
         """By model: how well each layer did on the answers that ended, and which one is used. Rank accuracy
         costs milliseconds: not for the hot path."""
@@ -170,7 +175,7 @@ class LengthForecast:
             fitted.observe(regression.quantiles(located, QUANTILES), output_tokens),
         ]
         self.gate.observe((tenant_id, model_id), model_id, losses)
-        regression.observe(features, lengths[0], output_tokens)
+        regression.observe(features, located, output_tokens)
         if len(self._regressions) > MAX_MODELS:
             oldest = next(iter(self._regressions))
             del self._regressions[oldest]

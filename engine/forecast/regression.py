@@ -103,9 +103,8 @@ class LengthRegression:
             lengths.append(max(length, generated + 1))
         return lengths
 
-    def observe(self, features: Features, median: float, output_tokens: int) -> None:
-        """An answer had `output_tokens`; the layer below had expected `median`."""
-        located = self.locate(features, median)
+    def observe(self, features: Features, located: Located, output_tokens: int) -> None:
+        """An answer had `output_tokens`; `located` is what was said of it before."""
         residual = (log(output_tokens) - located.place) / located.spread
         self._residuals.observe(residual)
         self.samples += 1

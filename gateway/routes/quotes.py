@@ -41,6 +41,12 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     body = await body_of(request)
     principal = principal_of(request)
+    if not gateway.deps.config.estimates:
+        raise errors.bad_request(
+            "This server makes no estimates (setting gateway.estimates is no), so it has nothing to quote.",
+            None,
+            "estimates_off",
+        )
     gateway.take_quote(principal.key_id)
     asked = await in_thread_if_large(body, lambda: decode(body, QuoteRequest))
     if not may_use(request, asked.model):

@@ -64,6 +64,8 @@ class Options:
     peers_dir: Path = Path(".bench-peers")
     directory: Path = Path()
     """Where our ledger lies: on a disk, not in memory."""
+    without_estimates: bool = False
+    """Also ours with estimates off: what they cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ def chosen(options: Options) -> tuple[list[Target], list[str]]:
         except PeerMissing as error:
             skipped.append(str(error))
     targets.append(fairgate(options.tokenizer_dir))
+    if options.without_estimates:
+        targets.append(fairgate(options.tokenizer_dir, estimates=False))
     return targets, skipped
 
 

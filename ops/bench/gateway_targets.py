@@ -27,6 +27,7 @@ from ops.local_server import LocalServer, local_server, until
 from ops.local_services import free_port
 
 OURS = "fairgate"
+SILENT = "fairgate, no estimates"
 DIRECT = "direct"
 PEERS = ("nginx", "litellm", "portkey")
 START_S = 90.0
@@ -84,14 +85,14 @@ def direct() -> Target:
 # ---------------------------------------------------------------- ours
 
 
-def fairgate(tokenizer_dir: Path | None) -> Target:
+def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> Target:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin."""
+    margin. `estimates`: each request is told what it will wait, take and cost."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         config = directory / "fairgate.toml"
-        config.write_text(_fairgate_config(upstream_port, tokenizer_dir), encoding="utf-8")
+        config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
         arguments = ("--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning")
         async with local_server(directory / "data", arguments=arguments) as server:
             keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
@@ -101,10 +102,10 @@ def fairgate(tokenizer_dir: Path | None) -> Target:
             assert port is not None
             yield Serving(port, server.process.pid, headers)
 
-    return Target(OURS, metadata.version("fairgate"), serve)
+    return Target(OURS if estimates else SILENT, metadata.version("fairgate"), serve)
 
 
-def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None) -> str:
+def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
     values = {
         "name": "bench",
         "url": f"http://127.0.0.1:{upstream_port}/v1",
@@ -116,7 +117,10 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None) -> str:
         values["tokenizer_dir"] = str(tokenizer_dir.absolute())
     # A JSON string or number is one in TOML, too.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join(["[engine]", 'serve = "no"', "[[upstreams]]", *lines, ""])
+    told = "yes" if estimates else "no"
+    return "\n".join(
+        ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{told}"', "[[upstreams]]", *lines, ""]
+    )
 
 
 async def _tenant(server: LocalServer, name: str) -> str:

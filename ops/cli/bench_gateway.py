@@ -161,6 +161,7 @@ def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> N
     default=Path(),
     help="On which disk our ledger lies; not one in memory.  [default: here]",
 )
+@click.option("--without-estimates", is_flag=True, help="Also ours with estimates off: what they cost.")
 @JSON_FILE_OPTION
 def gateway(
     peers: tuple[str, ...] | None,
@@ -169,6 +170,7 @@ def gateway(
     tokenizer: Path | None,
     peers_dir: Path,
     directory: Path,
+    without_estimates: bool,
     json_file: Path | None,
 ) -> None:
     """What a gateway costs: ours, with everything on, and its peers before the same upstream, in turn.
@@ -187,7 +189,7 @@ def gateway(
     from ops.bench.gateway import CannotBench, Options, run
     from ops.bench.gateway_report import show
 
-    options = Options(peers, rounds, seconds, tokenizer, peers_dir, directory)
+    options = Options(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
     try:
         report = run(options, lambda line: click.echo(line, err=True))
     except CannotBench as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.main import cli
-from tests.server_process import MODEL, Server, until
+from tests.server_process import MODEL, Server, server_process, until
 
 BODY = {"model": MODEL, "prompt": "count to ten", "max_tokens": 6}
 RUN = BODY | {"ignore_eos": True}
@@ -145,3 +146,26 @@ def test_metrics_tell_how_often_estimates_held(server: Server, key: str) -> None
         text = client.get("/metrics").text
     assert 'fairgate_estimate_coverage{figure="ttft",kind="binding",' in text
     assert 'fairgate_estimates_judged_total{figure="e2e",kind="plain",' in text
+
+
+def test_a_server_that_makes_no_estimates_serves_and_says_why_it_quotes_nothing(
+    tmp_path: Path, chat_model: Path
+) -> None:
+    config = tmp_path / "fairgate.toml"
+    config.write_text('[gateway]\nestimates = "no"\n', encoding="utf-8")
+    with server_process(tmp_path / "data", chat_model, "--config", str(config)) as silent:
+        key = silent.tenant("told-nothing")
+        with silent.http(key) as client:
+            assert "gateway.estimates" in refused_quote(client.post("/v1/quotes", json=BODY))
+            answer = client.post("/v1/completions", json=RUN)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["fairgate"]["estimate"] is None
+            assert not [name for name in answer.headers if name.startswith("x-fairgate-estimate")]
+        until(silent.is_idle)
+        assert silent.verify()["ok"]
+
+
+def refused_quote(answer: httpx.Response) -> str:
+    """Why nothing was quoted."""
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "estimates_off")
+    return str(answer.json()["error"]["message"])

@@ -11,7 +11,16 @@ import pytest
 
 from engine.forecast.length import LengthForecast
 from engine.forecast.step_time import PRIOR
-from engine.messages import Delta, Inventory, ModelInfo, Ready, RunningSequence, Snapshot, Submit
+from engine.messages import (
+    Delta,
+    Inventory,
+    ModelInfo,
+    Ready,
+    RunningSequence,
+    SamplingParams,
+    Snapshot,
+    Submit,
+)
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
 from gateway.account.estimate import Times
@@ -20,8 +29,9 @@ from gateway.estimates import LENGTHS_FILE, Estimates, load_lengths, save_length
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
 from gateway.surfaces import Size
+from gateway.understand import Call
 from tenants.pricing import Price, uniform_book
-from tenants.types import Tier
+from tenants.types import Principal, Tier
 
 MODEL = "m"
 SIZE = Size(input_tokens=100, prompts=1, choices=1, max_tokens=300, is_exact=False)
@@ -61,7 +71,7 @@ class StillEngine:
 class Bench:
     """A queue, an engine and estimates."""
 
-    def __init__(self, replay_took_s: float = 0.0) -> None:
+    def __init__(self, replay_took_s: float = 0.0, *, are_told: bool = True) -> None:
         """A replay seems to take `replay_took_s`."""
         readings = itertools.count()
         self.engine = StillEngine()
@@ -76,6 +86,7 @@ class Bench:
             prices=lambda: uniform_book({MODEL: Price(100, 50, 300)}),
             model=MODEL,
             cache_s=0.05,
+            are_told=are_told,
             stopwatch=lambda: next(readings) * replay_took_s,
         )
         self.number = 0
@@ -126,6 +137,42 @@ def test_without_an_engine_it_says_that_it_cannot_know() -> None:
     bench = Bench()
     bench.engine.is_up = False
     assert bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0).saturated
+
+
+def call_of(max_tokens: int, *, choices: int = 1) -> Call:
+    principal = Principal(
+        "me", "me", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
+        frozenset(Tier), None,
+    )  # fmt: skip
+    return Call(
+        request_id="req_1", chat=False, model=MODEL, principal=principal, tier=Tier.STANDARD,
+        prompts=([1] * 100,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=False,
+        include_usage=False, created=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_lengths_that_are_known_already_change_nothing(choices: int) -> None:
+    bench = Bench()
+    for length in range(10, 200):
+        bench.estimates.lengths.observe("me", MODEL, length)
+    call = call_of(150, choices=choices)
+    p50, p90 = bench.estimates.predicted_lengths(call, (0.5, 0.9))
+    assert p50 < p90
+    assert bench.estimates.of_call(call, 0.0, (p50, p90)) == bench.estimates.of_call(call, 0.0)
+
+
+def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_paces() -> None:
+    bench = Bench(are_told=False)
+    bench.enqueue(100)
+    call = call_of(150)
+    assert bench.estimates.of_call(call, 0.0) is None
+    bench.estimates.arrived(Entry("r", "me", 0.0, 100, 80, 1))
+    for tick in range(20):
+        bench.estimates.watch(tick * 0.05)
+    assert bench.estimates.surfaces.replays == 0
+    assert bench.estimates.predicted_output_tokens(call) >= 1
+    assert bench.estimates.predicted_gpu_ms(call, 50) >= 1
 
 
 def test_replays_take_at_most_a_twentieth_of_the_process() -> None:

@@ -112,6 +112,15 @@ def test_what_is_out_already_conditions_the_rest() -> None:
     assert later[1] > later[0] + 5
 
 
+def test_half_of_those_that_go_on_beyond_the_60th_percentile_end_by_the_80th() -> None:
+    forecast = learned(2000)
+    features = asked("List 100 names of rivers.")
+    p60, p80 = forecast.by_features("t", "m", (0.6, 0.8), features)
+    [half] = forecast.by_features("t", "m", (0.5,), features, generated=p60)
+    assert p80 - p60 > 4
+    assert half == pytest.approx(p80, abs=(p80 - p60) / 4)
+
+
 def test_an_untrained_second_layer_says_what_the_layer_below_says() -> None:
     regression = LengthRegression()
     located = regression.locate(asked("anything"), 80)

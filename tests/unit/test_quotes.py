@@ -19,6 +19,7 @@ from gateway.errors import ApiError
 from gateway.quote_token import MAX_TOKEN_CHARACTERS, BadQuote, Quote, Signer
 from gateway.quotes import Quotes, Wanted
 from gateway.understand import Call
+from tenants.errors import DatabaseUnavailable
 from tenants.pricing import FREE, PriceBook, uniform_book
 from tenants.types import Principal, Tier
 
@@ -43,12 +44,39 @@ def estimate() -> Estimate:
     )  # fmt: skip
 
 
+class Shelf:
+    """What stands in the database (`tests/integration/test_redeemed_quotes.py`), in memory."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, tuple[str, int]] = {}
+        self.is_lost = False
+        """It writes, and is gone before it says so."""
+
+    async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
+        is_new = offer_id not in self.owners
+        self.owners.setdefault(offer_id, (request_id, expires_us))
+        if self.is_lost:
+            raise DatabaseUnavailable("gone")
+        return is_new
+
+    async def release(self, offer_id: str, request_id: str) -> None:
+        if self.owners.get(offer_id, ("", 0))[0] == request_id:
+            del self.owners[offer_id]
+
+
 class Desk:
     """Quotes on a clock of their own."""
 
-    def __init__(self, secret: bytes = b"s" * 32) -> None:
+    def __init__(self, secret: bytes = b"s" * 32, shelf: Shelf | None = None) -> None:
         self.now_s = 1_000.0
-        self.quotes = Quotes(secret, valid_s=10.0, wall_clock=lambda: self.now_s, prices_at=self.prices_at)
+        self.shelf = shelf or Shelf()
+        self.quotes = Quotes(
+            secret,
+            valid_s=10.0,
+            wall_clock=lambda: self.now_s,
+            prices_at=self.prices_at,
+            redeemed=self.shelf,
+        )
 
     async def prices_at(self, version: int) -> PriceBook:
         return BOOKS[version]
@@ -95,8 +123,10 @@ async def test_a_redeemed_quote_holds_its_figures_and_prices() -> None:
 
 
 async def test_another_gateway_of_the_installation_honours_it_and_a_stranger_does_not() -> None:
-    token = Desk().issue()[Tier.STANDARD]
-    assert (await Desk().quotes.redeem(token, call())).quote.offer_id
+    shelf = Shelf()
+    token = Desk(shelf=shelf).issue()[Tier.STANDARD]
+    assert (await Desk(shelf=shelf).quotes.redeem(token, call())).quote.offer_id
+    await refused(Desk(shelf=shelf), token, 409, "quote_redeemed", "redeemed before", request_id="req_2")
     await refused(Desk(b"t" * 32), token, 400, "quote_invalid", "altered, or another server signed it")
 
 
@@ -169,9 +199,25 @@ async def test_where_nothing_was_charged_it_may_be_redeemed_again() -> None:
     desk = Desk()
     token = desk.issue()[Tier.STANDARD]
     binding = await desk.quotes.redeem(token, call())
-    await refused(desk, token, 409, "quote_redeemed", "redeemed before")
-    binding.release()
-    await desk.quotes.redeem(token, call())
+    for request_id in ("req_1", "req_2"):
+        await refused(desk, token, 409, "quote_redeemed", "redeemed before", request_id=request_id)
+    assert desk.shelf.owners == {binding.quote.offer_id: ("req_1", 1_010_000_000)}
+    await binding.release()
+    await desk.quotes.redeem(token, call(request_id="req_2"))
+    await binding.release()
+    await refused(desk, token, 409, "quote_redeemed", "redeemed before", request_id="req_3")
+
+
+async def test_a_database_that_is_lost_while_it_writes_uses_no_quote_up() -> None:
+    desk = Desk()
+    token = desk.issue()[Tier.STANDARD]
+    desk.shelf.is_lost = True
+    with pytest.raises(DatabaseUnavailable):
+        await desk.quotes.redeem(token, call())
+    desk.shelf.is_lost = False
+    await desk.quotes.redeem(token, call(request_id="req_2"))
+    with pytest.raises(ApiError, match="redeemed before"):
+        await desk.quotes.redeem(token, call(request_id="req_3"))
 
 
 async def test_prices_that_cannot_be_read_use_no_quote_up() -> None:
