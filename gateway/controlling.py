@@ -1,8 +1,9 @@
 """What does the control loop see of one pool, and which of its moves can be made?
 
 The edge of `flow/control.py`: every `EVERY_S` it puts what the engines and the queue say into an
-`Observation`, and applies the moves that are to be made. There are setters for the knobs in `SETTERS` only:
-acting, the loop has no others; with advice it has all of them. Every move is logged with its reason.
+`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs that there are
+setters for (`setters_of`: those of this gateway, and those of its queue unless others share it, for all would
+have to turn them alike); with advice it has all of them. Every move is logged with its reason.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import log
 
 from engine.forecast.length import LengthForecast
@@ -17,6 +19,7 @@ from engine.forecast.step_time import predict_step_s
 from engine.messages import Snapshot
 from gateway.flow.control import DEFAULT_BOUNDS, Bounds, Control, Knob, Mode, Move, Observation
 from gateway.flow.controller import FlowController
+from gateway.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
 
 EVERY_S = 5.0
@@ -27,11 +30,30 @@ Z90 = 1.2816
 logger = logging.getLogger("fairgate.gateway.control")
 
 
-def _set_lookahead(flow: FlowController, value: float) -> None:
-    flow.window = replace(flow.window, lookahead_sequences=round(value))
+Setters = Mapping[Knob, Callable[[float], None]]
 
 
-SETTERS: Mapping[Knob, Callable[[FlowController, float], None]] = {Knob.LOOKAHEAD: _set_lookahead}
+def queue_setters(flow: FlowController) -> Setters:
+    """The knobs of a queue that is one gateway's own."""
+
+    def lookahead(value: float) -> None:
+        flow.window = replace(flow.window, lookahead_sequences=round(value))
+
+    return {
+        Knob.LOOKAHEAD: lookahead,
+        Knob.AGEING: partial(setattr, flow, "ageing_factor"),
+        Knob.BATCH_SHARE: partial(setattr, flow, "batch_share"),
+        Knob.PREFIX_WEIGHT: partial(setattr, flow, "prefix_weight"),
+    }
+
+
+def setters_of(flow: FlowController, lifecycle: Lifecycle, *, is_shared: bool) -> Setters:
+    """All the knobs that a gateway can move by itself."""
+    own: Setters = {
+        Knob.EARLY_REFUSAL: partial(setattr, lifecycle, "refusal_factor"),
+        Knob.RESERVE_QUANTILE: partial(setattr, lifecycle, "reserve_quantile"),
+    }
+    return own if is_shared else {**queue_setters(flow), **own}
 
 
 class Controlling:
@@ -44,18 +66,25 @@ class Controlling:
         flow: FlowController,
         upstreams: Sequence[Upstream],
         lengths: LengthForecast,
+        setters: Setters,
         *,
+        rests: Mapping[Knob, float] | None = None,
         arrivals_per_s: Callable[[float], float] = lambda now_s: 0.0,
         attainment: Callable[[], float | None] = lambda: None,
+        prefix_hits: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`attainment`: the share of the last requests that met their targets; None: nobody knows."""
-        self.control = Control(mode, _bounds(mode, flow))
+        """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
+        the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
+        cache; None: nobody knows."""
+        self.control = Control(mode, bounds_of(mode, setters, rests or {}))
+        self._setters = setters
         self._model = model
         self._flow = flow
         self._upstreams = upstreams
         self._lengths = lengths
         self._arrivals_per_s = arrivals_per_s
         self._attainment = attainment
+        self._prefix_hits = prefix_hits
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
@@ -65,7 +94,7 @@ class Controlling:
         moves = self.control.look(self._observe(now_s), now_s)
         for move in moves:
             if move.is_made:
-                SETTERS[move.knob](self._flow, move.after)
+                self._setters[move.knob](move.after)
             logger.info(
                 "control of %s: %s %s %g -> %g, because: %s",
                 self._model,
@@ -87,8 +116,7 @@ class Controlling:
             arrivals_per_s=self._arrivals_per_s(now_s),
             length_spread=log(max(1, p90) / max(1, p50)) / Z90,
             kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
-            # Snapshots do not tell it: the third rule waits for that.
-            prefix_hit_share=0.0,
+            prefix_hit_share=self._prefix_hits() or 0.0,
             step_s=max(map(_step_s, snapshots), default=0.0),
             attainment=self._attainment(),
             queued=len(self._flow),
@@ -102,11 +130,13 @@ def _step_s(snapshot: Snapshot) -> float:
     return predict_step_s(snapshot.step_time, running, 0, running)
 
 
-def _bounds(mode: Mode, flow: FlowController) -> dict[Knob, Bounds]:
+def bounds_of(mode: Mode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
     """Of the knobs that this mode has; each rests where the operator put it."""
-    lookahead = float(flow.window.lookahead_sequences)
-    default = DEFAULT_BOUNDS[Knob.LOOKAHEAD]
-    bounds = {**DEFAULT_BOUNDS, Knob.LOOKAHEAD: replace(
-        default, rest=lookahead, highest=max(default.highest, lookahead)
-    )}  # fmt: skip
-    return {knob: each for knob, each in bounds.items() if mode is not Mode.ACTING or knob in SETTERS}
+    bounds = {}
+    for knob, default in DEFAULT_BOUNDS.items():
+        if mode is Mode.ACTING and knob not in setters:
+            continue
+        rest = rests.get(knob, default.rest)
+        lowest, highest = min(default.lowest, rest), max(default.highest, rest)
+        bounds[knob] = replace(default, lowest=lowest, rest=rest, highest=highest)
+    return bounds

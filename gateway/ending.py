@@ -23,6 +23,7 @@ from gateway.errors import ApiError
 from gateway.estimates import Estimates
 from gateway.feed import FeedGate
 from gateway.metrics import Metrics
+from gateway.recent_share import RecentShare
 from gateway.run import Closed, Run
 from gateway.upstream.base import basis_of, served_by, uncertain_tokens
 from tenants.metering import counted
@@ -44,6 +45,7 @@ class Ending:
         aftermath: Aftermath | None,
         clock: Callable[[], float],
         *,
+        prefix_hits: RecentShare,
         settle_wait_s: float,
         quote_credit_share: float,
     ) -> None:
@@ -54,6 +56,7 @@ class Ending:
         self._metrics = metrics
         self._aftermath = aftermath
         self._clock = clock
+        self._prefix_hits = prefix_hits
         self._settle_wait_s = settle_wait_s
         self._quote_credit_share = quote_credit_share
 
@@ -73,6 +76,8 @@ class Ending:
                 redemption = self._redemption(run, outcome, charged)
                 credit = 0 if redemption is None else redemption.credit_nanousd
                 error = await self._write_books(run, outcome, charged, use, credit) or error
+                if use.input_tokens:
+                    self._prefix_hits.note(use.cached_tokens / use.input_tokens)
                 self._judge(run, outcome, charged)
                 if self._aftermath is not None:
                     self._aftermath.ended(run, outcome, use, charged)

@@ -50,6 +50,7 @@ from gateway.ids import sequence_id
 from gateway.metrics import Metrics
 from gateway.moving import Moving, Offer, size_of
 from gateway.progress import Outlook, outlook
+from gateway.recent_share import RecentShare
 from gateway.refusals import LONGEST_RETRY_S, as_api_error, outcome_of
 from gateway.run import Events, InLine, Interrupted, Run
 from gateway.topping import AccountsLost, Leases, Topping
@@ -116,6 +117,12 @@ class Lifecycle:
         self._rule = rule
         self._sleep = sleep
         self._aftermath = aftermath
+        self.reserve_quantile = rule.reserve_quantile
+        """Of the predicted output, held before a request runs."""
+        self.refusal_factor = 1.0
+        """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
+        self.prefix_hits = RecentShare()
+        """Of prompt tokens, found in a cache."""
         self._feed = FeedGate(max_waiting=rule.max_fed_waiting)
         self._decoding = Decoding(
             dispatcher,
@@ -134,6 +141,7 @@ class Lifecycle:
             metrics,
             aftermath,
             clock,
+            prefix_hits=self.prefix_hits,
             settle_wait_s=rule.settle_wait_s,
             quote_credit_share=rule.quote_credit_share,
         )
@@ -218,7 +226,7 @@ class Lifecycle:
                 run.predicted_output_tokens,
                 run.predicted_high_tokens,
                 run.predicted_tokens_to_hold,
-            ) = self._estimates.predicted_lengths(run.call, (0.5, 0.9, self._rule.reserve_quantile))
+            ) = self._estimates.predicted_lengths(run.call, (0.5, 0.9, self.reserve_quantile))
             run.estimate = (
                 self._estimates.of_call(
                     run.call, run.times.arrived_s, (run.predicted_output_tokens, run.predicted_high_tokens)
@@ -239,7 +247,12 @@ class Lifecycle:
 
     def _refuse_early(self, run: Run) -> None:
         """A request that would not have its turn in time is not put in line. Raises `ApiError`."""
-        late = early_refusal(run.estimate, now_s=run.times.arrived_s, expires_s=self._expires_s(run))
+        late = early_refusal(
+            run.estimate,
+            now_s=run.times.arrived_s,
+            expires_s=self._expires_s(run),
+            factor=self.refusal_factor,
+        )
         if late is not None:
             raise errors.deadline_unreachable(
                 late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
@@ -362,7 +375,7 @@ class Lifecycle:
             upstream,
             self._books,
             predict=lambda emitted: self._estimates.predicted_output_tokens(
-                call, self._rule.reserve_quantile, emitted
+                call, self.reserve_quantile, emitted
             ),
             sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
             clock=self._clock,

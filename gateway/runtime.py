@@ -23,11 +23,11 @@ from gateway.calibration_file import as_text, load_calibrations, save_calibratio
 from gateway.calibration_metrics import CalibrationCollector
 from gateway.catalogue import Catalogue
 from gateway.controlling import EVERY_S as CONTROL_EVERY_S
-from gateway.controlling import Controlling
+from gateway.controlling import Controlling, setters_of
 from gateway.deps import GatewayDeps
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates, load_lengths, save_lengths
-from gateway.flow.control import Mode
+from gateway.flow.control import Knob, Mode
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import LaneRule
 from gateway.flow.placement import LeastLoaded
@@ -125,17 +125,7 @@ class Gateway:
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
-        self._controls = [
-            Controlling(
-                config.control,
-                name,
-                pool.flow,
-                pool.spec.upstreams,
-                self.lengths,
-                arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
-            )
-            for name, pool in self.pools.items()
-        ]
+        self._controls = [self._make_control(name, pool) for name, pool in self.pools.items()]
         for pool in self.pools.values():
             pool.estimates.surfaces.promised = partial(self._promised, pool.name)
         self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -227,6 +217,25 @@ class Gateway:
             ),
         )
         return Pool(spec, flow, dispatcher, estimates, lifecycle)
+
+    def _make_control(self, name: str, pool: Pool) -> Controlling:
+        config, lifecycle = self.deps.config, pool.lifecycle
+        return Controlling(
+            config.control,
+            name,
+            pool.flow,
+            pool.spec.upstreams,
+            self.lengths,
+            setters_of(pool.flow, lifecycle, is_shared=isinstance(pool.flow, Mirror)),
+            rests={
+                Knob.LOOKAHEAD: config.lookahead_sequences,
+                Knob.BATCH_SHARE: config.batch_share,
+                Knob.RESERVE_QUANTILE: config.reserve_quantile,
+            },
+            arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
+            attainment=lambda: self.slo.pools[name].attainment.value,
+            prefix_hits=lambda: lifecycle.prefix_hits.value,
+        )
 
     def _count_replicas(self, spec: PoolSpec, aftermath: Aftermath) -> None:
         aftermath.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))

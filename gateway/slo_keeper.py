@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter
 from gateway.account.attribution import Cause, Facts, Metric, Verdict, judge
 from gateway.account.fluid import Job, Machine
 from gateway.account.load import LoadLog
+from gateway.recent_share import RecentShare
 from tenants import slo_store
 from tenants.database import Database
 from tenants.errors import DatabaseUnavailable
@@ -60,6 +61,8 @@ class PoolLoad:
     """The engines as they are now; None: no step-time model, so nobody can say what would have been."""
     log: LoadLog = field(default_factory=LoadLog)
     pending: list[_Pending] = field(default_factory=list)
+    attainment: RecentShare = field(default_factory=RecentShare)
+    """Of the targets that bound its requests, those that were met."""
     on_verdict: Callable[[str, Verdict], None] = lambda request_id, verdict: None
     """Told of each judgement."""
 
@@ -114,6 +117,7 @@ class SloKeeper:
                 continue
             key = CountKey(job.tenant_id, tier.value, slo.metric)
             self._tallies[key] = self._tallies.get(key, Tally()) + Tally(1, int(missed))
+            self.pools[pool].attainment.note(not missed)
             self._requests.labels(slo.metric, tier.value, "no" if missed else "yes").inc()
             if missed:
                 pending = self.pools[pool].pending

@@ -2,8 +2,8 @@
 
 One span from its arrival to its end, a child of the caller's own (W3C `traceparent`), with its timeline and
 its missed targets as span events. It is made after the request has ended, of what was noted anyway. Needs the
-extra `otel`; where no SDK was configured (`opentelemetry-instrument fairgate serve` does it from its own
-variables) nothing comes of it. Which traces are kept is the SDK's decision.
+extra `otel`; where no SDK was configured when the gateway starts (`opentelemetry-instrument fairgate serve`
+does it from its own variables) none is made. Which traces are kept is the SDK's decision.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class Ended:
 
 
 def open_spans() -> SpanEmitter | None:
-    """None where OpenTelemetry is not installed."""
+    """None where OpenTelemetry is not installed, or nobody has configured an SDK."""
     try:
-        return SpanEmitter(
-            importlib.import_module("opentelemetry.trace"),
-            importlib.import_module("opentelemetry.trace.propagation.tracecontext"),
-        )
+        trace = importlib.import_module("opentelemetry.trace")
+        tracecontext = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
     except ModuleNotFoundError:
         return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return SpanEmitter(trace, tracecontext)
 
 
 class SpanEmitter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
@@ -63,6 +64,8 @@ class FlowController:
         self.log = DispatchLog(log_records)
         self._max_queued = max_queued
         self._max_queued_per_tenant = max_queued_per_tenant
+        self._ageing_s = tuple(ageing_s)
+        self._ageing_factor = 1.0
         lanes = self._lanes = lanes or LaneRule()
         self._backlog = Backlog(
             order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
@@ -83,6 +86,34 @@ class FlowController:
     @window.setter
     def window(self, window: WindowRule) -> None:
         self._placement.window = window
+
+    @property
+    def ageing_factor(self) -> float:
+        """On the times after which requests move up a tier; below 1 they do sooner. What moved up stays."""
+        return self._ageing_factor
+
+    @ageing_factor.setter
+    def ageing_factor(self, factor: float) -> None:
+        self._ageing_factor = factor
+        self._backlog.set_ageing([seconds * factor for seconds in self._ageing_s])
+
+    @property
+    def batch_share(self) -> float:
+        """Of a replica's sequences and KV cache, what the lowest tier may hold."""
+        return self._placement.lanes.batch_share
+
+    @batch_share.setter
+    def batch_share(self, share: float) -> None:
+        self._placement.lanes = replace(self._placement.lanes, batch_share=share)
+
+    @property
+    def prefix_weight(self) -> float:
+        """How much a cached prefix counts when a replica is chosen."""
+        return self._placement.scorer.prefix_weight
+
+    @prefix_weight.setter
+    def prefix_weight(self, weight: float) -> None:
+        self._placement.scorer.prefix_weight = weight
 
     @property
     def wants_prefixes(self) -> bool:

@@ -43,19 +43,25 @@ class TooLate:
 
 
 def early_refusal(
-    ahead: TimesAhead | None, *, now_s: float, expires_s: float = math.inf, deadline_s: float | None = None
+    ahead: TimesAhead | None,
+    *,
+    now_s: float,
+    expires_s: float = math.inf,
+    deadline_s: float | None = None,
+    factor: float = 1.0,
 ) -> TooLate | None:
     """Why a request is refused at once; None: it may get in line.
 
     `expires_s` (its turn) and `deadline_s` (its complete answer) are instants of the clock of `now_s`. An
-    instant that has passed refuses by itself; without a forecast (`ahead` None) nothing else does.
+    instant that has passed refuses by itself; without a forecast (`ahead` None) nothing else does. What is
+    expected is taken `factor` times: above 1 it refuses earlier.
     """
     limits = [("wait", expires_s)] + ([("answer", deadline_s)] if deadline_s is not None else [])
     for what, until_s in limits:
         allowed_s = until_s - now_s
         expected_s = 0.0
         if ahead is not None:
-            expected_s = ahead.wait_s[0] if what == "wait" else ahead.e2e_s[0]
+            expected_s = factor * (ahead.wait_s[0] if what == "wait" else ahead.e2e_s[0])
         if allowed_s <= 0 or expected_s > allowed_s:
             retry_after_s = max(1.0, expected_s - max(0.0, allowed_s))
             return TooLate(what, max(0.0, allowed_s), expected_s, retry_after_s)

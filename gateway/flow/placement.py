@@ -19,6 +19,8 @@ class Scorer(Protocol):
 
     wants_prefixes: bool
     """Whether it looks at `Ticket.prefix_hashes`."""
+    prefix_weight: float
+    """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
@@ -54,6 +56,7 @@ class LeastLoaded:
     """Implements `Scorer`: the fewest sequences of its tier and above, then the fewest of all."""
 
     wants_prefixes = False
+    prefix_weight = 0.0
 
     def scores(
         self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float

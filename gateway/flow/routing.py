@@ -56,6 +56,7 @@ class PrefixRouter:
 
     def __init__(self, *, block_tokens: int = BLOCK_TOKENS, max_age_s: float = MAX_AGE_S) -> None:
         """`block_tokens`: the size of the blocks whose hashes tickets carry."""
+        self.prefix_weight = 1.0
         self._block_tokens = block_tokens
         self._max_age_s = max_age_s
         self._indexes: dict[str, PrefixIndex] = {}
@@ -78,7 +79,7 @@ class PrefixRouter:
                     rank,
                     replica,
                     load,
-                    self.cached_tokens(ticket, replica.replica_id, now_s)
+                    self._weighed(ticket, self.cached_tokens(ticket, replica.replica_id, now_s))
                     if share[0] <= emptiest + MAX_IMBALANCE
                     else 0,
                 ),
@@ -94,6 +95,11 @@ class PrefixRouter:
             return 0
         held = index.held(ticket.prefix_hashes, now_s) * self._block_tokens
         return max(0, min(held, ticket.entry.input_tokens - 1))
+
+    def _weighed(self, ticket: Ticket, cached_tokens: int) -> int:
+        if self.prefix_weight == 1.0:
+            return cached_tokens
+        return min(round(cached_tokens * self.prefix_weight), ticket.entry.input_tokens - 1)
 
     def dispatched(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         """Its blocks are taken to be there from now on."""

@@ -16,6 +16,7 @@ COMMANDS = {
     "forecast": "bench_forecast:forecast",
     "step-time": "bench_forecast:step_time",
     "fidelity": "bench_forecast:fidelity",
+    "control": "bench_forecast:control",
     "ledger": "bench_gateway:ledger",
     "contract": "bench_gateway:contract",
     "gateway": "bench_gateway:gateway",
@@ -38,6 +39,7 @@ def bench() -> None:
       fairgate bench forecast
       fairgate bench step-time
       fairgate bench fidelity --policy vtc,fcfs
+      fairgate bench control --trace day.csv.gz --replicas 2
       fairgate bench policies --case mixed
       fairgate bench batch-or-wait
       fairgate bench ledger

@@ -1,4 +1,4 @@
-"""`fairgate bench forecast|step-time|fidelity`: what is foretold of answers, of steps and of whole days."""
+"""`fairgate bench forecast|step-time|fidelity|control`: what is foretold, and what is made of it."""
 
 from __future__ import annotations
 
@@ -118,4 +118,61 @@ def fidelity(
         report = measuring.run(options, tell)
     except (ServerFailed, httpx.HTTPError) as error:
         raise Failure(f"the server did not serve: {error}") from None
+    verdict(report, lambda: measuring.show(report))
+
+
+@command()
+@click.option(
+    "--trace",
+    "traces",
+    metavar="FILE",
+    multiple=True,
+    help="Also this traffic, as for `fairgate simulate` (repeat).",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Of an 8B model, each on an H200, for traces.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests of a trace alone.")
+@click.option(
+    "--slo",
+    metavar="TARGETS",
+    default="ttft=2,tpot=0.1",
+    show_default=True,
+    help="In seconds.",
+)
+def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
+    """Does the control loop do as well as the best fixed setting, without swinging?
+
+    
+    On virtual time: the published setting dist_shift, and traces, with the loop off and its knob at several
+    places, with its advice, and acting. By segments (of 5 minutes; of traces, 10) attainment may be a point
+    below the best fixed place, no knob may turn back more than once a minute, and advice may change nothing.
+    --json answers:
+      {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"0": 0.97, …}, "best_fixed": 4,
+       "acting": 0.97, "below_best": 0.0}, …], "moves": 12, "most_reversals_a_minute": 1,
+       "advice_changes_nothing": true, "ok": true}, …], "ok": true}
+    """
+    from ops.bench import control as measuring
+    from ops.cli.simulate_options import cut, trace_of
+    from ops.simulate.machines import roofline_machine
+    from ops.simulate.requests import BadTrace
+    from ops.simulate.slo import Slo
+
+    try:
+        targets = Slo.of(slo)
+        cases = [measuring.dist_shift(targets)]
+        for name in traces:
+            source = cut(trace_of(name), 1.0, limit)
+            machine = roofline_machine("h200", "8b")
+            segment_s = measuring.TRACE_SEGMENT_S
+            cases.append(measuring.Case(source.name, source, machine, replicas, segment_s, targets))
+        report = measuring.run(cases, tell)
+    except BadTrace as error:
+        raise Failure(str(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     verdict(report, lambda: measuring.show(report))

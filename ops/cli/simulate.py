@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ from ops.cli.simulate_options import (
     run_and_answer,
     scenario_of,
     serving_options,
+    trace_of,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def simulate(
     check_outputs(plot, html)
     try:
         machine = machine_of(chosen, asked)
-        sources = [_trace(name, rate, seed) for name in traces] or [_source(chosen, generate, seed)]
+        sources = [trace_of(name, rate, seed) for name in traces] or [_source(chosen, generate, seed)]
         scenarios = [
             scenario_of(source if sustained else cut(source, speed, limit), machine, chosen, asked)
             for source in sources
@@ -114,14 +114,6 @@ def simulate(
         raise Failure(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _trace(name: str, rate: float | None, seed: int) -> Source:
-    from ops.simulate.generate import ARENA, AZURE
-    from ops.simulate.trace import open_trace
-
-    path = {"azure": AZURE, "arena": ARENA}.get(name, Path(name))
-    return open_trace(path, rate=rate, seed=seed)
 
 
 def _source(chosen: Preset | None, generate: str | None, seed: int) -> Source:

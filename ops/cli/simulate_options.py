@@ -200,6 +200,15 @@ def progress_of(
         yield on_policy, lambda rows: progress.advance(now, rows)
 
 
+def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
+    """A file, or one that ships: `azure`, `arena`. Raises `BadTrace`."""
+    from ops.simulate.generate import ARENA, AZURE
+    from ops.simulate.trace import open_trace
+
+    path = {"azure": AZURE, "arena": ARENA}.get(name, Path(name))
+    return open_trace(path, rate=rate, seed=seed)
+
+
 def cut(source: Source, speed: float, limit: int | None) -> Source:
     from ops.simulate.requests import Sped
 

@@ -12,10 +12,16 @@ from engine.forecast.length import LengthForecast
 from engine.forecast.step_time import PRIOR
 from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
-from gateway.controlling import SETTERS, Controlling
-from gateway.flow.control import Knob, Mode
-from gateway.flow.controller import FlowController
-from gateway.flow.window import WindowRule
+from engine.scheduling.order import Entry
+from gateway.controlling import Controlling, bounds_of, queue_setters, setters_of
+from gateway.flow.control import DEFAULT_BOUNDS, Knob, Mode
+from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.window import Replica, WindowRule
+from gateway.recent_share import RecentShare
+
+FULL = Replica("a", 1, 100)
+"""Whoever is there first fills it."""
 
 
 @dataclass
@@ -26,17 +32,23 @@ class Engine:
     is_up: bool = True
 
 
-def made(mode: Mode, referenced: int, preemptions: int = 0) -> tuple[Controlling, FlowController, Any]:
-    flow = FlowController(
+def queue(ageing_s: float = 100.0) -> FlowController:
+    return FlowController(
         "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
-        window=WindowRule(2, 1.0), log_records=10,
+        window=WindowRule(2, 1.0), log_records=10, ageing_s=[ageing_s] * 3, scorer=PrefixRouter(),
     )  # fmt: skip
+
+
+def made(
+    mode: Mode, referenced: int, preemptions: int = 0, **told: Any
+) -> tuple[Controlling, FlowController, Any]:
+    flow = queue()
     snapshot = Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
     engine: Any = Engine(snapshot)
     lengths = LengthForecast()
     for _ in range(300):
         lengths.observe("t", "m", 20)
-    return Controlling(mode, "m", flow, [engine], lengths), flow, engine
+    return Controlling(mode, "m", flow, [engine], lengths, queue_setters(flow), **told), flow, engine
 
 
 def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +68,7 @@ def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixtu
     controlling, flow, _ = made(Mode.ADVICE, referenced=95)
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
         moves = controlling.look(0.0)
-    assert {move.knob for move in moves} > set(SETTERS)
+    assert {Knob.LOOKAHEAD, Knob.BATCH_CAP, Knob.TOKEN_BUDGET} <= {move.knob for move in moves}
     assert not any(move.is_made for move in moves)
     assert flow.window == WindowRule(2, 1.0)
     assert caplog.text.count("advises to move") == len(moves)
@@ -74,3 +86,87 @@ def test_evictions_count_once() -> None:
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 90, 0, 10, 100, PRIOR, {}, 3)
     controlling.look(60.0)
     assert controlling.control.values[Knob.LOOKAHEAD] == 2, "nothing was evicted since"
+
+
+def test_what_was_met_and_found_in_caches_is_seen() -> None:
+    attainment, hits = RecentShare(), RecentShare()
+    controlling, flow, _ = made(
+        Mode.ACTING, 10, attainment=lambda: attainment.value, prefix_hits=lambda: hits.value
+    )
+    assert flow.enqueue(Ticket(Entry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
+    assert controlling.look(0.0) == [], "nothing is known"
+    attainment.note(0.5)
+    hits.note(0.9)
+    assert {move.knob: move.after - move.before > 0 for move in controlling.look(5.0)} == {
+        Knob.BATCH_SHARE: False,
+        Knob.LOOKAHEAD: True,
+        Knob.PREFIX_WEIGHT: True,
+    }
+    assert (flow.batch_share, flow.prefix_weight, flow.window.lookahead_sequences) == (0.85, 1.5, 3)
+
+
+@pytest.mark.parametrize("knob", queue_setters(queue()))
+def test_every_knob_of_a_queue_turns_what_it_is_called(knob: Knob) -> None:
+    flow = queue()
+    before = knobs_of(flow)
+    bounds = DEFAULT_BOUNDS[knob]
+    for value in (bounds.lowest, bounds.highest):
+        queue_setters(flow)[knob](value)
+        assert knobs_of(flow) == before | {knob: value}
+
+
+def knobs_of(flow: FlowController) -> dict[Knob, float]:
+    return {
+        Knob.LOOKAHEAD: flow.window.lookahead_sequences,
+        Knob.AGEING: flow.ageing_factor,
+        Knob.BATCH_SHARE: flow.batch_share,
+        Knob.PREFIX_WEIGHT: flow.prefix_weight,
+    }
+
+
+@dataclass
+class Requests:
+    """What a gateway's own knobs are turned on."""
+
+    refusal_factor: float = 1.0
+    reserve_quantile: float = 0.9
+
+
+def test_a_queue_that_others_share_is_left_alone() -> None:
+    flow, requests = queue(), Requests()
+    lifecycle: Any = requests
+    setters = setters_of(flow, lifecycle, is_shared=True)
+    assert set(bounds_of(Mode.ACTING, setters, {})) == {Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
+    setters[Knob.EARLY_REFUSAL](1.5)
+    setters[Knob.RESERVE_QUANTILE](0.7)
+    assert requests == Requests(1.5, 0.7)
+    assert set(setters_of(flow, lifecycle, is_shared=False)) == set(setters) | set(queue_setters(flow))
+
+
+def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:
+    bounds = bounds_of(Mode.ADVICE, {}, {Knob.LOOKAHEAD: 12, Knob.BATCH_SHARE: 0.05})
+    assert (bounds[Knob.LOOKAHEAD].rest, bounds[Knob.LOOKAHEAD].highest) == (12, 12)
+    assert (bounds[Knob.BATCH_SHARE].lowest, bounds[Knob.BATCH_SHARE].rest) == (0.05, 0.05)
+    assert set(bounds) == set(DEFAULT_BOUNDS)
+
+
+def test_faster_ageing_counts_for_who_waits_and_slower_ageing_moves_nobody_down() -> None:
+    flow = queue(ageing_s=100.0)
+    for name, at_s in (("early", 0.0), ("late", 35.0)):
+        assert flow.enqueue(Ticket(Entry(name, "t", at_s, 10, 10, 2), 1, 20), at_s) is None
+
+    def bands(now_s: float) -> list[int | None]:
+        assert flow.dispatch(now_s, [FULL]) == []
+        flow.check(now_s)
+        return [flow.effective_tier("early"), flow.effective_tier("late")]
+
+    filler = Ticket(Entry("filler", "t", 0.0, 10, 10, 0), 1, 10**6)
+    assert flow.enqueue(filler, 0.0) is None
+    assert len(flow.dispatch(0.0, [FULL])) == 1
+    assert bands(40.0) == [2, 2]
+    flow.ageing_factor = 0.25
+    assert bands(41.0) == [1, 2], "25 s are enough"
+    assert bands(51.0) == [0, 2]
+    flow.ageing_factor = 1.0
+    assert bands(61.0) == [0, 2]
+    assert bands(136.0) == [0, 1]

@@ -44,3 +44,8 @@ def test_an_instant_that_has_passed_refuses_by_itself(ahead: Ahead | None) -> No
 def test_without_a_forecast_or_a_limit_nobody_is_refused() -> None:
     assert early_refusal(None, now_s=0.0, expires_s=1e-3, deadline_s=1e-3) is None
     assert early_refusal(Ahead((1e9, 1e9), (1e9, 1e9)), now_s=0.0, expires_s=math.inf) is None
+
+
+def test_a_factor_refuses_earlier_and_says_what_it_counted_with() -> None:
+    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0) is None
+    assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0, factor=1.5) == TooLate("wait", 12.0, 15.0, 3.0)

@@ -157,3 +157,13 @@ def test_conversations_hit_nearly_what_one_shared_cache_would() -> None:
     assert routed["ttft_p99_s"] <= turns["ttft_p99_s"]
     assert turns["block_hits"] < 0.6 * report["shared_cache_hits"], "nothing was at stake"
     assert max(routed["requests_by_replica"]) <= 1.25 * 500
+
+
+def test_what_is_cached_counts_as_much_as_its_weight_says() -> None:
+    prompt = list(range(640))
+    chosen = {}
+    for weight in (0.0, 1.0, 4.0):
+        pool = Pool()
+        pool.flow.prefix_weight = weight
+        chosen[weight] = [pool.send(prompt), pool.send(prompt)]
+    assert chosen == {0.0: ["a", "b"], 1.0: ["a", "a"], 4.0: ["a", "a"]}

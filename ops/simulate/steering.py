@@ -1,0 +1,92 @@
+"""How does the control loop fare at a simulated pool?
+
+The loop that serves (`gateway/flow/control.py`), with the knobs of the queue, looks at the virtual pool as
+often as at a real one. What engines and clients would tell it is read off the records and the schedulers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import log
+
+from engine.forecast.step_time import predict_step_s
+from gateway.controlling import EVERY_S, Z90, Setters, bounds_of, queue_setters
+from gateway.flow.control import Control, Knob, Mode, Move, Observation
+from gateway.recent_share import RecentShare
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.slo import Slo
+
+KEPT_LENGTHS = 500
+"""Last answers that the spread of lengths is taken of."""
+
+
+class Steering:
+    """For one run: `Watch.on_decision`."""
+
+    def __init__(self, mode: Mode, slo: Slo) -> None:
+        self._mode = mode
+        self._slo = slo
+        self._control: Control | None = None
+        self._setters: Setters = {}
+        self._look_s = EVERY_S
+        self._rows = 0
+        """Of the records, seen."""
+        self._open: list[int] = []
+        """Of them, those that had not ended."""
+        self._lengths: deque[int] = deque(maxlen=KEPT_LENGTHS)
+        self._attainment = RecentShare()
+        self._hits = RecentShare()
+        self._preemptions = 0
+
+    @property
+    def moves(self) -> list[Move]:
+        """The last thousand, the latest last."""
+        return [] if self._control is None else list(self._control.moves)
+
+    def look(self, pool: SimulatedPool) -> None:
+        """After a decision of the pool: looks, if it is time to."""
+        if pool.now_s < self._look_s or self._mode is Mode.OFF:
+            return
+        self._look_s = pool.now_s + EVERY_S
+        if self._control is None:
+            self._setters = queue_setters(pool.flow)
+            rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
+            self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
+        for move in self._control.look(self._observe(pool), pool.now_s):
+            if move.is_made:
+                self._setters[move.knob](move.after)
+
+    def _observe(self, pool: SimulatedPool) -> Observation:
+        records, schedulers = pool.records, [member.engine.scheduler for member in pool.members]
+        arrived = len(records) - self._rows
+        self._open += range(self._rows, len(records))
+        self._rows = len(records)
+        ended = [row for row in self._open if records.last_s[row] >= 0 or records.refused[row]]
+        self._open = [row for row in self._open if records.last_s[row] < 0 and not records.refused[row]]
+        for row in ended:
+            self._attainment.note(self._slo.met(records, row))
+            self._hits.note(records.cached_tokens[row] / records.input_tokens[row])
+            self._lengths.append(records.output_tokens[row])
+        preemptions = sum(each.preemptions for each in schedulers)
+        evictions, self._preemptions = preemptions - self._preemptions, preemptions
+        running = max(len(each.running) for each in schedulers)
+        return Observation(
+            arrivals_per_s=arrived / EVERY_S,
+            length_spread=_spread(self._lengths),
+            kv_share=sum(each.pool.num_referenced for each in schedulers)
+            / sum(each.pool.num_blocks for each in schedulers),
+            prefix_hit_share=self._hits.value or 0.0,
+            step_s=predict_step_s(pool.machine.step_time, running, 0, running),
+            attainment=self._attainment.value,
+            queued=len(pool.flow),
+            evictions=evictions,
+        )
+
+
+def _spread(lengths: deque[int]) -> float:
+    """Standard deviation of the logarithm, by two quantiles; 0 of nothing."""
+    if not lengths:
+        return 0.0
+    ordered = sorted(lengths)
+    p50, p90 = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9))
+    return log(p90 / p50) / Z90

@@ -1,0 +1,107 @@
+"""Is the control loop judged by segments, by its reversals, and by what its advice changes?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.flow.control import Knob, Mode, Move
+from ops.bench import control
+from ops.bench.control import Case, dist_shift, most_reversals, run
+from ops.cli.main import cli
+from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.requests import Sped
+from ops.simulate.slo import Slo
+from ops.simulate.steering import Steering
+from tests.unit.test_simulate_figures import Listed, machine, request
+
+TIGHT = machine(places=8, kv_tokens=160)
+"""Four requests fill its cache."""
+
+
+def crowd(count: int = 120) -> Listed:
+    return Listed([request(0.05 * number, input_tokens=20, output_tokens=15) for number in range(count)])
+
+
+def steered(mode: Mode) -> tuple[SimulatedPool, Steering]:
+    steering = Steering(mode, Slo())
+    pool = SimulatedPool("vtc", TIGHT, watch=Watch(steering.look))
+    pool.run(crowd(500))
+    return pool, steering
+
+
+def test_a_full_cache_turns_the_knobs_of_a_simulated_queue_and_advice_turns_nothing() -> None:
+    off, acting, advice = (steered(mode) for mode in (Mode.OFF, Mode.ACTING, Mode.ADVICE))
+    assert off[1].moves == []
+    moved = [move for move in acting[1].moves if move.knob is Knob.LOOKAHEAD]
+    assert [(move.before, move.after, move.is_made) for move in moved[:2]] == [(2, 1, True), (1, 0, True)]
+    assert "KV nearly full" in moved[0].reason
+    assert {move.knob for move in advice[1].moves} >= {Knob.LOOKAHEAD, Knob.BATCH_CAP}
+    assert not any(move.is_made for move in advice[1].moves)
+    assert advice[0].records.last_s == off[0].records.last_s
+    assert advice[0].flow.window == off[0].flow.window != acting[0].flow.window
+
+
+def move(at_s: float, up: bool, knob: Knob = Knob.LOOKAHEAD) -> Move:
+    return Move(at_s, knob, 1.0, 2.0 if up else 0.0, "", True)
+
+
+@pytest.mark.parametrize(
+    ("moves", "expected"),
+    [
+        ([], 0),
+        ([move(0, True), move(5, True), move(70, False)], 1),
+        ([move(0, True), move(60, False), move(119, True)], 2),
+        ([move(0, True), move(60, False), move(120, True)], 1),
+        (
+            [move(0, True), move(60, False), move(0, True, Knob.AGEING), move(61, False, Knob.AGEING)],
+            2,
+        ),
+    ],
+)
+def test_reversals_of_all_knobs_within_a_minute_are_counted(moves: list[Move], expected: int) -> None:
+    assert most_reversals(moves) == expected
+
+
+def test_each_segment_is_compared_with_its_own_best_fixed_place() -> None:
+    shares: dict[int | None, list[float]] = {
+        0: [0.5, 0.9],
+        1: [0.5, 0.9],
+        2: [0.6, 0.8],
+        4: [0.6, 0.8],
+        8: [0.6, 0.8],
+        None: [0.595, 0.88],
+    }
+    case = Case("crowd", crowd(), TIGHT, 1, 3.0, Slo())
+    [found] = run([case])["cases"]
+    assert [segment["from_s"] for segment in found["segments"]] == [0.0, 3.0]
+    assert found["ok"]
+    assert found["advice_changes_nothing"]
+    assert found["advised_moves"] > 0
+    judged = control.judge(shares, case, [], changes_nothing=True)
+    assert [segment["best_fixed"] for segment in judged["segments"]] == [2, 0]
+    assert [segment["below_best"] for segment in judged["segments"]] == pytest.approx([0.005, 0.02])
+    assert not judged["ok"], "two points below in the second"
+    assert not control.judge(shares | {None: [0.6, 0.9]}, case, [], changes_nothing=False)["ok"]
+    swinging = [move(0, True), move(30, False), move(59, True)]
+    assert not control.judge(shares | {None: [0.6, 0.9]}, case, swinging, changes_nothing=True)["ok"]
+    assert control.judge(shares | {None: [0.6, 0.9]}, case, [], changes_nothing=True)["ok"]
+
+
+def test_the_published_setting_is_the_one_that_was_published() -> None:
+    case = dist_shift(Slo())
+    requests = list(case.source)
+    assert len(requests) == 1890
+    assert {(each.input_tokens, each.output_tokens) for each in requests} == {(256, 256)}
+    assert {each.tenant for each in requests} == {"client-0", "client-1"}
+    report = run([replace(case, source=Sped(case.source, limit=40))])
+    assert report["ok"]
+
+
+def test_a_trace_that_is_none_is_refused(tmp_path: object) -> None:
+    result = CliRunner().invoke(cli, ["bench", "control", "--trace", f"{tmp_path}/none.csv"])
+    assert (result.exit_code, "none.csv" in result.output) == (1, True), result.output
+    wrong = CliRunner().invoke(cli, ["bench", "control", "--slo", "speed=1"])
+    assert (wrong.exit_code, "'speed=1' is no target" in wrong.output) == (2, True)
