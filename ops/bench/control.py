@@ -114,7 +114,7 @@ def judge(
     shares: Mapping[int | None, Sequence[float]], case: Case, moves: Sequence[Move], *, changes_nothing: bool
 ) -> Report:
     """`shares`: attainment by segment, for each fixed place and (None) with the loop acting."""
-    segments = []
+    segments: list[dict[str, Any]] = []
     for number, attained in enumerate(shares[None]):
         best = max(LOOKAHEADS, key=lambda lookahead: shares[lookahead][number])
         segments.append(

@@ -66,6 +66,7 @@ class RoundRobin:
     """Implements `Scorer`: one replica after the other."""
 
     wants_prefixes = False
+    prefix_weight = 0.0
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
