@@ -13,7 +13,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from gateway import errors
-from gateway.wire import begin
+from gateway.wire import begin, headers_of
 from tenants.errors import KeyRejected
 from tenants.types import SCOPES, Principal, Tier
 
@@ -70,7 +70,7 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     if scope is None:
         return
     deps: GatewayDeps = connection.app.state.gateway.deps
-    principal = authenticate(deps, connection.headers.get("authorization"))
+    principal = authenticate(deps, headers_of(connection.scope).get("authorization"))
     if scope not in principal.scopes:
         raise errors.scope_missing(scope)
     connection.scope["state"]["principal"] = principal

@@ -9,22 +9,18 @@ from litestar import Request
 from litestar.types import Scope
 
 from gateway import errors
+from gateway.wire import headers_of
 
 
 def declared_length(scope: Scope) -> int | None:
     """Content-Length, where there is a usable one."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() and len(value) < 19 else None
-    return None
+    value = headers_of(scope).get("content-length", "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
 
 
 def content_type(scope: Scope) -> str:
     """The media type without its parameters."""
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            return value.decode("latin-1").partition(";")[0].strip().lower()
-    return ""
+    return headers_of(scope).get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_json_body(request: Request[Any, Any, Any], max_body_bytes: int, timeout_s: float) -> bytes:

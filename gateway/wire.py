@@ -1,4 +1,4 @@
-"""Which bytes of HTTP do we write ourselves, and what stands in every answer's headers?"""
+"""Which bytes of HTTP do we read and write ourselves, and what stands in every answer's headers?"""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def begin(scope: Scope) -> str:
         state["arrived_s"] = time.perf_counter()
     request_id: str = state["request_id"]
     return request_id
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """A request's headers by their names in lower case, of one that comes twice the first. Made once: the
+    framework's own object, which takes names in any spelling, costs as much as what a handler does."""
+    state = scope["state"]
+    found: dict[str, str] | None = state.get("headers")
+    if found is None:
+        found = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        state["headers"] = found
+    return found
 
 
 async def add_standard_headers(message: Message, scope: Scope) -> None:

@@ -19,7 +19,7 @@ from gateway.quote_token import MAX_TOKEN_CHARACTERS
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.understand import Call, understand_chat, understand_text
-from gateway.wire import begin
+from gateway.wire import begin, headers_of
 from tenants.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
@@ -134,16 +134,16 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
 
 
 async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
-    gateway = gateway_of(request)
+    gateway, headers = gateway_of(request), headers_of(request.scope)
     call = replace(
         call,
         timeout_s=deadline.timeout_s(
-            request.headers.get(deadline.HEADER), request.headers.get(deadline.SDK_HEADER)
+            headers.get(deadline.HEADER.lower()), headers.get(deadline.SDK_HEADER.lower())
         ),
-        wants_progress=progress.wants_progress(request.headers.get(progress.HEADER)) and call.stream,
+        wants_progress=progress.wants_progress(headers.get(progress.HEADER.lower())) and call.stream,
     )
-    key = request.headers.get(idempotency.HEADER)
-    quote = request.headers.get(quotes.HEADER)
+    key = headers.get(idempotency.HEADER.lower())
+    quote = headers.get(quotes.HEADER.lower())
     if key is not None:
         return IdempotentAnswer(gateway, call, key, request.url.path, body, quote)
     gateway.require_engine(call.pool)
@@ -162,7 +162,7 @@ def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
         "renderer": gateway.pools[served.pool].spec.renderer,
         "config": deps.config,
         "created": int(deps.wall_clock()),
-        "trace_context": trace_context(request.headers.get("traceparent")),
+        "trace_context": trace_context(headers_of(request.scope).get("traceparent")),
     }
 
 
