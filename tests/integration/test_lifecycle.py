@@ -710,6 +710,21 @@ async def test_what_is_probably_needed_is_held_and_topped_up_before_it_runs_out(
     assert closed.account.as_json()["top_ups"] == closed.account.top_ups
 
 
+async def test_a_smaller_quantile_holds_less_from_the_next_request_on(house: House) -> None:
+    for length in range(10, 310):
+        house.lifecycle._estimates.lengths.observe("ten_1", "m", length)
+    held: list[int] = []
+    for quantile in (0.9, 0.5):
+        house.lifecycle.reserve_quantile = quantile
+        run, (one,) = await house.running(max_tokens=900)
+        held.append(house.engine.leases[one][0])
+        house.engine.emit(one, 1)
+        house.engine.end(one, "stop")
+        await house.closed(run)
+    assert held[1] < held[0] - 50
+    assert house.lifecycle.prefix_hits.value == 0.0, "nothing was found in a cache"
+
+
 async def test_a_top_up_reports_tokens_as_bills_have_them_beside_what_limits_count(house: House) -> None:
     weights = Weights(input=500, cached_input=100, output=2_500)
     house.prices = PriceBook({("m", Tier.STANDARD): Entry(Price(100, 50, 300), 1_000, weights)}, 1)

@@ -13,6 +13,7 @@ from gateway import slo_keeper
 from gateway.account.attribution import Facts, Verdict
 from gateway.account.fluid import Job, Machine
 from gateway.account.outcomes import RequestOutcome
+from gateway.recent_share import MEMORY
 from gateway.slo_keeper import PoolLoad, SloKeeper
 from gateway.timelines import Timelines
 from tenants import timelines as stored
@@ -62,6 +63,7 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     assert house.keeper.ended("m", FACTS, Tier.STANDARD) == 1
     assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == 0
     assert house.keeper.ended("m", FACTS, Tier.BATCH) == 0, "no target binds it"
+    assert house.load.attainment.value == pytest.approx(MEMORY), "one missed, then one met"
     await house.keeper.judge_pending()
     await house.keeper.flush()
 
