@@ -114,7 +114,7 @@ class Controlling:
         p50, p90 = (self._lengths.quantile(NOBODY, self._model, quantile) for quantile in (0.5, 0.9))
         return Observation(
             arrivals_per_s=self._arrivals_per_s(now_s),
-            length_spread=log(max(1, p90) / max(1, p50)) / Z90,
+            length_spread=length_spread(p50, p90),
             kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
             prefix_hit_share=self._prefix_hits() or 0.0,
             step_s=max(map(_step_s, snapshots), default=0.0),
@@ -122,6 +122,11 @@ class Controlling:
             queued=len(self._flow),
             evictions=evictions,
         )
+
+
+def length_spread(p50: int, p90: int) -> float:
+    """Standard deviation of the logarithm of lengths with these quantiles, were it normal."""
+    return log(max(1, p90) / max(1, p50)) / Z90
 
 
 def _step_s(snapshot: Snapshot) -> float:

@@ -7,10 +7,9 @@ often as at a real one. What engines and clients would tell it is read off the r
 from __future__ import annotations
 
 from collections import deque
-from math import log
 
 from engine.forecast.step_time import predict_step_s
-from gateway.controlling import EVERY_S, Z90, Setters, bounds_of, queue_setters
+from gateway.controlling import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.flow.control import Control, Knob, Mode, Move, Observation
 from gateway.recent_share import RecentShare
 from ops.simulate.pool import SimulatedPool
@@ -72,7 +71,7 @@ class Steering:
         running = max(len(each.running) for each in schedulers)
         return Observation(
             arrivals_per_s=arrived / EVERY_S,
-            length_spread=_spread(self._lengths),
+            length_spread=length_spread(*self._quantiles()),
             kv_share=sum(each.pool.num_referenced for each in schedulers)
             / sum(each.pool.num_blocks for each in schedulers),
             prefix_hit_share=self._hits.value or 0.0,
@@ -82,11 +81,7 @@ class Steering:
             evictions=evictions,
         )
 
-
-def _spread(lengths: deque[int]) -> float:
-    """Standard deviation of the logarithm, by two quantiles; 0 of nothing."""
-    if not lengths:
-        return 0.0
-    ordered = sorted(lengths)
-    p50, p90 = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.9))
-    return log(p90 / p50) / Z90
+    def _quantiles(self) -> tuple[int, int]:
+        """p50 and p90 of the last lengths; 1 of none."""
+        ordered = sorted(self._lengths) or [1]
+        return ordered[(len(ordered) - 1) // 2], ordered[int(0.9 * (len(ordered) - 1))]
