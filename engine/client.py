@@ -157,6 +157,7 @@ class EngineClient:
         self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
         self._wanted_policy: str | None = None
         """The last one that was asked for: an engine that restarts is told again."""
+        self._wanted_token_share = 1.0
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
         self._acknowledgements: dict[str, None] = {}
 
@@ -282,6 +283,13 @@ class EngineClient:
             self._wanted_policy = None
             raise ValueError(error)
 
+    def set_token_budget(self, share: float) -> None:
+        """Of the tokens that a step may compute, the share that it does at most from the next one on; where
+        the engine is away, from its return on."""
+        self._wanted_token_share = share
+        if self._up:
+            self._post(messages.SetTokenBudget(share))
+
     async def explain(self) -> messages.Explained:
         """The policy in force and the last scheduling decisions. Raises `EngineUnavailable`."""
         self._send(messages.Explain())
@@ -403,6 +411,8 @@ class EngineClient:
             assert self._wanted_policy is not None
             self._policies.append(asyncio.get_running_loop().create_future())
             self._post(messages.SetPolicy(self._wanted_policy))
+        if self._wanted_token_share < 1:
+            self._post(messages.SetTokenBudget(self._wanted_token_share))
         pending = list(self._acknowledgements)
         self._acknowledgements.clear()
         self.acknowledge(pending)

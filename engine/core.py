@@ -243,6 +243,14 @@ class EngineCore:
         """Another policy from the next step on. Raises `UnknownPolicy`."""
         self.scheduler.set_policy(make_policy(name, self.config.policy_options))
 
+    def set_token_budget(self, share: float) -> None:
+        """A step computes at most `share` of its tokens from the next one on, but a token for every sequence
+        that may run. Raises ValueError unless 0 < share <= 1."""
+        if not 0 < share <= 1:
+            raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
+        most, least = self.config.max_batched_tokens, self.config.max_sequences
+        self.scheduler.max_batched_tokens = min(most, max(least, round(share * most)))
+
     def set_counters(self, counters: dict[str, int]) -> None:
         """The owner's service counters replace the local ones."""
         for tenant_id, value in counters.items():

@@ -84,6 +84,8 @@ class EngineLoop:
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
+        self._budget_of: Session | None = None
+        """Whose the token budget is."""
         self._unaudited_s: float | None = None
         """When the last step since the last audit was."""
         self._dropped = 0
@@ -209,6 +211,8 @@ class EngineLoop:
             self._questions.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
             self._set_policy(session, command.name)
+        elif isinstance(command, messages.SetTokenBudget):
+            self._set_token_budget(session, command.share)
         elif isinstance(command, messages.Explain):
             self._send(session, messages.encode(self._core.explain()))
         elif isinstance(command, messages.Export):
@@ -263,6 +267,14 @@ class EngineLoop:
         except (KeyError, ValueError) as failure:
             error = str(failure)
         self._send(session, messages.encode(messages.PolicySet(name, error)))
+
+    def _set_token_budget(self, session: Session, share: float) -> None:
+        try:
+            self._core.set_token_budget(share)
+        except ValueError as error:
+            self._complain(f"gateway {session.gateway_id!r}: {error}", self._clock())
+            return
+        self._budget_of = session
 
     def _answer_collects(self) -> None:
         # Sequences whose session has ended are being cancelled; their outcomes belong to the answer.
@@ -398,6 +410,9 @@ class EngineLoop:
             "gateway %s lost: %s; %d sequences cancelled", session.gateway_id, why, len(session.tenants)
         )
         self._backlogs.pop(session.identity, None)
+        if session is self._budget_of:
+            self._budget_of = None
+            self._core.set_token_budget(1.0)
         for sequence_id in session.tenants:
             self._core.cancel(sequence_id, "cancelled", "gateway lost")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -138,6 +138,13 @@ class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
     """Names the scheduling policy from the next step on."""
 
     name: str
+
+
+class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_budget"):
+    """Of the tokens that a step may compute, the share that it does at most from the next one on. All again
+    when the session that set it ends."""
+
+    share: float
 
 
 class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
@@ -415,6 +422,7 @@ Command = (
     | Counters
     | Collect
     | SetPolicy
+    | SetTokenBudget
     | Explain
     | Export
     | Import

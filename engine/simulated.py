@@ -98,7 +98,9 @@ class SimulatedReplica:
             context_tokens=context_tokens,
             step_time=step_time,
         )
-        self.scheduler = EngineCore(runner, VirtualTexts(), config, clock).scheduler
+        self.core = EngineCore(runner, VirtualTexts(), config, clock)
+        """Whose scheduler it is; its own steps are not taken."""
+        self.scheduler = self.core.scheduler
         self.scheduler.step_time = step_time
         self.now_s = 0.0
         """The end of the last step, or a later instant that it was told of."""

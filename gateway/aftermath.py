@@ -18,6 +18,7 @@ from gateway.account.charge import Use
 from gateway.account.fluid import Job, Machine
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.timeline import Event, Kind, Timeline, Whose, assemble, pack
+from gateway.admission import Admission
 from gateway.dispatcher import Dispatcher
 from gateway.run import Run
 from gateway.slo_keeper import PoolLoad, SloKeeper
@@ -45,11 +46,13 @@ class Aftermath:
         find: Callable[[str], Run | None],
         machine: Callable[[], Machine | None],
         *,
+        admission: Admission,
         wall_clock: Callable[[], float] = time.time,
         spans: SpanEmitter | None = None,
     ) -> None:
-        """`find`: a request under way, by its id; `machine`: the engines as they are; `spans`: None: no spans
-        are made."""
+        """`find`: a request under way, by its id; `machine`: the engines as they are; `admission` hears
+        whether those that it let in kept their targets; `spans`: None: no spans are made."""
+        self._admission = admission
         self._pool = pool
         self._wall_clock = wall_clock
         self._spans = spans
@@ -186,7 +189,9 @@ class Aftermath:
         )
         if outcome is RequestOutcome.REFUSED:
             return 0  # nobody took it up: its client was told at once
-        return self._slo.ended(self._pool, facts, Tier(run.call.tier))
+        compared = self._slo.ended(self._pool, facts, Tier(run.call.tier))
+        self._admission.ended(run.call, run.estimate, missed=compared.missed > 0)
+        return compared.to_judge
 
 
 def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> Facts:

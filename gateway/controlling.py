@@ -2,8 +2,9 @@
 
 The edge of `flow/control.py`: every `EVERY_S` it puts what the engines and the queue say into an
 `Observation`, and applies the moves that are to be made. Acting, the loop has the knobs that there are
-setters for (`setters_of`: those of this gateway, and those of its queue unless others share it, for all would
-have to turn them alike); with advice it has all of them. Every move is logged with its reason.
+setters for (`setters_of`: those of this gateway, and those of its queue and its engines unless others share
+them, for all would have to turn them alike); with advice it has all of them. Every move is logged with its
+reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gateway.flow.controller import FlowController
 from gateway.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
 
-EVERY_S = 5.0
+EVERY_S = 2.0
 NOBODY = "\0nobody"
 """A tenant without answers of its own: lengths are its model's."""
 Z90 = 1.2816
@@ -39,7 +40,11 @@ def queue_setters(flow: FlowController) -> Setters:
     def lookahead(value: float) -> None:
         flow.window = replace(flow.window, lookahead_sequences=round(value))
 
+    def batch_cap(value: float) -> None:
+        flow.window = replace(flow.window, batch_cap=value)
+
     return {
+        Knob.BATCH_CAP: batch_cap,
         Knob.LOOKAHEAD: lookahead,
         Knob.AGEING: partial(setattr, flow, "ageing_factor"),
         Knob.BATCH_SHARE: partial(setattr, flow, "batch_share"),
@@ -47,13 +52,25 @@ def queue_setters(flow: FlowController) -> Setters:
     }
 
 
-def setters_of(flow: FlowController, lifecycle: Lifecycle, *, is_shared: bool) -> Setters:
-    """All the knobs that a gateway can move by itself."""
+def setters_of(
+    flow: FlowController, lifecycle: Lifecycle, engines: Sequence[Upstream], *, is_shared: bool
+) -> Setters:
+    """All the knobs that a gateway can move by itself. `engines`: whose steps are ours."""
+
+    def token_budget(value: float) -> None:
+        for engine in engines:
+            engine.set_token_budget(value)
+
+    admission = lifecycle.admission
     own: Setters = {
-        Knob.EARLY_REFUSAL: partial(setattr, lifecycle, "refusal_factor"),
+        Knob.ADMISSION: partial(setattr, admission, "strictness"),
+        Knob.EARLY_REFUSAL: partial(setattr, admission, "factor"),
         Knob.RESERVE_QUANTILE: partial(setattr, lifecycle, "reserve_quantile"),
     }
-    return own if is_shared else {**queue_setters(flow), **own}
+    if is_shared:
+        return own
+    of_engines: Setters = {Knob.TOKEN_BUDGET: token_budget} if engines else {}
+    return {**queue_setters(flow), **of_engines, **own}
 
 
 class Controlling:
@@ -72,10 +89,13 @@ class Controlling:
         arrivals_per_s: Callable[[float], float] = lambda now_s: 0.0,
         attainment: Callable[[], float | None] = lambda: None,
         prefix_hits: Callable[[], float | None] = lambda: None,
+        expected_late: Callable[[], float | None] = lambda: None,
+        mistaken: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
-        cache; None: nobody knows."""
+        cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
+        expected to keep it, that missed one; None: nobody knows."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self._setters = setters
         self._model = model
@@ -85,6 +105,8 @@ class Controlling:
         self._arrivals_per_s = arrivals_per_s
         self._attainment = attainment
         self._prefix_hits = prefix_hits
+        self._expected_late = expected_late
+        self._mistaken = mistaken
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
@@ -121,6 +143,8 @@ class Controlling:
             attainment=self._attainment(),
             queued=len(self._flow),
             evictions=evictions,
+            expected_late=self._expected_late() or 0.0,
+            mistaken=self._mistaken() or 0.0,
         )
 
 

@@ -30,7 +30,7 @@ def engine_loads(
                 step_time=step_time_of(upstream),
                 max_sequences=ready.max_sequences,
                 max_batched_tokens=ready.max_batched_tokens,
-                window_sequences=ready.max_sequences + flow.window.lookahead_sequences,
+                window_sequences=flow.window.places(ready.max_sequences),
                 window_kv_tokens=int(kv_tokens * flow.window.kv_window),
                 flights=flights_of(by_replica.get(upstream.replica_id, []), upstream.snapshot),
             )

@@ -360,6 +360,21 @@ def deadline_unreachable(what: str, allowed_s: float, expected_s: float, retry_a
     )
 
 
+def target_unreachable(what: str, target_s: float, expected_s: float, retry_after_s: float) -> ApiError:
+    """Refused at the gate under overload: it would miss its target. `what`: `first token` or
+    `answer`."""
+    return ApiError(
+        503,
+        "target_unreachable",
+        f"Too much is waiting: the request's {what} may be there only after {expected_s:.1f} s (p90), and"
+        f" its target is {target_s:g} s; nothing was charged. Try again later, ask for a higher tier, or send"
+        " fewer requests at once.",
+        type=SERVER_ERROR,
+        retry_after_s=retry_after_s,
+        should_retry=True,
+    )
+
+
 # ---------------------------------------------------------------- cancelling and moving
 
 

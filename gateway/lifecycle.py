@@ -26,7 +26,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from engine.messages import TIER_RANKS
@@ -35,6 +35,7 @@ from gateway import errors, lease
 from gateway.account.charge import SequenceUse, use_of
 from gateway.account.estimate import Times
 from gateway.account.outcomes import RequestOutcome
+from gateway.admission import Admission
 from gateway.aftermath import Aftermath
 from gateway.books import Books, BudgetDenied
 from gateway.decoding import Decoding, StoppedByEngine
@@ -44,14 +45,13 @@ from gateway.errors import ApiError
 from gateway.estimates import Estimates
 from gateway.feed import FeedFull, FeedGate, fed_streams
 from gateway.flow.controller import QueueFull, Ticket
-from gateway.flow.early_refusal import early_refusal
 from gateway.flow.prefixes import prefix_hashes
 from gateway.ids import sequence_id
 from gateway.metrics import Metrics
 from gateway.moving import Moving, Offer, size_of
 from gateway.progress import Outlook, outlook
 from gateway.recent_share import RecentShare
-from gateway.refusals import LONGEST_RETRY_S, as_api_error, outcome_of
+from gateway.refusals import as_api_error, outcome_of
 from gateway.run import Events, InLine, Interrupted, Run
 from gateway.topping import AccountsLost, Leases, Topping
 from gateway.understand import Call
@@ -106,6 +106,7 @@ class Lifecycle:
         rule: Rule,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         aftermath: Aftermath | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
         self._books = books
@@ -119,8 +120,7 @@ class Lifecycle:
         self._aftermath = aftermath
         self.reserve_quantile = rule.reserve_quantile
         """Of the predicted output, held before a request runs."""
-        self.refusal_factor = 1.0
-        """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
+        self.admission = admission or Admission()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
         self._feed = FeedGate(max_waiting=rule.max_fed_waiting)
@@ -234,7 +234,7 @@ class Lifecycle:
                 if run.call.binding is None
                 else run.call.binding.estimate
             )
-            self._refuse_early(run)
+            self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
             await self._reserve(run)
             await self._wait_for_turn(run)
             outcome, error = await self._decode(run)
@@ -244,19 +244,6 @@ class Lifecycle:
                 raise
         finally:
             await self._ending.settle(run, outcome, error)
-
-    def _refuse_early(self, run: Run) -> None:
-        """A request that would not have its turn in time is not put in line. Raises `ApiError`."""
-        late = early_refusal(
-            run.estimate,
-            now_s=run.times.arrived_s,
-            expires_s=self._expires_s(run),
-            factor=self.refusal_factor,
-        )
-        if late is not None:
-            raise errors.deadline_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
-            )
 
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
@@ -268,9 +255,10 @@ class Lifecycle:
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
         sizes = partial(_size, run)
+        sizes_now = cache(sizes)
         hold = lease.first_hold(
             limits,
-            sizes,
+            sizes_now,
             lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
             call.sequences,
             run.predicted_tokens_to_hold * call.sequences,
@@ -279,7 +267,7 @@ class Lifecycle:
         )
         waits_since_s = self._clock()
         is_patient = await self._wait_for_feed(
-            run, fed_streams(limits, sizes, self._estimates.stream_tokens_per_s())
+            run, fed_streams(limits, sizes_now, self._estimates.stream_tokens_per_s())
         )
         run.limited_s = self._clock() - waits_since_s
         until_s = self._expires_s(run)

@@ -17,6 +17,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
 from engine.scheduling.policy import make_policy
 from gateway import errors, recovery
+from gateway.admission import Admission
 from gateway.aftermath import Aftermath, machine_of
 from gateway.books import Books
 from gateway.calibration_file import as_text, load_calibrations, save_calibrations
@@ -125,7 +126,8 @@ class Gateway:
         for name, calibration in load_calibrations(config.data_dir).items():
             if name in self.pools:
                 self.pools[name].estimates.calibration = calibration
-        self._controls = [self._make_control(name, pool) for name, pool in self.pools.items()]
+        self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
+        """The control loop of each model."""
         for pool in self.pools.values():
             pool.estimates.surfaces.promised = partial(self._promised, pool.name)
         self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -178,6 +180,9 @@ class Gateway:
             are_told=config.estimates,
             note="; fair at dispatch only" if spec.is_foreign else "",
         )
+        admission = Admission(
+            lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
+        )
         aftermath = Aftermath(
             spec.name,
             self.timelines,
@@ -187,6 +192,7 @@ class Gateway:
             (lambda: None)
             if spec.is_foreign
             else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
+            admission=admission,
             wall_clock=deps.wall_clock,
             spans=self._spans,
         )
@@ -196,6 +202,7 @@ class Gateway:
             upstream.watch(count_replicas)
         lifecycle = Lifecycle(
             aftermath=aftermath,
+            admission=admission,
             books=self.books,
             dispatcher=dispatcher,
             estimates=estimates,
@@ -226,7 +233,12 @@ class Gateway:
             pool.flow,
             pool.spec.upstreams,
             self.lengths,
-            setters_of(pool.flow, lifecycle, is_shared=isinstance(pool.flow, Mirror)),
+            setters_of(
+                pool.flow,
+                lifecycle,
+                () if pool.spec.is_foreign else pool.spec.upstreams,
+                is_shared=isinstance(pool.flow, Mirror),
+            ),
             rests={
                 Knob.LOOKAHEAD: config.lookahead_sequences,
                 Knob.BATCH_SHARE: config.batch_share,
@@ -235,6 +247,8 @@ class Gateway:
             arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
             attainment=lambda: self.slo.pools[name].attainment.value,
             prefix_hits=lambda: lifecycle.prefix_hits.value,
+            expected_late=lambda: lifecycle.admission.expected_late.value,
+            mistaken=lambda: lifecycle.admission.mistaken.value,
         )
 
     def _count_replicas(self, spec: PoolSpec, aftermath: Aftermath) -> None:
@@ -361,7 +375,7 @@ class Gateway:
     async def _keep_controlled(self) -> None:
         while self.deps.config.control is not Mode.OFF:
             await asyncio.sleep(CONTROL_EVERY_S)
-            for controlling in self._controls:
+            for controlling in self.controls.values():
                 try:
                     controlling.look(self.deps.clock())
                 except Exception:

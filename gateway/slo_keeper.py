@@ -53,6 +53,15 @@ class _Pending:
     at_us: int
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A request's targets, held against what happened."""
+
+    missed: int
+    to_judge: int
+    """Of them; the others were too many at once."""
+
+
 @dataclass
 class PoolLoad:
     """What is known of one model's load."""
@@ -100,26 +109,26 @@ class SloKeeper:
         )
         self._misses = Counter(
             "fairgate_slo_misses",
-            "Missed targets, by cause; `unjudged`: too many at once to be explained.",
+            "Missed targets, by cause; `unjudged`: too many at once to be explained; `refused`: not let in,"
+            " since it would have been missed.",
             ["metric", "tier", "cause"],
             registry=registry,
         )
 
     # ------------------------------------------------------------ what requests do
 
-    def ended(self, pool: str, facts: Facts, tier: Tier) -> int:
-        """A request has ended; returns how many of its targets it missed that will be judged."""
+    def ended(self, pool: str, facts: Facts, tier: Tier) -> Compared:
+        """A request has ended."""
         job = facts.job
-        to_judge = 0
+        all_missed = to_judge = 0
         for slo in self.book.of(job.tenant_id, tier):
             missed = facts.misses(Metric(slo.metric), slo.target_s)
             if missed is None:
                 continue
-            key = CountKey(job.tenant_id, tier.value, slo.metric)
-            self._tallies[key] = self._tallies.get(key, Tally()) + Tally(1, int(missed))
+            self._count(job.tenant_id, tier, slo.metric, missed=missed)
             self.pools[pool].attainment.note(not missed)
-            self._requests.labels(slo.metric, tier.value, "no" if missed else "yes").inc()
             if missed:
+                all_missed += 1
                 pending = self.pools[pool].pending
                 if len(pending) < MAX_PENDING:
                     at_us = round(self._wall_clock() * 1e6)
@@ -127,7 +136,20 @@ class SloKeeper:
                     to_judge += 1
                 else:
                     self._misses.labels(slo.metric, tier.value, "unjudged").inc()
-        return to_judge
+        return Compared(all_missed, to_judge)
+
+    def refused(self, tenant_id: str, tier: Tier, metric: str) -> None:
+        """A request was refused because it would have missed its target of `metric`: that is a miss, counted
+        and not judged."""
+        for slo in self.book.of(tenant_id, tier):
+            if slo.metric == metric:
+                self._count(tenant_id, tier, metric, missed=True)
+                self._misses.labels(metric, tier.value, "refused").inc()
+
+    def _count(self, tenant_id: str, tier: Tier, metric: str, *, missed: bool) -> None:
+        key = CountKey(tenant_id, tier.value, metric)
+        self._tallies[key] = self._tallies.get(key, Tally()) + Tally(1, int(missed))
+        self._requests.labels(metric, tier.value, "no" if missed else "yes").inc()
 
     # ------------------------------------------------------------ start and stop
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from engine.messages import TIER_RANKS
+from gateway.flow.control import Control
 from gateway.flow.controller import FlowController, TenantFlow
 from gateway.upstream.base import Upstream
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
 MAX_LIMITS_SHOWN = 2_000
+SHOWN_MOVES = 20
 _COUNTS = (
     "running",
     "dispatched",
@@ -113,6 +116,14 @@ def _limit(state: LimitState) -> dict[str, Any]:
     }
 
 
+def _control(control: Control) -> dict[str, Any]:
+    return {
+        "mode": control.mode.value,
+        "knobs": {knob.value: value for knob, value in control.values.items()},
+        "moves": [asdict(move) for move in list(control.moves)[-SHOWN_MOVES:]],
+    }
+
+
 def models_of(gateway: Gateway) -> dict[str, Any]:
     """Every served model with its replicas, and what other names mean."""
     shown = {
@@ -121,6 +132,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
             "context_tokens": pool.context_tokens,
             "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
             "running": pool.flow.num_in_flight,
+            "control": _control(gateway.controls[pool.name].control),
             "prompts": "estimated" if pool.spec.is_estimated else "counted",
             "replicas": [each.describe() for each in pool.spec.upstreams],
         }

@@ -2,7 +2,7 @@
 
 One replay (`engine/forecast/probing.py`) builds the surface off which requests of all tenants and tiers read
 their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that replays
-take at most a twentieth of the process. A request replays itself only where there is no surface yet, or only
+take at most a fiftieth of the process. A request replays itself only where there is no surface yet, or only
 one from before a pause; a quote (`replay_for`) where the share allows it.
 """
 
@@ -22,7 +22,7 @@ from engine.messages import TIER_RANKS
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
 from gateway.flow.controller import FlowController
 
-REST = 19.0
+REST = 49.0
 """After a replay none is wanted for so many times what it took."""
 PAUSE_S = 0.5
 """An older surface is from before a pause: whoever comes first pays for a new one."""

@@ -117,7 +117,8 @@ class Call:
     @property
     def input_tokens(self) -> int:
         """Prompt tokens; a prompt counts once, however many choices it has, as OpenAI bills it."""
-        return sum(len(prompt) for prompt in self.prompts)
+        prompts = self.prompts
+        return len(prompts[0]) if len(prompts) == 1 else sum(map(len, prompts))
 
     @property
     def max_output_tokens(self) -> int:
@@ -157,6 +158,8 @@ def understand_chat(
     config: GatewayConfig,
     created: int,
     trace_context: str | None = None,
+    timeout_s: float | None = None,
+    wants_progress: bool = False,
 ) -> Call:
     """A chat completion. Raises `ApiError`."""
     _check_model(request.model, principal, model)
@@ -179,7 +182,7 @@ def understand_chat(
         raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
     return _call(
         request, True, [prompt], (Wording(messages),), asked, param, "messages", logprobs, request_id,
-        principal, model, config, created, trace_context,
+        principal, model, config, created, trace_context, timeout_s, wants_progress,
     )  # fmt: skip
 
 
@@ -193,6 +196,8 @@ def understand_text(
     config: GatewayConfig,
     created: int,
     trace_context: str | None = None,
+    timeout_s: float | None = None,
+    wants_progress: bool = False,
 ) -> Call:
     """A text completion. Raises `ApiError`."""
     _check_model(request.model, principal, model)
@@ -210,7 +215,7 @@ def understand_text(
     wordings = tuple(Wording(prompt=item) for item in items)
     return _call(
         request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, request_id,
-        principal, model, config, created, trace_context,
+        principal, model, config, created, trace_context, timeout_s, wants_progress,
     )  # fmt: skip
 
 
@@ -253,6 +258,8 @@ def _call(
     config: GatewayConfig,
     created: int,
     trace_context: str | None,
+    timeout_s: float | None,
+    wants_progress: bool,
 ) -> Call:
     tier = tier_of(request.service_tier, principal)
     choices = _integer(request.n, "n", 1, config.max_choices, default=1)
@@ -289,6 +296,8 @@ def _call(
         created=created,
         trace_context=trace_context,
         asked_max_tokens=asked_max_tokens is not None,
+        timeout_s=timeout_s,
+        wants_progress=wants_progress and bool(request.stream),
         wordings=wordings,
         pool=model.pool,
         names_tier=request.service_tier not in (None, "auto"),

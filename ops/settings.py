@@ -217,7 +217,7 @@ class GatewaySettings:
         default="off",
         metadata=about(
             values.word("off", "advice", "acting"),
-            "Control loop over the queue's knobs: off, advice (only logged), or acting.",
+            "Control loop over queue, engines and admission: off, advice (only logged), or acting.",
         ),
     )
     estimates: str = field(

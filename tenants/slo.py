@@ -78,6 +78,7 @@ class SloBook:
         for slo in slos:
             self._by.setdefault((slo.tenant_id, slo.tier), {})[slo.metric] = slo
         self._found: dict[tuple[str, Tier], tuple[Slo, ...]] = {}
+        self._targets_s: dict[tuple[str, Tier], Mapping[str, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by)
@@ -88,6 +89,15 @@ class SloBook:
         if found is None:
             merged = self._by.get(("", tier), {}) | self._by.get((tenant_id, tier), {})
             found = self._found[tenant_id, tier] = tuple(merged[metric] for metric in sorted(merged))
+        return found
+
+    def targets_s(self, tenant_id: str, tier: Tier) -> Mapping[str, float]:
+        """Of a request, in seconds by metric."""
+        found = self._targets_s.get((tenant_id, tier))
+        if found is None:
+            found = self._targets_s[tenant_id, tier] = {
+                slo.metric: slo.target_s for slo in self.of(tenant_id, tier)
+            }
         return found
 
 

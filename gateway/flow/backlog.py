@@ -187,6 +187,8 @@ class Backlog:
 
     def queued_up_to(self, band: int) -> int:
         """Requests that wait in bands `band` and above."""
+        if not self._tickets:
+            return 0
         return sum(
             len(line) for (tier, _), lines in self._lines.items() if tier <= band for line in lines.values()
         )

@@ -2,20 +2,29 @@
 
 A request that cannot be answered in time only makes others wait, and its client hears of it late. So it is
 refused at the gate when the forecast says that its turn would come after it expires in the queue, or its
-answer after its deadline.
+answer after its deadline; and, where the control loop says so, when it would miss a target
+(`out_of_reach`): under overload those at the end of the line only make sure that all others are late as well.
 
-Judged by the median (p50): it is refused when it would miss more likely than not. By the 90th percentile up
-to nine of ten that are refused would have been served in time; besides, the median is the replay itself,
-while the p90 adds the spread of lengths to it. A saturated forecast is a lower bound: what misses by it
-misses.
+Deadlines are judged by the median (p50): a request is refused when it would miss more likely than not. By
+the 90th percentile up to nine of ten that are refused would have been served in time; besides, the median is
+the replay itself, while the p90 adds the spread of lengths to it. A saturated forecast is a lower bound: what
+misses by it misses.
 Pure: time is passed in.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+LENIENT = 0.5
+"""Strictness that refuses only those whose 90th percentile is twice their target."""
+STRICT = 1.5
+TRIED_ONE_IN = 20
+"""Of those that a target refuses, so many are let in all the same: a forecast that nobody tries is never put
+right."""
 
 
 class TimesAhead(Protocol):
@@ -23,6 +32,9 @@ class TimesAhead(Protocol):
 
     @property
     def wait_s(self) -> tuple[float, float]: ...
+
+    @property
+    def ttft_s(self) -> tuple[float, float]: ...
 
     @property
     def e2e_s(self) -> tuple[float, float]: ...
@@ -33,11 +45,11 @@ class TooLate:
     """Refused: it would not be in time. Carries what was promised and what is to be expected."""
 
     what: str
-    """`wait`: its turn would come too late; `answer`: its last token would."""
+    """`wait`: its turn would come too late; `first token` and `answer`: that would."""
     allowed_s: float
-    """Seconds from now that there were; 0 for an instant that has passed."""
+    """Seconds from now that there were; 0 for an instant that has passed. Of a target, the target."""
     expected_s: float
-    """Median of what it would have taken."""
+    """What it would have taken: of a deadline the median, of a target the 90th percentile."""
     retry_after_s: float
     """When it is worth another try, if nothing more arrives."""
 
@@ -65,4 +77,27 @@ def early_refusal(
         if allowed_s <= 0 or expected_s > allowed_s:
             retry_after_s = max(1.0, expected_s - max(0.0, allowed_s))
             return TooLate(what, max(0.0, allowed_s), expected_s, retry_after_s)
+    return None
+
+
+def out_of_reach(
+    ahead: TimesAhead | None, targets_s: Mapping[str, float], strictness: float
+) -> TooLate | None:
+    """The target that a request is expected to miss: `strictness` times the 90th percentile of what is
+    expected is beyond it. At 0 nobody misses any; nor without a forecast.
+
+    A target is there to be kept, and under overload the line becomes as long as is allowed: who stands at its
+    end needs room for the forecast's error, and more where that is larger. So not by the median.
+    `targets_s`: seconds by metric; only `ttft` and `e2e` are looked at, for the time per token is the
+    engine's affair and not the line's.
+    """
+    if ahead is None or strictness <= 0:
+        return None
+    for metric, what, (_, expected_s) in (
+        ("ttft", "first token", ahead.ttft_s),
+        ("e2e", "answer", ahead.e2e_s),
+    ):
+        target_s = targets_s.get(metric, math.inf)
+        if strictness * expected_s > target_s:
+            return TooLate(what, target_s, expected_s, max(1.0, expected_s - target_s / strictness))
     return None

@@ -83,7 +83,8 @@ class Rules:
     ) -> None:
         for tier in range(NUM_RANKS):
             held_back: set[int] = set()
-            while True:
+            # For the most part a turn is that of the only one who waits.
+            while len(self._backlog):
                 heads = [each for each in self._backlog.heads(tier, now_s) if each[0] not in held_back]
                 if not heads:
                     break

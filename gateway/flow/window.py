@@ -65,10 +65,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """`lookahead_sequences` beyond what runs at once; `kv_window` as a share of the KV capacity."""
+    """`lookahead_sequences` beyond what runs at once; `kv_window` as a share of the KV capacity; `batch_cap`
+    as a share of what may run at once, below 1 without any lookahead."""
 
     lookahead_sequences: int
     kv_window: float
+    batch_cap: float = 1.0
+
+    def places(self, max_sequences: int) -> int:
+        """Sequences that an engine may have."""
+        if self.batch_cap < 1:
+            return max(1, int(max_sequences * self.batch_cap))
+        return max_sequences + self.lookahead_sequences
 
     def has_room(
         self,
@@ -89,7 +97,7 @@ class WindowRule:
             kv_ahead += kept.kv_tokens
         if sequences_ahead == 0:
             return True
-        places = replica.max_sequences + self.lookahead_sequences
+        places = self.places(replica.max_sequences)
         if is_owed and replica.pauses:
             places += replica.max_sequences // OWED_PART
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from litestar import Request, Response, get, post
@@ -23,6 +22,9 @@ from gateway.wire import begin, headers_of
 from tenants.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
+DEADLINE, SDK_DEADLINE = deadline.HEADER.lower(), deadline.SDK_HEADER.lower()
+PROGRESS, IDEMPOTENCY, QUOTE = (each.HEADER.lower() for each in (progress, idempotency, quotes))
+"""Headers as `headers_of` names them."""
 
 
 COMPLETES: dict[str, Any] = {
@@ -135,15 +137,7 @@ async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Res
 
 async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> ASGIApp:
     gateway, headers = gateway_of(request), headers_of(request.scope)
-    call = replace(
-        call,
-        timeout_s=deadline.timeout_s(
-            headers.get(deadline.HEADER.lower()), headers.get(deadline.SDK_HEADER.lower())
-        ),
-        wants_progress=progress.wants_progress(headers.get(progress.HEADER.lower())) and call.stream,
-    )
-    key = headers.get(idempotency.HEADER.lower())
-    quote = headers.get(quotes.HEADER.lower())
+    key, quote = headers.get(IDEMPOTENCY), headers.get(QUOTE)
     if key is not None:
         return IdempotentAnswer(gateway, call, key, request.url.path, body, quote)
     gateway.require_engine(call.pool)
@@ -154,7 +148,7 @@ async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> A
 
 def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
     gateway, request_id = gateway_of(request), begin(request.scope)
-    deps, served = gateway.deps, gateway.served(model, request_id)
+    deps, served, headers = gateway.deps, gateway.served(model, request_id), headers_of(request.scope)
     return {
         "request_id": request_id,
         "principal": principal_of(request),
@@ -162,7 +156,9 @@ def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
         "renderer": gateway.pools[served.pool].spec.renderer,
         "config": deps.config,
         "created": int(deps.wall_clock()),
-        "trace_context": trace_context(headers_of(request.scope).get("traceparent")),
+        "trace_context": trace_context(headers.get("traceparent")),
+        "timeout_s": deadline.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
+        "wants_progress": progress.wants_progress(headers.get(PROGRESS)),
     }
 
 

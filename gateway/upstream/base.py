@@ -155,6 +155,11 @@ class Upstream(Protocol):
         """Another scheduling policy from the next step on, and after every restart. Raises `UpstreamLost`."""
         ...
 
+    def set_token_budget(self, share: float) -> None:
+        """Of the tokens that a step may compute, the share that it does at most, also after a restart.
+        Nothing where the upstream has a scheduler of its own."""
+        ...
+
     async def explain(self) -> Explained:
         """The policy in force and the last scheduling decisions. Raises `UpstreamLost`."""
         ...

@@ -101,6 +101,9 @@ class LocalEngine:
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
+    def set_token_budget(self, share: float) -> None:
+        self._client.set_token_budget(share)
+
     async def explain(self) -> Explained:
         try:
             return await self._client.explain()

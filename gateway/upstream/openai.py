@@ -191,6 +191,9 @@ class OpenAIUpstream:
     async def set_policy(self, name: str) -> None:
         """Nothing: the server has its own."""
 
+    def set_token_budget(self, share: float) -> None:
+        """Nothing: the server has its own."""
+
     async def explain(self) -> Explained:
         raise UpstreamLost("it does not tell its decisions")
 

@@ -1,9 +1,10 @@
 """Does the control loop do as well as the best that an operator could have set, without swinging?
 
-On virtual time: the same requests with its main knob, how many sequences are sent ahead of an engine, at each
-of several fixed places, with the loop acting from where it rests, and with its advice only. Traffic that
-changes is judged by segments: in each, attainment with the loop may be at most a point below that of the best
-fixed place of that segment, which nobody could have known before.
+On virtual time: the same requests with its main knobs (how strictly requests are refused that would miss
+their target, and how many sequences are sent ahead of an engine) at each of several fixed settings, with the
+loop acting from where it rests, and with its advice only. Traffic that changes is judged by segments: in
+each, attainment with the loop may be at most a point below that of the best fixed setting of that segment,
+which nobody could have known before. Who is refused has missed its targets.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from itertools import pairwise
 from typing import Any
 
 from gateway.flow.control import REVERSAL_S, Knob, Mode, Move
+from gateway.flow.early_refusal import LENIENT, STRICT
 from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED
 from ops.cli.base import table
 from ops.simulate.machines import Machine, profile_machine
-from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool, Watch
+from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.records import Records
 from ops.simulate.requests import Request, Source
 from ops.simulate.slo import Slo
 from ops.simulate.steering import Steering
 
 POLICY = "vtc"
-LOOKAHEADS = (0, 1, LOOKAHEAD_SEQUENCES, 4, 8)
-"""The fixed places of the knob; the one in the middle is where it rests."""
 MOST_BELOW = 0.01
 DIST_SHIFT = "dist_shift"
 DIST_SHIFT_SEGMENT_S = 300.0
@@ -33,6 +33,29 @@ TRACE_SEGMENT_S = 600.0
 SEED = 42
 
 Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where an operator could have put the knobs for good."""
+
+    lookahead: int = LOOKAHEAD_SEQUENCES
+    strictness: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.lookahead} ahead, strictness {self.strictness:g}"
+
+
+REST = Setting()
+"""Where the loop begins."""
+SETTINGS = (
+    Setting(lookahead=0),
+    REST,
+    Setting(lookahead=8),
+    Setting(strictness=LENIENT),
+    Setting(strictness=1.0),
+    Setting(strictness=STRICT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +107,13 @@ def run(cases: Sequence[Case], progress: Callable[[str], None] = lambda line: No
 
 
 def _case(case: Case, progress: Callable[[str], None]) -> Report:
-    shares: dict[int | None, list[float]] = {}
+    shares: dict[Setting | None, list[float]] = {}
     rest = Records()
-    for lookahead in LOOKAHEADS:
-        progress(f"{case.name}, {lookahead} ahead")
-        pool, _ = _served(case, Mode.OFF, lookahead)
-        shares[lookahead] = _attainment(case, pool.records)
-        if lookahead == LOOKAHEAD_SEQUENCES:
+    for setting in SETTINGS:
+        progress(f"{case.name}, {setting}")
+        pool, _ = _served(case, Mode.OFF, setting)
+        shares[setting] = _attainment(case, pool.records)
+        if setting == REST:
             rest = pool.records
     progress(f"{case.name}, advice")
     advised, advice = _served(case, Mode.ADVICE)
@@ -111,17 +134,21 @@ def _case(case: Case, progress: Callable[[str], None]) -> Report:
 
 
 def judge(
-    shares: Mapping[int | None, Sequence[float]], case: Case, moves: Sequence[Move], *, changes_nothing: bool
+    shares: Mapping[Setting | None, Sequence[float]],
+    case: Case,
+    moves: Sequence[Move],
+    *,
+    changes_nothing: bool,
 ) -> Report:
-    """`shares`: attainment by segment, for each fixed place and (None) with the loop acting."""
+    """`shares`: attainment by segment, for each fixed setting and (None) with the loop acting."""
     segments: list[dict[str, Any]] = []
     for number, attained in enumerate(shares[None]):
-        best = max(LOOKAHEADS, key=lambda lookahead: shares[lookahead][number])
+        best = max(SETTINGS, key=lambda setting: shares[setting][number])
         segments.append(
             {
                 "from_s": number * case.segment_s,
-                "fixed": {str(lookahead): shares[lookahead][number] for lookahead in LOOKAHEADS},
-                "best_fixed": best,
+                "fixed": {str(setting): shares[setting][number] for setting in SETTINGS},
+                "best_fixed": str(best),
                 "acting": attained,
                 "below_best": shares[best][number] - attained,
             }
@@ -139,17 +166,19 @@ def judge(
     }
 
 
-def _served(case: Case, mode: Mode, lookahead: int | None = None) -> tuple[SimulatedPool, list[Move]]:
+def _served(case: Case, mode: Mode, setting: Setting = REST) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
+    steering.reach.strictness = setting.strictness
+    # Where nothing depends on it nobody need foresee who is out of reach.
+    foresees = mode is not Mode.OFF or setting.strictness > 0
     pool = SimulatedPool(
         POLICY,
         case.machine,
         replicas=case.replicas,
         prefix_caching=case.source.has_prefixes,
-        watch=Watch(steering.look),
+        watch=steering.watch if foresees else None,
     )
-    if lookahead is not None:
-        pool.flow.window = replace(pool.flow.window, lookahead_sequences=lookahead)
+    pool.flow.window = replace(pool.flow.window, lookahead_sequences=setting.lookahead)
     pool.run(case.source)
     return pool, steering.moves
 
@@ -188,7 +217,7 @@ def show(report: Report) -> None:
         table(
             f"{case['case']}: {case['requests']:,} requests, {case['machine']} x {case['replicas']}; share"
             f" that met {case['slo']}",
-            ("from, s", *(f"{lookahead} ahead" for lookahead in LOOKAHEADS), "acting", "below the best"),
+            ("from, s", *map(str, SETTINGS), "acting", "below the best"),
             [
                 (
                     f"{segment['from_s']:g}",

@@ -148,13 +148,13 @@ def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str)
     """Does the control loop do as well as the best fixed setting, without swinging?
 
     
-    On virtual time: the published setting dist_shift, and traces, with the loop off and its knob at several
-    places, with its advice, and acting. By segments (of 5 minutes; of traces, 10) attainment may be a point
-    below the best fixed place, no knob may turn back more than once a minute, and advice may change nothing.
+    On virtual time: the published setting dist_shift, and traces, with the loop off and its knobs at several
+    settings, with its advice, and acting. By segments (of 5 minutes; of traces, 10) attainment may be a
+    point below the best fixed setting, one knob may turn back in a minute, and advice may change nothing.
     --json answers:
-      {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"0": 0.97, …}, "best_fixed": 4,
-       "acting": 0.97, "below_best": 0.0}, …], "moves": 12, "most_reversals_a_minute": 1,
-       "advice_changes_nothing": true, "ok": true}, …], "ok": true}
+      {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"2 ahead, strictness 0": 0.16,
+       …}, "best_fixed": "2 ahead, strictness 1.5", "acting": 0.72, "below_best": 0.0}, …], "moves": 12,
+       "most_reversals_a_minute": 1, "advice_changes_nothing": true, "ok": true}, …], "ok": true}
     """
     from ops.bench import control as measuring
     from ops.cli.simulate_options import cut, trace_of

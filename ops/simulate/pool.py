@@ -46,7 +46,7 @@ class PoolStuck(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
     """One replica, and what it is doing."""
 
     number: int
@@ -73,6 +73,10 @@ class Watch:
     on_decision: Callable[[SimulatedPool], None] = lambda pool: None
     on_rows: Callable[[int], None] = lambda rows: None
     """Requests that have arrived or ended since, for a progress bar."""
+    admits: Callable[[SimulatedPool, Request], bool] = lambda pool, request: True
+    """Whether a request that arrives, in the row that is the last one, gets in line; see `reach.py`."""
+    on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
+    """An answer, by its row, is complete."""
 
 
 class SimulatedPool:
@@ -124,7 +128,7 @@ class SimulatedPool:
             prefix_caching=prefix_caching,
         )
         self.members = [
-            _Member(
+            Member(
                 number,
                 f"replica-{number}",
                 SimulatedReplica(
@@ -185,7 +189,7 @@ class SimulatedPool:
             if not member.is_busy:
                 member.longest_idle_s = max(member.longest_idle_s, self.now_s - member.idle_since_s)
 
-    def _end(self, member: _Member) -> None:
+    def _end(self, member: Member) -> None:
         """A step or a run is over."""
         engine, happened = member.engine, member.happened
         if member.is_busy:
@@ -203,7 +207,7 @@ class SimulatedPool:
 
     def _decide(
         self,
-        member: _Member | None,
+        member: Member | None,
         *,
         arriving: Request | None = None,
         finished: Iterable[Sequence] = (),
@@ -222,7 +226,7 @@ class SimulatedPool:
         for each in self.members:
             self._begin(each)
 
-    def _begin(self, member: _Member) -> None:
+    def _begin(self, member: Member) -> None:
         """Starts a step or a run, unless one is under way or there is nothing to do."""
         engine = member.engine
         if member.is_busy or not engine.has_work:
@@ -248,7 +252,7 @@ class SimulatedPool:
         member.ticket += 1
         heapq.heappush(self._events, (ends_s, member.number, member.ticket))
 
-    def _wait(self, member: _Member, happened: Happened) -> None:
+    def _wait(self, member: Member, happened: Happened) -> None:
         """The policy waits on purpose: it is asked again then, or when something arrives."""
         until_s = happened.wait_until_s
         if until_s is None or until_s <= self.now_s:
@@ -265,7 +269,10 @@ class SimulatedPool:
         self._watch.on_rows(1)
         machine = self.machine
         tokens = request.input_tokens + request.output_tokens
-        if tokens > machine.context_tokens or tokens - 1 > machine.num_blocks * machine.block_tokens:
+        is_too_long = (
+            tokens > machine.context_tokens or tokens - 1 > machine.num_blocks * machine.block_tokens
+        )
+        if is_too_long or not self._watch.admits(self, request):
             self.records.refused[row] = 1
             self._watch.on_rows(1)
             return
@@ -294,7 +301,7 @@ class SimulatedPool:
         room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
         return max(request.output_tokens, min(DECLARED_TOKENS, room - request.input_tokens))
 
-    def _send(self, turn: Dispatch, cause: _Member | None) -> None:
+    def _send(self, turn: Dispatch, cause: Member | None) -> None:
         entry = turn.ticket.entry
         row, request = self._live[entry.entry_id]
         self.records.dispatched_s[row] = self.now_s
@@ -361,12 +368,13 @@ class SimulatedPool:
         self._serve(request.tenant, (emitted - self._emitted.pop(entry_id)) * OUTPUT_TOKEN_COST)
         self.flow.finish(entry_id, sequence.computed_prompt_tokens, emitted, self.now_s)
         self._predictions.ended(request)
+        self._watch.on_ended(self, row)
         self._watch.on_rows(1)
 
     def _serve(self, tenant: str, cost: int) -> None:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
-    def _settle_emitted(self, cause: _Member | None) -> None:
+    def _settle_emitted(self, cause: Member | None) -> None:
         """Tells the flow controller of all output beyond its prediction: what lies below is charged
         already."""
         progress = self.flow.progress
@@ -402,7 +410,7 @@ SAMPLING = SamplingParams(seed=None)
 _OWN_TOKENS = 1 << 30
 
 
-def _is_before(member: _Member, cause: _Member | None) -> bool:
+def _is_before(member: Member, cause: Member | None) -> bool:
     """Whether, of two things at one instant, the member's own comes before the cause of a decision: arrivals
     come first, then replicas by number."""
     return cause is not None and member.number < cause.number

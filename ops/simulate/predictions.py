@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.forecast.length import LengthForecast
+from engine.scheduling.order import Entry
 from ops.simulate.requests import Request
 
 MODEL = "simulated"
@@ -33,6 +34,11 @@ class Learned:
         """Of the tenant's answers that have ended by now."""
         forecast, tenant = self._forecast, request.tenant
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
+
+    def draw(self, entry: Entry, u: float, generated: int, most: int) -> int:
+        """The quantile `u` of the tenant's answers, given that `generated` tokens are out and more will come,
+        at most `most` in all: for replays of what waits and runs."""
+        return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
     def ended(self, request: Request) -> None:
         """One more sample."""

@@ -1,18 +1,21 @@
 """How does the control loop fare at a simulated pool?
 
-The loop that serves (`gateway/flow/control.py`), with the knobs of the queue, looks at the virtual pool as
-often as at a real one. What engines and clients would tell it is read off the records and the schedulers.
+The loop that serves (`gateway/flow/control.py`), with the knobs of the queue and of admission, looks at the
+virtual pool as often as at a real one. What engines and clients would tell it is read off the records and the
+schedulers.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from engine.forecast.step_time import predict_step_s
 from gateway.controlling import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.flow.control import Control, Knob, Mode, Move, Observation
 from gateway.recent_share import RecentShare
-from ops.simulate.pool import SimulatedPool
+from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.reach import Reach
 from ops.simulate.slo import Slo
 
 KEPT_LENGTHS = 500
@@ -20,9 +23,11 @@ KEPT_LENGTHS = 500
 
 
 class Steering:
-    """For one run: `Watch.on_decision`."""
+    """For one run; `watch` is what the pool tells."""
 
     def __init__(self, mode: Mode, slo: Slo) -> None:
+        self.reach = Reach(slo)
+        """Who is admitted: looked at by whoever lets requests in, turned by the loop."""
         self._mode = mode
         self._slo = slo
         self._control: Control | None = None
@@ -38,6 +43,11 @@ class Steering:
         self._preemptions = 0
 
     @property
+    def watch(self) -> Watch:
+        """The loop, and whoever lets requests in."""
+        return Watch(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
+
+    @property
     def moves(self) -> list[Move]:
         """The last thousand, the latest last."""
         return [] if self._control is None else list(self._control.moves)
@@ -48,7 +58,11 @@ class Steering:
             return
         self._look_s = pool.now_s + EVERY_S
         if self._control is None:
-            self._setters = queue_setters(pool.flow)
+            self._setters = {
+                **queue_setters(pool.flow),
+                Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
+                Knob.ADMISSION: partial(setattr, self.reach, "strictness"),
+            }
             rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
             self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
         for move in self._control.look(self._observe(pool), pool.now_s):
@@ -60,7 +74,8 @@ class Steering:
         arrived = len(records) - self._rows
         self._open += range(self._rows, len(records))
         self._rows = len(records)
-        ended = [row for row in self._open if records.last_s[row] >= 0 or records.refused[row]]
+        # Of those refused no target is kept or missed: a gateway's attainment is of whoever got in line.
+        ended = [row for row in self._open if records.last_s[row] >= 0]
         self._open = [row for row in self._open if records.last_s[row] < 0 and not records.refused[row]]
         for row in ended:
             self._attainment.note(self._slo.met(records, row))
@@ -79,9 +94,16 @@ class Steering:
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,
+            expected_late=self.reach.expected_late.value or 0.0,
+            mistaken=self.reach.mistaken.value or 0.0,
         )
 
     def _quantiles(self) -> tuple[int, int]:
         """p50 and p90 of the last lengths; 1 of none."""
         ordered = sorted(self._lengths) or [1]
         return ordered[(len(ordered) - 1) // 2], ordered[int(0.9 * (len(ordered) - 1))]
+
+
+def _set_token_budget(pool: SimulatedPool, share: float) -> None:
+    for member in pool.members:
+        member.engine.core.set_token_budget(share)

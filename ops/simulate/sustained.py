@@ -2,7 +2,8 @@
 
 Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
 requests meets the SLO. The trace keeps its shape: all its gaps are stretched or shrunk alike. Found by
-doubling or halving from the trace's own rate, then by bisection, to `PRECISION`.
+doubling or halving from the trace's own rate (or from where another policy ended: most are near each other),
+then by bisection, to `PRECISION`. All rates tried are the trace's own times a power of `PRECISION`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ class Sustained:
     runs: int
     is_least: bool = False
     """It may sustain more: the source is too short to tell."""
+    speed: float = 1.0
+    """That rate, in the source's own."""
 
 
 def sustained(
-    scenario: Scenario, policy: str, *, wanted: float = WANTED, limit: int | None = None
+    scenario: Scenario,
+    policy: str,
+    *,
+    wanted: float = WANTED,
+    limit: int | None = None,
+    start_speed: float = 1.0,
 ) -> Sustained:
-    """Of one policy on `scenario.source`, its first `limit` requests. Raises as `run_policy` does."""
+    """Of one policy on `scenario.source`, its first `limit` requests. `start_speed`: the first that is tried.
+    Raises as `run_policy` does."""
     attained: dict[float, float] = {}
     rates: dict[float, float] = {}
     spans_s: dict[float, float] = {}
@@ -67,7 +76,7 @@ def sustained(
         return spans_s[speed] / 2 < LEAST_SPAN_S
 
     good = bad = None
-    speed = 1.0
+    speed = start_speed
     for _ in range(MOST_DOUBLINGS):
         if holds(speed):
             good = speed
@@ -80,7 +89,7 @@ def sustained(
                 break
             speed /= 2
     if good is None:
-        return Sustained(policy, 0.0, attained[min(attained)], len(attained))
+        return Sustained(policy, 0.0, attained[min(attained)], len(attained), speed=start_speed)
     for _ in range(BISECTIONS if bad is not None else 0):
         assert bad is not None
         middle = (good * bad) ** 0.5
@@ -88,7 +97,7 @@ def sustained(
             good = middle
         else:
             bad = middle
-    return Sustained(policy, rates[good], attained[good], len(attained), bad is None)
+    return Sustained(policy, rates[good], attained[good], len(attained), bad is None, good)
 
 
 def compare(
@@ -103,9 +112,11 @@ def compare(
     rows: list[dict[str, Any]] = []
     for name, scenario in scenarios:
         found: dict[str, Sustained] = {}
+        speed = 1.0
         for policy in policies:
             on_policy(name, policy)
-            found[policy] = sustained(scenario, policy, wanted=wanted, limit=limit)
+            found[policy] = sustained(scenario, policy, wanted=wanted, limit=limit, start_speed=speed)
+            speed = found[policy].speed
         rates = {policy: each.rate_per_s for policy, each in found.items()}
         best = max(rates, key=lambda policy: rates[policy])
         rows.append(

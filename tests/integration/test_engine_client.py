@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -54,6 +54,13 @@ def engine(options: EngineOptions) -> Iterator[subprocess.Popen[bytes]]:
 async def client(engine: subprocess.Popen[bytes], options: EngineOptions) -> AsyncIterator[EngineClient]:
     async with connected(options.address) as client:
         yield client
+
+
+async def until_async(count: Callable[[], Awaitable[int]], wanted: int) -> None:
+    """Asks again until it is `wanted`: what other clients send is read in its own time."""
+    async with asyncio.timeout(DEADLINE_S):
+        while await count() != wanted:
+            pass
 
 
 async def idle_snapshot(client: EngineClient) -> Snapshot:
@@ -209,6 +216,26 @@ async def test_a_policy_is_changed_by_name_and_an_unknown_name_changes_nothing(c
     with pytest.raises(ValueError, match=r"fastest.*fcfs.*vtc"):
         await client.set_policy("fastest")
     await client.set_policy("vtc")
+
+
+async def test_a_token_budget_is_in_force_until_the_gateway_that_set_it_is_gone(
+    client: EngineClient, options: EngineOptions
+) -> None:
+    assert client.ready is not None
+    most = client.ready.max_batched_tokens
+
+    async def steps() -> int:
+        """That a prompt of just one step's tokens and its answer of one token take."""
+        before = (await idle_snapshot(client)).step
+        await client.submit(sequence(1, prompt_tokens=most)).drain()
+        await until(lambda: client.snapshot and client.snapshot.step > before)
+        return (await idle_snapshot(client)).step - before
+
+    async with connected(options.address, "gateway-b") as other:
+        other.set_token_budget(0.25)
+        other.set_token_budget(0.0)  # refused; the engine goes on
+        await until_async(lambda: steps(), 4)
+    await until_async(lambda: steps(), 1)
 
 
 async def test_an_exported_sequence_goes_on_where_it_was_token_for_token(client: EngineClient) -> None:

@@ -28,6 +28,7 @@ from engine.messages import (
 from engine.scheduling.counters import ServiceCounters
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.reckoning import reckon
+from gateway.admission import Admission
 from gateway.books import Books
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates
@@ -534,6 +535,21 @@ async def test_a_full_queue_refuses_and_gives_back(house: House) -> None:
     for run, (name,) in runs:
         house.engine.end(name, "stop")
         await house.closed(run)
+
+
+async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: House) -> None:
+    house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
+    run, (name,) = await house.running()
+    house.engine.end(name, "stop")
+    assert (await house.closed(run))[0].error is None, "a target alone refuses nobody"
+    house.lifecycle.admission.strictness = 1.0
+    refused = house.begin()
+    closed, _ = await house.closed(refused)
+    assert closed.error is not None
+    assert (closed.error.status, closed.error.code) == (503, "target_unreachable")
+    assert not refused.in_line
+    assert await house.ledger.find(refused.call.request_id) == []
+    assert house.lifecycle.admission.expected_late.value == 1.0
 
 
 async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:

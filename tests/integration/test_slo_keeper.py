@@ -14,7 +14,7 @@ from gateway.account.attribution import Facts, Verdict
 from gateway.account.fluid import Job, Machine
 from gateway.account.outcomes import RequestOutcome
 from gateway.recent_share import MEMORY
-from gateway.slo_keeper import PoolLoad, SloKeeper
+from gateway.slo_keeper import Compared, PoolLoad, SloKeeper
 from gateway.timelines import Timelines
 from tenants import timelines as stored
 from tenants.admin import Admin
@@ -60,9 +60,9 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     await house.target(1.0)
     told: list[tuple[str, Verdict]] = []
     house.load.on_verdict = lambda request_id, verdict: told.append((request_id, verdict))
-    assert house.keeper.ended("m", FACTS, Tier.STANDARD) == 1
-    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == 0
-    assert house.keeper.ended("m", FACTS, Tier.BATCH) == 0, "no target binds it"
+    assert house.keeper.ended("m", FACTS, Tier.STANDARD) == Compared(1, 1)
+    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
+    assert house.keeper.ended("m", FACTS, Tier.BATCH) == Compared(0, 0), "no target binds it"
     assert house.load.attainment.value == pytest.approx(MEMORY), "one missed, then one met"
     await house.keeper.judge_pending()
     await house.keeper.flush()
@@ -101,14 +101,29 @@ async def test_beyond_what_may_wait_misses_are_counted_and_not_explained(
     monkeypatch.setattr(slo_keeper, "MAX_PENDING", 2)
     house = House(database, pepper)
     await house.target(1.0)
-    for _ in range(5):
-        house.keeper.ended("m", FACTS, Tier.STANDARD)
+    compared = [house.keeper.ended("m", FACTS, Tier.STANDARD) for _ in range(5)]
+    assert compared == [Compared(1, 1)] * 2 + [Compared(1, 0)] * 3
 
     assert len(house.load.pending) == 2
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="unjudged") == 3
     await house.keeper.flush()
     (report,) = await house.admin.slo_report()
     assert report.period.missed == 5
+
+
+async def test_who_is_refused_for_a_target_has_missed_it(database: Database, pepper: bytes) -> None:
+    house = House(database, pepper)
+    await house.target(1.0)
+    for tier, metric in ((Tier.STANDARD, "ttft"), (Tier.STANDARD, "e2e"), (Tier.BATCH, "ttft")):
+        house.keeper.refused("ten_a", tier, metric)
+    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
+    assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="refused") == 1
+    assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="no") == 1
+    assert house.load.attainment.value == 1.0, "of those that got in line"
+    await house.keeper.flush()
+    (report,) = await house.admin.slo_report()
+    assert (report.period.total, report.period.missed) == (2, 1)
+    assert await house.admin.list_misses() == []
 
 
 async def test_without_a_step_time_model_the_cause_is_unknown(database: Database, pepper: bytes) -> None:

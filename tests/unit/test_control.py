@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control import DEFAULT_BOUNDS, REVERSAL_S, Bounds, Control, Knob, Mode, Observation
+from gateway.flow.control import (
+    BURSTS_S,
+    DEFAULT_BOUNDS,
+    REVERSAL_S,
+    Bounds,
+    Control,
+    Knob,
+    Mode,
+    Observation,
+)
+from gateway.flow.early_refusal import LENIENT, STRICT
 
 EVERY_S = 5.0
 
@@ -18,8 +28,10 @@ def seen(
     attainment: float | None = None,
     queued: int = 10,
     evictions: int = 0,
+    late: float = 0.0,
+    mistaken: float = 0.0,
 ) -> Observation:
-    return Observation(10.0, spread, kv, hits, 0.02, attainment, queued, evictions)
+    return Observation(10.0, spread, kv, hits, 0.02, attainment, queued, evictions, late, mistaken)
 
 
 def pushed(control: Control, observation: Observation, now_s: float = 0.0) -> dict[Knob, float]:
@@ -36,6 +48,8 @@ def pushed(control: Control, observation: Observation, now_s: float = 0.0) -> di
         (seen(attainment=0.7), {Knob.EARLY_REFUSAL}, {Knob.BATCH_SHARE}),
         (seen(attainment=0.7, queued=0), set(), set()),
         (seen(attainment=0.95), set(), set()),
+        (seen(late=0.1), {Knob.ADMISSION}, set()),
+        (seen(late=0.04), set(), set()),
         (seen(), set(), set()),
     ],
 )
@@ -43,6 +57,32 @@ def test_each_rule_pushes_its_knobs(observation: Observation, up: set[Knob], dow
     moves = pushed(Control(Mode.ACTING), observation)
     assert {knob for knob, by in moves.items() if by > 0} == up
     assert {knob for knob, by in moves.items() if by < 0} == down
+
+
+def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
+    control = Control(Mode.ACTING)
+
+    def strictness(at_s: float, late: float, mistaken: float) -> float:
+        control.look(seen(late=late, mistaken=mistaken), at_s)
+        return control.values[Knob.ADMISSION]
+
+    assert strictness(0.0, late=0.0, mistaken=0.5) == 0.0, "whoever misses, there is no overload"
+    assert strictness(5.0, late=0.2, mistaken=0.03) == 1.0
+    assert strictness(10.0, late=0.2, mistaken=0.06) == STRICT
+    assert strictness(15.0 + BURSTS_S, late=0.2, mistaken=0.0) == LENIENT
+    assert strictness(76.0 + BURSTS_S, late=0.0, mistaken=0.0) == LENIENT, "it may begin again"
+    assert strictness(80.0 + 2 * BURSTS_S, late=0.0, mistaken=0.0) == 0.0
+
+
+def test_at_most_one_knob_turns_back_in_a_minute() -> None:
+    control = Control(Mode.ACTING)
+    control.look(seen(kv=0.99, spread=2.0), 0.0)
+    moved = {Knob.BATCH_CAP, Knob.TOKEN_BUDGET, Knob.LOOKAHEAD, Knob.RESERVE_QUANTILE, Knob.AGEING}
+    assert {move.knob for move in control.moves} == moved
+    assert control.look(seen(), REVERSAL_S) == [], "who only returns to rest waits a minute more"
+    back = [control.look(seen(), REVERSAL_S * minute) for minute in range(2, 7)]
+    assert [len(moves) for moves in back] == [1, 1, 1, 1, 1]
+    assert {move.knob for moves in back for move in moves} == moved
 
 
 def test_memory_goes_before_concurrency() -> None:
@@ -69,8 +109,8 @@ def test_a_rule_ends_below_another_threshold_than_it_begins_at() -> None:
     assert not pushed(control, seen(kv=0.85), 0.0), "it has not begun"
     assert pushed(control, seen(kv=0.93), 5.0)[Knob.BATCH_CAP] < 0
     assert pushed(control, seen(kv=0.85), 10.0)[Knob.BATCH_CAP] < 0, "it has not ended"
-    assert Knob.BATCH_CAP not in pushed(control, seen(kv=0.5), 15.0), "it turns back a minute later"
-    assert pushed(control, seen(kv=0.5), 15.0 + REVERSAL_S)[Knob.BATCH_CAP] > 0
+    assert Knob.BATCH_CAP not in pushed(control, seen(kv=0.5), 4.9 + 2 * REVERSAL_S), "it turns back later"
+    assert pushed(control, seen(kv=0.5), 10.0 + 2 * REVERSAL_S)[Knob.BATCH_CAP] > 0
 
 
 def test_knobs_come_to_rest_again() -> None:
@@ -78,7 +118,7 @@ def test_knobs_come_to_rest_again() -> None:
     for tick in range(20):
         control.look(seen(kv=0.99, spread=2.0, attainment=0.1), tick * EVERY_S)
     assert control.values[Knob.BATCH_CAP] == DEFAULT_BOUNDS[Knob.BATCH_CAP].lowest
-    for tick in range(20, 80):
+    for tick in range(20, 200):
         control.look(seen(), tick * EVERY_S)
     assert control.values == {knob: bounds.rest for knob, bounds in DEFAULT_BOUNDS.items()}
 
@@ -97,6 +137,8 @@ traffic = st.builds(
     attainment=st.none() | st.floats(0, 1),
     queued=st.integers(0, 100),
     evictions=st.integers(0, 2),
+    late=st.floats(0, 1),
+    mistaken=st.floats(0, 1),
 )
 
 
@@ -114,6 +156,7 @@ def test_whatever_the_traffic_knobs_stay_within_bounds_and_turn_once_a_minute(
         advice.look(observation, now_s)
     assert advice.values == acting.values
     turned: dict[Knob, tuple[float, bool]] = {}
+    reversed_s = -REVERSAL_S
     for move in acting.moves:
         bounds = DEFAULT_BOUNDS[move.knob]
         assert bounds.lowest <= move.after <= bounds.highest
@@ -122,5 +165,6 @@ def test_whatever_the_traffic_knobs_stay_within_bounds_and_turn_once_a_minute(
         last = turned.get(move.knob)
         goes_up = move.after > move.before
         if last is not None and last[1] != goes_up:
-            assert move.at_s - last[0] >= REVERSAL_S
+            assert move.at_s - max(last[0], reversed_s) >= REVERSAL_S
+            reversed_s = move.at_s
         turned[move.knob] = (move.at_s, goes_up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from engine.forecast.step_time import PRIOR
 from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import Entry
+from gateway.admission import Admission
 from gateway.controlling import Controlling, bounds_of, queue_setters, setters_of
 from gateway.flow.control import DEFAULT_BOUNDS, Knob, Mode
 from gateway.flow.controller import FlowController, Ticket
+from gateway.flow.early_refusal import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from gateway.recent_share import RecentShare
@@ -54,14 +56,15 @@ def made(
 def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     controlling, flow, engine = made(Mode.ACTING, referenced=95)
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
-        [move] = controlling.look(0.0)
-    assert (move.knob, move.is_made) == (Knob.LOOKAHEAD, True)
-    assert flow.window.lookahead_sequences == 1
+        moves = controlling.look(0.0)
+    assert {move.knob for move in moves if move.is_made} == {Knob.LOOKAHEAD, Knob.BATCH_CAP}
+    assert (flow.window.lookahead_sequences, flow.window.batch_cap) == (1, 0.875)
     assert "control of m: moves lookahead 2 -> 1, because: KV nearly full (0.95)" in caplog.text
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 99, 0, 1, 100, PRIOR)
     assert controlling.look(5.0) == [], "it turns back a minute later"
-    controlling.look(65.0)
-    assert flow.window.lookahead_sequences == 2
+    for now_s in (125.0, 185.0):
+        controlling.look(now_s)
+    assert flow.window == WindowRule(2, 1.0), "one after the other"
 
 
 def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +87,8 @@ def test_evictions_count_once() -> None:
     controlling, _, engine = made(Mode.ACTING, referenced=10, preemptions=3)
     assert controlling.look(0.0)
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 90, 0, 10, 100, PRIOR, {}, 3)
-    controlling.look(60.0)
+    for now_s in (120.0, 180.0):
+        controlling.look(now_s)
     assert controlling.control.values[Knob.LOOKAHEAD] == 2, "nothing was evicted since"
 
 
@@ -105,6 +109,18 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
     assert (flow.batch_share, flow.prefix_weight, flow.window.lookahead_sequences) == (0.85, 1.5, 3)
 
 
+def test_who_is_expected_late_is_seen() -> None:
+    late, mistaken = RecentShare(), RecentShare()
+    controlling, _, _ = made(
+        Mode.ADVICE, 10, expected_late=lambda: late.value, mistaken=lambda: mistaken.value
+    )
+    assert controlling.look(0.0) == [], "nothing is known"
+    late.note(1.0)
+    assert [(move.knob, move.after) for move in controlling.look(5.0)] == [(Knob.ADMISSION, LENIENT)]
+    mistaken.note(1.0)
+    assert [(move.knob, move.after) for move in controlling.look(10.0)] == [(Knob.ADMISSION, STRICT)]
+
+
 @pytest.mark.parametrize("knob", queue_setters(queue()))
 def test_every_knob_of_a_queue_turns_what_it_is_called(knob: Knob) -> None:
     flow = queue()
@@ -117,6 +133,7 @@ def test_every_knob_of_a_queue_turns_what_it_is_called(knob: Knob) -> None:
 
 def knobs_of(flow: FlowController) -> dict[Knob, float]:
     return {
+        Knob.BATCH_CAP: flow.window.batch_cap,
         Knob.LOOKAHEAD: flow.window.lookahead_sequences,
         Knob.AGEING: flow.ageing_factor,
         Knob.BATCH_SHARE: flow.batch_share,
@@ -125,22 +142,40 @@ def knobs_of(flow: FlowController) -> dict[Knob, float]:
 
 
 @dataclass
+class Budgeted:
+    """An engine whose steps can be made smaller."""
+
+    shares: list[float] = field(default_factory=list)
+
+    def set_token_budget(self, share: float) -> None:
+        self.shares.append(share)
+
+
+@dataclass
 class Requests:
     """What a gateway's own knobs are turned on."""
 
-    refusal_factor: float = 1.0
     reserve_quantile: float = 0.9
+    admission: Admission = field(default_factory=Admission)
 
 
 def test_a_queue_that_others_share_is_left_alone() -> None:
     flow, requests = queue(), Requests()
     lifecycle: Any = requests
-    setters = setters_of(flow, lifecycle, is_shared=True)
-    assert set(bounds_of(Mode.ACTING, setters, {})) == {Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
+    engine: Any = Budgeted()
+    setters = setters_of(flow, lifecycle, [engine], is_shared=True)
+    own = {Knob.ADMISSION, Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
+    assert set(bounds_of(Mode.ACTING, setters, {})) == own
+    setters[Knob.ADMISSION](0.25)
     setters[Knob.EARLY_REFUSAL](1.5)
     setters[Knob.RESERVE_QUANTILE](0.7)
-    assert requests == Requests(1.5, 0.7)
-    assert set(setters_of(flow, lifecycle, is_shared=False)) == set(setters) | set(queue_setters(flow))
+    admission = requests.admission
+    assert (admission.strictness, admission.factor, requests.reserve_quantile) == (0.25, 1.5, 0.7)
+    alone = setters_of(flow, lifecycle, [engine, engine], is_shared=False)
+    assert set(alone) == set(DEFAULT_BOUNDS), "all there are"
+    assert Knob.TOKEN_BUDGET not in setters_of(flow, lifecycle, [], is_shared=False), "others' engines"
+    alone[Knob.TOKEN_BUDGET](0.5)
+    assert engine.shares == [0.5, 0.5], "every replica's"
 
 
 def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:

@@ -406,6 +406,19 @@ def test_the_policy_can_be_changed_by_name() -> None:
     assert replica.core.policy == "fcfs"
 
 
+def test_a_token_budget_makes_chunks_smaller_but_leaves_a_token_for_everybody() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(prompt_token_ids=list(range(1, 61)), max_tokens=2, lease_tokens=2))
+    computed = []
+    for share in (0.5, 0.01, 1.0):
+        replica.core.set_token_budget(share)
+        computed.append(replica.step().num_tokens)
+    assert computed == [8, 4, 16], "of 16 tokens and 4 sequences"
+    for share in (0.0, -1.0, 1.01, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            replica.core.set_token_budget(share)
+
+
 # ---------------------------------------------------------------- learning and load
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.flow.early_refusal import TooLate, early_refusal
+from gateway.flow.early_refusal import TooLate, early_refusal, out_of_reach
 
 
 @dataclass(frozen=True)
 class Ahead:
     wait_s: tuple[float, float]
     e2e_s: tuple[float, float]
+    ttft_s: tuple[float, float] = (11.0, 32.0)
 
 
 AHEAD = Ahead((10.0, 30.0), (20.0, 60.0))
@@ -49,3 +50,18 @@ def test_without_a_forecast_or_a_limit_nobody_is_refused() -> None:
 def test_a_factor_refuses_earlier_and_says_what_it_counted_with() -> None:
     assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0) is None
     assert early_refusal(AHEAD, now_s=100.0, expires_s=112.0, factor=1.5) == TooLate("wait", 12.0, 15.0, 3.0)
+
+
+def test_a_target_is_out_of_reach_when_so_many_times_the_p90_is_beyond_it() -> None:
+    assert out_of_reach(AHEAD, {"ttft": 32.0, "e2e": 60.0}, 1.0) is None
+    assert out_of_reach(AHEAD, {"ttft": 31.5}, 1.0) == TooLate("first token", 31.5, 32.0, 1.0)
+    assert out_of_reach(AHEAD, {"ttft": 40.0, "e2e": 15.0}, 1.0) == TooLate("answer", 15.0, 60.0, 45.0)
+    assert out_of_reach(AHEAD, {"ttft": 8.0}, 0.25) is None
+    assert out_of_reach(AHEAD, {"ttft": 5.0}, 0.25) == TooLate("first token", 5.0, 32.0, 12.0)
+
+
+def test_no_target_no_forecast_no_strictness_no_refusal() -> None:
+    assert out_of_reach(None, {"ttft": 1e-3}, 1.0) is None
+    assert out_of_reach(AHEAD, {}, 1.0) is None
+    assert out_of_reach(AHEAD, {"tpot": 1e-9}, 1.0) is None
+    assert out_of_reach(AHEAD, {"ttft": 1e-9}, 0.0) is None

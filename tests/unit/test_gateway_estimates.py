@@ -175,7 +175,7 @@ def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_pace
     assert bench.estimates.predicted_gpu_ms(call, 50) >= 1
 
 
-def test_replays_take_at_most_a_twentieth_of_the_process() -> None:
+def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
     bench = Bench(replay_took_s=0.004)
     bench.enqueue(40)
     moments: list[float] = []
@@ -186,8 +186,8 @@ def test_replays_take_at_most_a_twentieth_of_the_process() -> None:
         bench.wait_s(now_s, tenant=f"tenant-{tick % 27}")
         bench.estimates.watch(now_s)
         moments += [now_s] * (bench.estimates.surfaces.replays - before)
-    assert len(moments) >= 10
-    assert min(later - earlier for earlier, later in itertools.pairwise(moments)) > 0.004 * 18.9
+    assert len(moments) >= 5
+    assert min(later - earlier for earlier, later in itertools.pairwise(moments)) > 0.004 * 48.9
 
 
 def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:

@@ -134,6 +134,19 @@ def test_request_ids_sort_by_time_and_name_their_sequences() -> None:
     assert sequence_id(early, 3) == f"{early}.3"
 
 
+def test_a_copy_of_the_process_names_its_requests_otherwise() -> None:
+    script = (
+        "import os, sys\n"
+        "from gateway.ids import new_request_id\n"
+        "new_request_id(1.0)\n"
+        "child = os.fork() == 0\n"
+        "os.write(1, new_request_id(1.0).encode() + b' ')\n"
+        "child or os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert len(set(done.stdout.split())) == 2
+
+
 def test_only_a_real_trace_context_is_passed_on() -> None:
     good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert trace_context(good) == good

@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "no_price": (),
     "quote_refused": ("quote_expired", "it has expired"),
     "deadline_unreachable": ("wait", 1.0, 5.0, 4.0),
+    "target_unreachable": ("first token", 1.0, 5.0, 4.0),
     "request_not_found": ("req_1",),
     "request_elsewhere": ("gw-2",),
     "request_cancelled": (3,),

@@ -21,7 +21,7 @@ from ops.simulate.requests import Request
 from ops.simulate.run import Scenario, run_policy, simulate
 from ops.simulate.show import sections
 from ops.simulate.slo import Slo
-from ops.simulate.sustained import PRECISION, compare, ratios, sustained
+from ops.simulate.sustained import BISECTIONS, PRECISION, compare, ratios, sustained
 
 STEP_TIME = StepTime(10e-3, 1e-3, 0.0, 0.0, samples=1, relative_error=0.0)
 """10 ms and 1 ms a token."""
@@ -259,6 +259,17 @@ def test_the_sustained_rate_is_that_at_which_the_slo_still_holds() -> None:
         "fcfs",
     )[0].records
     assert sum(scenario.slo.met(faster, row) for row in range(300)) < 270
+
+
+def test_the_same_rate_is_found_wherever_the_search_begins() -> None:
+    requests = [request(0.1 * number, output_tokens=10) for number in range(300)]
+    scenario = Scenario(Listed(requests), machine(places=4), slo=Slo(0.5, 0.1))
+    plain = sustained(scenario, "fcfs")
+    near, far = (
+        sustained(scenario, "fcfs", start_speed=speed) for speed in (plain.speed / PRECISION**3, 0.25)
+    )
+    assert [near.rate_per_s, far.rate_per_s] == pytest.approx([plain.rate_per_s] * 2)
+    assert near.runs == 2 + BISECTIONS < far.runs
 
 
 def test_a_source_too_short_to_tell_gives_a_rate_that_is_the_least() -> None:

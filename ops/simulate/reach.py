@@ -1,0 +1,105 @@
+"""Which requests does a simulated gateway refuse, because they would miss their target?
+
+The admission that serves (`gateway/flow/target_gate.py`) with the forecasts that serve: a replay of the
+queue and the engines (`gateway/surfaces.py`), here once a virtual second, off which every request reads its
+own, put right by what became of earlier ones.
+"""
+
+from __future__ import annotations
+
+from engine.forecast.conformal import Bucket, Calibration, bucket_of
+from engine.forecast.quote import EngineLoad, Forecast
+from engine.scheduling.order import Entry
+from gateway.engine_loads import flights_of
+from gateway.flow.controller import InFlight
+from gateway.flow.target_gate import TargetGate
+from gateway.surfaces import Size, Surfaces
+from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
+from ops.simulate.predictions import Learned
+from ops.simulate.requests import Request
+from ops.simulate.slo import Slo
+
+REPLAY_EVERY_S = 1.0
+
+
+class Reach(TargetGate):
+    """For one run: `Watch.admits`."""
+
+    def __init__(self, slo: Slo) -> None:
+        """`slo`: the targets of every request."""
+        super().__init__()
+        self._slo = slo
+        self._targets_s = {"ttft": slo.ttft_s, "e2e": slo.e2e_s}
+        self._calibration = Calibration()
+        self._predictions = Learned()
+        """Its own: a forecast remembers for a while what it was asked, and advice is to change nothing."""
+        self._told: dict[int, tuple[Request, Bucket, Forecast, Forecast]] = {}
+        """Of those let in, by row: the forecast as it came and as it was told."""
+        self._pool: SimulatedPool | None = None
+        self._surfaces: Surfaces | None = None
+
+    def admits(self, pool: SimulatedPool, request: Request) -> bool:
+        """Whether a request that arrives now gets in line."""
+        if self._surfaces is None:
+            self._pool = pool
+            # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
+            self._surfaces = Surfaces(
+                pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
+            )
+        surfaces, now_s = self._surfaces, pool.now_s
+        median, high = self._predictions.predict(request)
+        size = Size(request.input_tokens, 1, 1, DECLARED_TOKENS, is_exact=False)
+        surfaces.refresh(now_s)
+        raw = surfaces.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
+        bucket = bucket_of(raw, request.tier, is_exact=False)
+        told = self._calibration.correct(raw, bucket)
+        if self.keeps_out(told, self._targets_s) is not None:
+            return False
+        self._told[len(pool.records) - 1] = request, bucket, raw, told
+        surfaces.arrived(
+            Entry("", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high)
+        )
+        return True
+
+    def ended(self, pool: SimulatedPool, row: int) -> None:
+        """`Watch.on_ended`: what was told is compared with what came to be."""
+        records = pool.records
+        request, bucket, raw, told = self._told.pop(row)
+        self._predictions.ended(request)
+        self.learn(told, self._targets_s, missed=not self._slo.met(records, row))
+        arrived_s = records.arrival_s[row]
+        self._calibration.observe(
+            bucket,
+            raw,
+            told,
+            {
+                "wait": records.dispatched_s[row] - arrived_s,
+                "ttft": records.ttft_s(row),
+                "e2e": records.e2e_s(row),
+            },
+        )
+
+    def _draw(self, entry: Entry, generated: int, u: float) -> int:
+        return self._predictions.draw(entry, u, generated, DECLARED_TOKENS)
+
+    def _loads(self) -> list[EngineLoad]:
+        assert self._pool is not None
+        pool = self._pool
+        by_replica: dict[str, list[InFlight]] = {}
+        for flight in pool.flow.in_flight():
+            by_replica.setdefault(flight.replica_id, []).append(flight)
+        window = pool.flow.window
+        return [
+            EngineLoad(
+                replica_id=member.replica_id,
+                step_time=pool.machine.step_time,
+                max_sequences=member.size.max_sequences,
+                max_batched_tokens=member.engine.scheduler.max_batched_tokens,
+                window_sequences=window.places(member.size.max_sequences),
+                window_kv_tokens=int(member.size.kv_tokens * window.kv_window),
+                flights=flights_of(
+                    by_replica.get(member.replica_id, []), member.engine.core.snapshot(member.replica_id)
+                ),
+            )
+            for member in pool.members
+        ]

@@ -1,0 +1,112 @@
+"""Who is refused at the gate: for a deadline always, for a target only where the control loop says so?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.messages import SamplingParams
+from gateway.account.estimate import Estimate
+from gateway.admission import Admission
+from gateway.errors import ApiError
+from gateway.flow.early_refusal import TRIED_ONE_IN
+from gateway.understand import Call
+from tenants.types import Principal, Tier
+
+PRINCIPAL = Principal(
+    "ten_1", "acme", "prj_1", "key_1", "fg_live_x", 1.0, frozenset({"inference"}), Tier.STANDARD,
+    frozenset(Tier), None,
+)  # fmt: skip
+CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1] * 10,), 1, 40, SamplingParams(), True, True, 1)
+EXPECTED = Estimate(
+    wait_s=(5.0, 9.0), ttft_s=(6.0, 10.0), tpot_s=(0.1, 0.2), e2e_s=(9.0, 20.0), output_tokens=(10, 40),
+    cost_nanousd=(1, 2), max_cost_nanousd=3, tokens_ahead={}, basis="replay", samples=1, saturated=False,
+)  # fmt: skip
+
+
+REFUSED: list[tuple[str, Tier, str]] = []
+
+
+def gate(strictness: float = 1.0, **targets_s: float) -> Admission:
+    def targets(tenant_id: str, tier: Tier) -> Mapping[str, float]:
+        return targets_s if (tenant_id, tier) == ("ten_1", Tier.STANDARD) else {}
+
+    admission = Admission(targets, lambda *refused: REFUSED.append(refused))
+    admission.strictness = strictness
+    return admission
+
+
+def refused(admission: Admission, call: Call = CALL, **limits: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        admission.check(call, EXPECTED, 100.0, **limits)
+    return caught.value
+
+
+def test_a_deadline_refuses_whatever_targets_there_are() -> None:
+    error = refused(gate(0.0), expires_s=104.0)
+    assert (error.status, error.code, error.retry_after_s) == (503, "deadline_unreachable", 1.0)
+    early = gate(0.0)
+    early.check(CALL, EXPECTED, 100.0, 106.0)
+    early.factor = 2.0
+    assert refused(early, expires_s=106.0).code == "deadline_unreachable"
+
+
+def test_a_target_refuses_who_would_miss_it_and_says_when_to_come_again() -> None:
+    error = refused(gate(ttft=2.0))
+    assert (error.status, error.code, error.retry_after_s) == (503, "target_unreachable", 8.0)
+    assert error.should_retry
+    assert REFUSED[-1] == ("ten_1", Tier.STANDARD, "ttft")
+    assert "first token may be there only after 10.0 s (p90), and its target is 2 s" in error.message
+    assert "answer may be there only after 20.0 s" in refused(gate(e2e=8.0)).message
+    assert REFUSED[-1] == ("ten_1", Tier.STANDARD, "e2e")
+    gate(ttft=10.0, e2e=20.0).check(CALL, EXPECTED, 100.0)
+    gate(tpot=0.01).check(CALL, EXPECTED, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("strictness", "is_refused"), [(0.0, False), (0.2, False), (0.21, True), (1.0, True)]
+)
+def test_the_strictness_says_by_how_much(strictness: float, is_refused: bool) -> None:
+    admission = gate(strictness, ttft=2.0)
+    if is_refused:
+        assert refused(admission).retry_after_s == pytest.approx(max(1.0, 10.0 - 2.0 / strictness))
+    else:
+        admission.check(CALL, EXPECTED, 100.0)
+
+
+def test_whoever_has_no_target_or_a_quote_or_no_forecast_is_let_in() -> None:
+    strict = gate(ttft=0.1)
+    strict.check(replace(CALL, tier=Tier.BATCH), EXPECTED, 100.0)
+    binding: Any = object()
+    strict.check(replace(CALL, binding=binding), EXPECTED, 100.0)
+    strict.check(CALL, None, 100.0)
+    assert strict.expected_late.value is None, "and says nothing of those that have one"
+
+
+def test_it_counts_who_would_be_late_whether_refused_or_not() -> None:
+    open_, strict = gate(0.0, ttft=2.0), gate(1.0, ttft=2.0)
+    for _ in range(3):
+        open_.check(CALL, EXPECTED, 100.0)
+        refused(strict)
+    assert open_.expected_late.value == strict.expected_late.value == 1.0
+
+
+def test_some_are_let_in_all_the_same_so_that_the_forecast_learns() -> None:
+    admission = gate(ttft=2.0)
+    for _ in range(2):
+        for _ in range(TRIED_ONE_IN - 1):
+            refused(admission)
+        admission.check(CALL, EXPECTED, 100.0)
+
+
+def test_of_those_expected_in_time_it_counts_who_was_not() -> None:
+    admission = gate(ttft=5.0)
+    admission.ended(CALL, EXPECTED, missed=True)
+    admission.ended(CALL, EXPECTED, missed=False)
+    assert admission.mistaken.value == pytest.approx(0.98)
+    for late, estimate in ((gate(ttft=4.9), EXPECTED), (gate(ttft=5.0), None)):
+        late.ended(CALL, estimate, missed=True)
+        assert late.mistaken.value is None

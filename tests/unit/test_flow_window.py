@@ -1,0 +1,26 @@
+"""How many sequences may an engine have?"""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.flow.window import Load, Replica, WindowRule
+
+
+@pytest.mark.parametrize(
+    ("rule", "places"),
+    [
+        (WindowRule(2, 1.0), 10),
+        (WindowRule(0, 1.0), 8),
+        (WindowRule(2, 1.0, batch_cap=0.5), 4),
+        (WindowRule(2, 1.0, batch_cap=0.01), 1),
+    ],
+)
+def test_a_cap_of_the_batch_leaves_places_empty(rule: WindowRule, places: int) -> None:
+    assert rule.places(8) == places
+    replica, load = Replica("a", 8, 10_000), Load()
+    load.add(1, places - 1, 10)
+    assert rule.has_room(replica, load, 1, 1, 10)
+    load.add(1, 1, 10)
+    assert not rule.has_room(replica, load, 1, 1, 10)
+    assert rule.has_room(replica, load, 0, 1, 10), "who stands above it does not count what is below"
