@@ -59,7 +59,7 @@ serve: $(STAMP_DEMO) ## serve the model that ships with the project (SERVE_ARGS=
 	$(BIN)/fairgate serve $(SERVE_ARGS)
 
 test: $(STAMP_TEST) ## the suite, real PostgreSQL and Redis included; without the long sweeps
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP_TEST) ## the sweeps of histories on virtual time that `make test` leaves out
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m long $(PYTEST_ARGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ from engine.client import EngineClient
 from engine.messages import SamplingParams, Submit
 from engine.server import EngineOptions
 from engine.stream import EngineStream
+from tests.warm_engine import WarmEngine
 
 NUM_BLOCKS = 1024
 BLOCK_TOKENS = 16
@@ -44,11 +44,9 @@ def engine_command(options: EngineOptions) -> list[str]:
 
 
 @contextmanager
-def running_engine(options: EngineOptions) -> Iterator[subprocess.Popen[bytes]]:
+def running_engine(options: EngineOptions) -> Iterator[WarmEngine]:
     """An engine process, stopped at the end; it must then end by itself and without an error."""
-    options.data_dir.mkdir(parents=True, exist_ok=True)
-    with open(options.data_dir / "stderr", "ab") as log:
-        process = subprocess.Popen(engine_command(options), stderr=log, start_new_session=True)
+    process = WarmEngine(options, options.data_dir / "stderr")
     try:
         yield process
         process.send_signal(signal.SIGTERM)

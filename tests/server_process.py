@@ -22,7 +22,10 @@ from typing import Any
 import httpx
 import psutil
 
+from ops.settings import SETTINGS, load
+from ops.wire import engine_options
 from tests.tiny_model import save_tiny_model
+from tests.warm_engine import WarmEngine, engine_to_adopt
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 120.0
@@ -53,13 +56,16 @@ class Server:
     url: str = ""
     owner_key: str = ""
     process: subprocess.Popen[str] | None = None
+    adopted: WarmEngine | None = None
+    """What was there for the server to adopt when it started last."""
 
     def start(self) -> None:
         """Starts it, or starts it again on the same data directory, and waits until it is up."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "ops.cli.main", "serve", "--json", "--port", "0"]
-        command += ["--data-dir", str(self.data_dir), "--model", str(self.model_dir), "--model-name", MODEL]
-        command += ["--prices", PRICE, "--engine-threads", "1", *self.arguments]
+        flags = ["--data-dir", str(self.data_dir), "--model", str(self.model_dir), "--model-name", MODEL]
+        flags += ["--prices", PRICE, "--engine-threads", "1", *self.arguments]
+        command = [sys.executable, "-m", "ops.cli.main", "serve", "--json", "--port", "0", *flags]
+        self._start_engine(flags)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
         environment["PYTHONPATH"] = str(ROOT)
         with (self.data_dir / "stderr").open("a") as log:
@@ -93,6 +99,17 @@ class Server:
     def engine(self) -> psutil.Process:
         """The engine's process."""
         return psutil.Process(self.status()["engines"][0]["pid"])
+
+    def _start_engine(self, flags: list[str]) -> None:
+        """The engine that a server with these flags starts, where it starts one, is there before it."""
+        chosen = dict(zip(flags[::2], flags[1::2], strict=True))
+        file = chosen.pop("--config", None)
+        named = {row.flag: row.name for row in SETTINGS}
+        settings = load(
+            {named[flag]: value for flag, value in chosen.items()}, config_file=Path(file) if file else None
+        )
+        if settings.engine.serve == "yes" and not settings.engine.address:
+            self.adopted = engine_to_adopt(engine_options(settings))
 
     def stop(self) -> None:
         """Ends it in order, and checks that it went well."""
@@ -183,6 +200,8 @@ def _kill_all(server: Server) -> None:
     if server.process is not None and server.process.poll() is None:
         server.process.kill()
         server.process.wait()
+    if server.adopted is not None:
+        server.adopted.kill()
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         if "engine.server" in command and str(server.data_dir) in command:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,8 +25,9 @@ from engine.server import EngineOptions
 from tests import services
 from tests.e2e.test_crash import Stream, start_streams
 from tests.e2e.test_stores_down import checks, refused, served
-from tests.engine_process import engine_command, engine_options
+from tests.engine_process import engine_options
 from tests.server_process import Server, server_process, until
+from tests.warm_engine import WarmEngine
 
 STALE_S = 4
 LEASE_S = 3
@@ -45,12 +45,10 @@ class House:
     redis: services.Service
     options: EngineOptions
     gateways: list[Server] = field(default_factory=list)
-    engine: subprocess.Popen[bytes] | None = None
+    engine: WarmEngine | None = None
 
     def start_engine(self) -> None:
-        self.options.data_dir.mkdir(parents=True, exist_ok=True)
-        with (self.options.data_dir / "stderr").open("ab") as log:
-            self.engine = subprocess.Popen(engine_command(self.options), stderr=log, start_new_session=True)
+        self.engine = WarmEngine(self.options, self.options.data_dir / "stderr")
 
     def kill_engine(self) -> None:
         assert self.engine is not None

@@ -25,7 +25,6 @@ from tests.engine_process import (
     NUM_BLOCKS,
     START_S,
     connected,
-    engine_command,
     engine_options,
     running_engine,
     sequence,
@@ -34,6 +33,7 @@ from tests.engine_process import (
 )
 from tests.services import free_port
 from tests.tiny_model import CONTEXT_TOKENS, save_tiny_model
+from tests.warm_engine import WarmEngine
 
 ENDLESS_TOKENS = 8000
 
@@ -45,13 +45,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 
 @pytest.fixture(scope="module")
-def engine(options: EngineOptions) -> Iterator[subprocess.Popen[bytes]]:
+def engine(options: EngineOptions) -> Iterator[WarmEngine]:
     with running_engine(options) as process:
         yield process
 
 
 @pytest.fixture
-async def client(engine: subprocess.Popen[bytes], options: EngineOptions) -> AsyncIterator[EngineClient]:
+async def client(engine: WarmEngine, options: EngineOptions) -> AsyncIterator[EngineClient]:
     async with connected(options.address) as client:
         yield client
 
@@ -117,7 +117,7 @@ async def test_many_sequences_share_steps_and_each_gets_what_it_gets_alone(clien
         assert await tokens_of(client.submit(alone)) == tokens
 
 
-async def test_ready_says_what_the_engine_is(client: EngineClient, engine: subprocess.Popen[bytes]) -> None:
+async def test_ready_says_what_the_engine_is(client: EngineClient, engine: WarmEngine) -> None:
     ready = client.ready
     assert ready is not None
     assert ready.pid == engine.pid
@@ -351,7 +351,7 @@ def paused_sequences(client: EngineClient) -> set[str]:
 
 
 async def test_an_engine_rests_for_a_reader_that_takes_nothing_and_goes_on_when_it_does(
-    engine: subprocess.Popen[bytes], options: EngineOptions
+    engine: WarmEngine, options: EngineOptions
 ) -> None:
     async with connected(options.address, "gateway-b", max_buffered_deltas=12) as client:
         submit = sequence(400)
@@ -382,11 +382,10 @@ async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_se
     address = f"ipc://{tmp_path}/s" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     mine = engine_options(options.model_dir, tmp_path, address=address)
     lost: list[str] = []
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[WarmEngine] = []
 
-    def start_engine() -> subprocess.Popen[bytes]:
-        with open(tmp_path / "stderr", "ab") as log:
-            processes.append(subprocess.Popen(engine_command(mine), stderr=log, start_new_session=True))
+    def start_engine() -> WarmEngine:
+        processes.append(WarmEngine(mine, tmp_path / "stderr"))
         return processes[-1]
 
     try:
@@ -444,7 +443,7 @@ async def test_malformed_and_unexpected_frames_are_survived(
 
 
 async def test_a_gateway_of_another_protocol_version_is_told_so(
-    engine: subprocess.Popen[bytes], options: EngineOptions
+    engine: WarmEngine, options: EngineOptions
 ) -> None:
     with zmq.Context() as context, raw_socket(context, options) as socket:
         socket.send(messages.encode(Hello("gateway-b", protocol_version=99)))
@@ -467,7 +466,7 @@ async def test_without_an_engine_commands_fail_at_once_and_connecting_says_where
     await client.close()
 
 
-def test_the_client_works_on_uvloop_as_well(engine: subprocess.Popen[bytes], options: EngineOptions) -> None:
+def test_the_client_works_on_uvloop_as_well(engine: WarmEngine, options: EngineOptions) -> None:
     async def run() -> int:
         async with connected(options.address) as client:
             return len(await tokens_of(client.submit(sequence(200))))
