@@ -108,7 +108,9 @@ def simulate(
             "max_batched_tokens": machine.max_batched_tokens,
             "slo": str(scenario.slo),
             "predictions": scenario.predictions,
-            "compared_requests": len(scenario.shortfall.seconds) if scenario.shortfall is not None else None,
+            "compared_requests": len(scenario.shortfall.residuals)
+            if scenario.shortfall is not None
+            else None,
             "policies": results,
         }
     )
