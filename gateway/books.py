@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from gateway.account.outcomes import RequestOutcome
 from gateway.keeping import Keeper

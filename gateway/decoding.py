@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS, Delta, Submit
 from gateway.account.outcomes import RequestOutcome

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from engine.forecast.step_time import PRIOR
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
@@ -45,8 +46,7 @@ class Closing(Exception):
     """The gateway stops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """It is this request's turn, on this upstream."""
 
     upstream: Upstream

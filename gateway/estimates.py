@@ -29,7 +29,7 @@ from gateway.pace import Pace
 from gateway.surfaces import Size, Surfaces
 from gateway.understand import Call
 from gateway.upstream.base import Upstream
-from tenants.pricing import PriceBook
+from tenants.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 50.0
@@ -244,10 +244,11 @@ class Estimates:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        prices = self._prices()
+        prices, most = self._prices().entry(model, tier), size.max_tokens * size.sequences
+        check_counts(size.input_tokens, 0, most)
 
         def cost(output: int) -> int:
-            return prices.cost_nanousd(model, tier, size.input_tokens, 0, output)
+            return prices.cost_nanousd(size.input_tokens, 0, output)
 
         total = (raw.output_tokens[0] * size.sequences, raw.output_tokens[1] * size.sequences)
         return Estimate(
@@ -257,7 +258,7 @@ class Estimates:
             e2e_s=told.e2e_s,
             output_tokens=total,
             cost_nanousd=(cost(total[0]), cost(total[1])),
-            max_cost_nanousd=cost(size.max_tokens * size.sequences),
+            max_cost_nanousd=cost(most),
             tokens_ahead=told.tokens_ahead,
             basis=told.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),

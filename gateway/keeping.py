@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from gateway.account.outcomes import RequestOutcome
 from gateway.mending import Mender

@@ -12,7 +12,9 @@ count on a limit (weights, prices) is the caller's function `sizes`, which never
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.messages import StepTime
 from tenants.quota.store import Denied, Hold
@@ -39,8 +41,7 @@ FOR_EVER = 2**53
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One sequence's place in a request's lease."""
 
     emitted: int

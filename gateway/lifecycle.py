@@ -25,9 +25,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
 from engine.scheduling.order import Entry

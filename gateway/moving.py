@@ -11,9 +11,11 @@ keeps its tier, and the ledger is told so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
 from gateway import errors, lease

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from engine.messages import Inventory, Outcome
 from gateway.account.reckoning import reckon, tier_of

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from engine.messages import TokenLogprob
 from gateway.account.charge import SequenceUse
 from gateway.account.estimate import Account, Estimate, TierMove, Times
@@ -31,8 +33,7 @@ class Begun:
     """The first token is here: headers may go out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one step added to one sequence."""
 
     index: int
@@ -40,16 +41,14 @@ class Piece:
     logprobs: Sequence[TokenLogprob]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """One sequence has ended."""
 
     index: int
     finish: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(msgspec.Struct, frozen=True):
     """The request is over and settled: the last event. `error` where the answer is not complete."""
 
     account: Account

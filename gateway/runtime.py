@@ -9,8 +9,9 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from engine.forecast.conformal import Calibration
 from engine.scheduling.counters import ServiceCounters

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.account.attribution import Cause, Facts, Metric, Verdict, judge
@@ -53,8 +54,7 @@ class _Pending:
     at_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True):
     """A request's targets, held against what happened."""
 
     missed: int

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
+
+import msgspec
 
 from engine.forecast.arrivals import ArrivalRates
 from engine.forecast.features import Features
@@ -38,8 +39,7 @@ FORGET_S = 30.0
 """Lines that nobody asked about for so long have no probes any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """A request as the forecast sees it."""
 
     input_tokens: int

@@ -68,8 +68,7 @@ class ServedModel:
     """Whose replicas run it; empty: those of the model of that name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request, understood: whose it is, its tokens, and how its answers are to be made.
 
     Its sequences are `choices` for each prompt, in OpenAI's order: all choices of the first prompt, then

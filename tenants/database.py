@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -34,6 +35,12 @@ Together = Callable[[Connection, Sequence[Item]], Sequence[T]]
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
+SIBLINGS = 6
+"""After a batch of so many writes others are expected to follow at once (PostgreSQL's `commit_siblings`)."""
+GATHER_S = 0.002
+"""They are waited for so long (its `commit_delay`): what a transaction costs by itself is shared by more."""
+COMMIT_S = 0.01
+"""While a commit takes this long enough writes gather by themselves."""
 BUSY_TIMEOUT_S = 5
 """SQLite: how long to wait for another process (the CLI beside a server) to finish its write."""
 
@@ -307,7 +314,10 @@ class Database:
             raise translate(error) from error
 
     def _write_forever(self) -> None:
+        are_many = False
         while (job := self._queue.get()) is not None:
+            if are_many:
+                time.sleep(GATHER_S)
             batch, last = [job], False
             while len(batch) < self._max_batch:
                 try:
@@ -318,7 +328,9 @@ class Database:
                     last = True
                     break
                 batch.append(following)
+            begun_s = time.monotonic()
             self._commit([job for job in batch if not job.future.cancelled()])
+            are_many = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
             if last:
                 break
         self._drop_kept()

@@ -13,7 +13,7 @@ top-up row is only taken under the epoch in which its hold was granted.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, cast
 
@@ -50,8 +50,7 @@ _TEXT_COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
+class LedgerRow(msgspec.Struct, frozen=True):
     """One movement. A reserve row says what was held, a top-up row what was held in addition (its detail:
     what had been used by then), a settle row what was charged."""
 
@@ -67,7 +66,7 @@ class LedgerRow:
     outcome: str
     at: datetime
     """UTC, with its time zone set."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Numbers and short words worth keeping (never prompts or answers); JSON."""
     charged_to: tuple[str, ...] = ()
     """Reserve rows: `Granted.charged_to`, the counters that this request will be charged to. Counters are
@@ -84,7 +83,7 @@ class LedgerRow:
         """The amounts as limits count them."""
         if self.counted_input is None and self.counted_output is None:
             return self.amounts
-        return replace(
+        return msgspec.structs.replace(
             self.amounts,
             input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
             output_tokens=self.amounts.output_tokens if self.counted_output is None else self.counted_output,
@@ -306,8 +305,7 @@ def _check(row: LedgerRow) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Appended:
+class _Appended(msgspec.Struct, frozen=True):
     """A row on its way."""
 
     row: LedgerRow
@@ -368,8 +366,10 @@ def _epoch(connection: Connection) -> str:
 def _require_epoch(connection: Connection, epoch: str) -> None:
     if connection.dialect.name == "postgresql":
         # Kept to the end of the transaction: nobody opens the next epoch between this look and our COMMIT.
-        connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": EPOCH_LOCK})
-    if _epoch(connection) != epoch:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({EPOCH_LOCK})")
+    # By hand: with every batch of rows, and the mapper takes as long for it as for them.
+    found = connection.exec_driver_sql(f"SELECT value FROM settings WHERE name = '{EPOCH_SETTING}'").scalar()
+    if (found or "") != epoch:
         raise EpochEnded()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -19,8 +20,7 @@ MAX_PURGED = 20_000
 """Rows that one round of `purge` takes away, so that it holds up nobody."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTimeline:
+class StoredTimeline(msgspec.Struct, frozen=True):
     """One row."""
 
     request_id: str

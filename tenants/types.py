@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import msgspec
+
 
 class Tier(StrEnum):
     """Service tiers, first served first."""
@@ -133,8 +135,7 @@ class Limit:
         return replace(self, amount=override.amount, rate_per_s=rate_per_s, override=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True):
     """How much of each meter a request holds or has used. For limits the tokens are weighted ones
     (`tenants/metering.py`), for bills and usage the real ones."""
 

@@ -21,9 +21,11 @@ Pure and serialisable. Bounded: there are only so many buckets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, exp, log
 from typing import Any, Literal
+
+import msgspec
 
 from engine.forecast.quote import Forecast, Seconds
 
@@ -59,8 +61,7 @@ COARSER_EVERY = 4
 """Once a bucket speaks for itself, so many of its scores make one of the coarser buckets'."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True):
     """Requests whose forecasts are corrected alike."""
 
     kind: Kind
@@ -72,7 +73,7 @@ class Bucket:
 
     def of_kind(self, kind: Kind) -> Bucket:
         """The same load under another promise."""
-        return replace(self, kind=kind)
+        return msgspec.structs.replace(self, kind=kind)
 
 
 def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain") -> Bucket:
@@ -159,6 +160,9 @@ class Calibration:
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[Key, What], Shifts] = {}
+        self._factors: dict[Bucket, Sequence[Seconds | None]] = {}
+        """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
+        and changed by the few that are learned from."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
         """Of what was told, corrections included."""
         self.refused = Refused()
@@ -166,14 +170,14 @@ class Calibration:
     def correct(self, raw: Forecast, bucket: Bucket) -> Forecast:
         """The forecast as it is told: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
-        keys = _chain(bucket)
-        wait = _ordered(self._shifted(keys, "wait", raw.wait_s))
-        ttft = _ordered(self._shifted(keys, "ttft", raw.ttft_s), wait)
+        of_wait, of_ttft, of_tpot, of_e2e = self._factors.get(bucket) or self._look_up(bucket)
+        wait = _ordered(_shifted("wait", raw.wait_s, of_wait))
+        ttft = _ordered(_shifted("ttft", raw.ttft_s, of_ttft), wait)
         return Forecast(
             wait_s=wait,
             ttft_s=ttft,
-            tpot_s=_ordered(self._shifted(keys, "tpot", raw.tpot_s)),
-            e2e_s=_ordered(self._shifted(keys, "e2e", raw.e2e_s), ttft),
+            tpot_s=_ordered(_shifted("tpot", raw.tpot_s, of_tpot)),
+            e2e_s=_ordered(_shifted("e2e", raw.e2e_s, of_e2e), ttft),
             output_tokens=raw.output_tokens,
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis,
@@ -228,15 +232,13 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
 
-    def _shifted(self, keys: Sequence[Key], what: What, raw_s: Seconds) -> Seconds:
-        shifts = self._in_force(keys, what)
-        if shifts is None:
-            return raw_s
-        floor_s = FLOOR_S[what]
-        return (
-            max(0.0, (raw_s[0] + floor_s) * exp(shifts.at[0]) - floor_s),
-            max(0.0, (raw_s[1] + floor_s) * exp(shifts.at[1]) - floor_s),
-        )
+    def _look_up(self, bucket: Bucket) -> Sequence[Seconds | None]:
+        keys = _chain(bucket)
+        found = [self._in_force(keys, what) for what in WHATS]
+        factors = self._factors[bucket] = [
+            None if shifts is None else (exp(shifts.at[0]), exp(shifts.at[1])) for shifts in found
+        ]
+        return factors
 
     def _in_force(self, keys: Sequence[Key], what: What) -> Shifts | None:
         """Of the finest bucket with enough answers."""
@@ -247,6 +249,7 @@ class Calibration:
         return None
 
     def _follow(self, bucket: Bucket, what: What, raw: Forecast, actual_s: float) -> None:
+        self._factors.clear()
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
         scores = (
@@ -265,6 +268,16 @@ class Calibration:
         if shifts is None:
             shifts = self._shifts[key, what] = Shifts()
         return shifts
+
+
+def _shifted(what: What, raw_s: Seconds, factors: Seconds | None) -> Seconds:
+    if factors is None:
+        return raw_s
+    floor_s = FLOOR_S[what]
+    return (
+        max(0.0, (raw_s[0] + floor_s) * factors[0] - floor_s),
+        max(0.0, (raw_s[1] + floor_s) * factors[1] - floor_s),
+    )
 
 
 def figure(forecast: Forecast, what: What) -> Seconds:

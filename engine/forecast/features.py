@@ -13,11 +13,12 @@ Places are found by CRC-32: the same in every process and after every restart. P
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import log1p
 from zlib import crc32
+
+import msgspec
 
 PLACES = 4096
 """Of hashed features; two that share a place share a weight."""
@@ -46,8 +47,7 @@ _BIAS, _PROMPT, _TEXT, _TURNS, _LIMIT, _HAS_LIMIT, _STOP, _GREEDY, _HOT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True):
     """A request's places and their values, one for each; values are of the order of 1."""
 
     places: tuple[int, ...]

@@ -9,9 +9,10 @@ beyond the window's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, expm1, log, sqrt
 from statistics import NormalDist
+
+import msgspec
 
 from engine.forecast.arrivals import ArrivalStream
 from engine.forecast.replay import DrawLength, LaneOf, Replay, one_lane
@@ -35,8 +36,7 @@ Z90 = 1.2816
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """What to expect of one request, from now on. Pairs are (p50, p90)."""
 
     wait_s: Seconds

@@ -16,9 +16,10 @@ import binascii
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log
 from typing import Any
+
+import msgspec
 
 from engine.forecast.features import PLACES, Features, place_of
 from engine.forecast.residuals import Residuals
@@ -41,8 +42,7 @@ ROOM = 0.7
 """Above the logarithm of the longest answer seen: twice as long is foretold at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(msgspec.Struct, frozen=True):
     """Where an answer's logarithmic length is expected, and how far from there it may well be."""
 
     place: float

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import expm1, hypot, log, sqrt
 
+import msgspec
+
 from engine.forecast.quote import LENGTH_INFLATION, REPLAY_ERROR, Z90, Forecast
 from engine.forecast.replayed_engine import EngineLoad
 from engine.forecast.step_time import predict_step_s
@@ -26,8 +28,7 @@ LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
 SMALLEST_ERROR = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """Requests of one tenant in one tier."""
 
     tenant_id: str
@@ -56,6 +57,21 @@ class Point:
     is_reached: bool = False
     engine: int = -1
     """Index of the engine that takes it."""
+
+    @property
+    def has_seen(self) -> tuple[float, ...]:
+        """All that lies between two points is mixed of."""
+        return (
+            self.wait_s,
+            self.completed,
+            self.place_s,
+            self.prompt_tokens_ahead,
+            self.tpot_s,
+            self.ahead_own,
+            self.ahead_others,
+            self.ahead_higher,
+            self.is_reached,
+        )
 
 
 @dataclass(slots=True)
@@ -161,6 +177,8 @@ def _between(points: Sequence[Point], cost: int) -> Point:
     if index == len(points):
         return points[-1]
     low, high = points[index - 1], points[index]
+    if low.has_seen == high.has_seen:
+        return low  # where nobody waits, that is what all of them see
     part = log(cost / low.cost) / log(high.cost / low.cost)
 
     def mix(first: float, second: float) -> float:

@@ -7,8 +7,9 @@ The same objects run in front of one engine (inside it) and in front of many (in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 INPUT_TOKEN_COST = 1
 OUTPUT_TOKEN_COST = 2
@@ -18,8 +19,7 @@ COUNTER_SCALE = 1_000_000
 """Counters are integers: cost x COUNTER_SCALE / weight, so that sums never drift."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """What an order may know of a waiting request or sequence."""
 
     entry_id: str

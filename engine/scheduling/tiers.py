@@ -11,7 +11,8 @@ the one that arrived earlier. An engine uses one lane. How a band ranks a tenant
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engine.scheduling.bands import BandCounters, Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND

@@ -30,8 +30,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from gateway.account.fluid import Finish, Fluid, Job, Machine, alone, fair_share
 from gateway.account.outcomes import RequestOutcome

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.messages import Delta, Outcome
 from tenants.types import Amounts
 
@@ -53,8 +55,7 @@ class SequenceUse:
         self.gpu_us = outcome.gpu_us
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(msgspec.Struct, frozen=True):
     """What a whole request used, before it has a price."""
 
     input_tokens: int

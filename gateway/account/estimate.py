@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from engine.messages import Decision
 from gateway.account.promise import Promise
 from tenants.types import Amounts, Tier
@@ -23,8 +25,7 @@ Whole = tuple[int, int]
 """p50, p90."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """A forecast for one request in one tier, with its price."""
 
     wait_s: Seconds
@@ -107,8 +108,7 @@ class TierMove:
     """`tenant` or `operator`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """The last word on a request: what it was promised, what it got, what it paid."""
 
     request_id: str

@@ -20,6 +20,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine.messages import StepTime
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 
@@ -29,8 +31,7 @@ _DONE = 1e-6
 """Tokens: less is nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One request as it really was: its size is known, or as good as."""
 
     job_id: str
@@ -79,8 +80,7 @@ class Machine:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """When a job had its first and its last token; infinite: not within what was followed."""
 
     first_token_s: float

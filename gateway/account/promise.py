@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.forecast.conformal import Bucket, Calibration, What
 from engine.forecast.quote import Forecast
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from gateway.account.estimate import Estimate, Times
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """A forecast as it came and as it was told, and where such forecasts are compared with the truth."""
 
     bucket: Bucket

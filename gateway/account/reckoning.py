@@ -14,8 +14,9 @@ Pure. Who knows best decides, and the settle row says who it was (`basis`):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from engine.messages import Outcome
 from gateway.account.charge import use_of_outcomes
@@ -26,8 +27,7 @@ from tenants.pricing import PriceBook
 from tenants.types import Amounts
 
 
-@dataclass(frozen=True, slots=True)
-class Reckoning:
+class Reckoning(msgspec.Struct, frozen=True):
     """What to write into the settle row."""
 
     outcome: RequestOutcome

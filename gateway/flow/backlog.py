@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from engine.scheduling.order import Entry
 
 
@@ -17,8 +19,7 @@ class Reason(Enum):
     RESERVATION = "reservation"
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True):
     """A request at the gate. `entry` counts all its sequences together; `entry.tier` is the tier that it
     asked for, and `entry.deadline_s` when its answer should be complete."""
 
@@ -60,8 +61,7 @@ class Displaced:
     """Predicted, of its sequences that have not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """A turn: send `ticket` to `replica_id`."""
 
     ticket: Ticket

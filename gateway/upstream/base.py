@@ -7,8 +7,9 @@ API.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Outcome, Ready, Snapshot, Submit
 
@@ -53,8 +54,7 @@ class ReaderTooSlow(Exception):
     the outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
+class Wording(msgspec.Struct, frozen=True):
     """A sequence as its client put it, for servers that render and tokenise by themselves."""
 
     messages: Sequence[dict[str, Any]] | None = None

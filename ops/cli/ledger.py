@@ -86,7 +86,7 @@ def show(request_id: str) -> None:
 
 
 async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
-    from dataclasses import asdict
+    from msgspec import structs
 
     from tenants.database import open_database
     from tenants.errors import TenancyError
@@ -109,7 +109,7 @@ async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
             "gateway_id": row.gateway_id,
             "tier": row.tier,
             "model": row.model,
-            **asdict(row.amounts),
+            **structs.asdict(row.amounts),
             "outcome": row.outcome,
             "detail": dict(row.detail),
         }

@@ -30,6 +30,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from msgspec import structs
+
 from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import (
@@ -367,7 +369,9 @@ class FallbackQuotaStore:
             )
         answer = _in_full(answer, running.limits)
         return (
-            answer if isinstance(answer, Denied) else replace(answer, covered=together(base, answer.covered))
+            answer
+            if isinstance(answer, Denied)
+            else structs.replace(answer, covered=together(base, answer.covered))
         )
 
     async def _settle_here(self, request_id: str, actual: Amounts) -> bool:
@@ -404,11 +408,13 @@ def _in_full(answer: Granted | Denied, limits: Sequence[Limit]) -> Granted | Den
     """The answer, speaking of the limits instead of their slices. Raises `QuotaStoreUnavailable` where a
     slice is used up and will not refill: the limit itself may well have room."""
     whole = {rules.identity(limit): limit for limit in limits}
-    states = tuple(replace(state, limit=whole[rules.identity(state.limit)]) for state in answer.states)
+    states = tuple(
+        structs.replace(state, limit=whole[rules.identity(state.limit)]) for state in answer.states
+    )
     if isinstance(answer, Granted):
-        return replace(answer, states=states)
+        return structs.replace(answer, states=states)
     if not answer.limit.is_bucket or answer.retry_after_s is None:
         raise QuotaStoreUnavailable(
             "the quota store is away, and what may be given out without it is used up"
         )
-    return replace(answer, limit=whole[rules.identity(answer.limit)], states=states)
+    return structs.replace(answer, limit=whole[rules.identity(answer.limit)], states=states)

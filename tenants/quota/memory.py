@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+
+from msgspec.structs import replace
 
 from tenants.quota import rules
 from tenants.quota.rules import Counter, Part, WindowCounter, Wish

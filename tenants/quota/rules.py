@@ -28,12 +28,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter, gt
 from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.structs import replace
 
 from tenants.errors import Invalid
 from tenants.quota.store import Denied, Hold, LimitState, Overrun
@@ -57,8 +59,7 @@ _SECOND_US = 1_000_000
 _SIZES_US = {Window.MINUTE: 60 * _SECOND_US, Window.HOUR: 3_600 * _SECOND_US}
 
 
-@dataclass(frozen=True, slots=True)
-class WindowCounter:
+class WindowCounter(msgspec.Struct, frozen=True):
     """`end_us` 0: the window never ends."""
 
     start_us: int
@@ -69,8 +70,7 @@ class WindowCounter:
     """What is promised beyond `held`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketCounter:
+class BucketCounter(msgspec.Struct, frozen=True):
     """`level` in units times `scale(meter)`, as of `at_ms`; `held` in units. Below zero: a debt of
     GPU-milliseconds."""
 
@@ -79,16 +79,14 @@ class BucketCounter:
     held: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrencyCounter:
+class ConcurrencyCounter(msgspec.Struct, frozen=True):
     held: int
 
 
 Counter = WindowCounter | BucketCounter | ConcurrencyCounter
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """What one request holds on one limit."""
 
     held: int = 0
@@ -108,8 +106,7 @@ class Part:
         return max(0, self.most - self.covered)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What is asked of one limit: totals of one request."""
 
     first: int

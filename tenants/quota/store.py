@@ -7,8 +7,9 @@ arithmetic is `rules.py`, pure; here is only the shape of the conversation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tenants.types import NOTHING, Amounts, Limit
 
@@ -34,8 +35,7 @@ class Overrun(ValueError):
         self.actual = actual
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """How much of each limit a request asks for when it starts: `first <= ahead <= most` in every field.
     Totals since the request began, prompt included.
 
@@ -62,8 +62,7 @@ class Hold:
         return cls(amounts, amounts, amounts)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(msgspec.Struct, frozen=True):
     """One limit's counters at one instant. `available` never falls below 0."""
 
     limit: Limit
@@ -80,8 +79,7 @@ class LimitState:
     """Windows: what the requests that may not be cut are still promised beyond what they hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """Every hard limit holds what must be covered. `states` are after the hold; soft and shadow limits
     that are exceeded now are named in `exceeded`."""
 
@@ -98,8 +96,7 @@ class Granted:
     """Shadow limits that would have refused this call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(msgspec.Struct, frozen=True):
     """Nothing more was held. `limit` is the one that stands in the way longest. `retry_after_s` is None where
     waiting cannot help (a spent budget, or a request larger than the limit itself)."""
 

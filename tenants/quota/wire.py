@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from tenants.quota import rules
 from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, Part, WindowCounter, Wish

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from engine.scheduling.claims import FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
 from engine.scheduling.counters import ServiceCounters

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.scheduling.claims import ALL, SAFE
 from engine.scheduling.counters import ServiceCounters

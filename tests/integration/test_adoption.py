@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from engine.messages import Inventory, Outcome, SamplingParams
 from engine.outcomes import OutcomeStore
@@ -275,7 +276,7 @@ async def test_a_settle_row_of_an_adopter_that_died_is_counted_as_it_stands(hous
     stalled = house.books("stalled")
     call = await house.begin(stalled)
     [found] = await house.ledger.open_requests()
-    await house.ledger.settle(replace(found.reserve, kind="settle", amounts=more(15), charged_to=()))
+    await house.ledger.settle(structs.replace(found.reserve, kind="settle", amounts=more(15), charged_to=()))
     settlement = stalled.settle(call, more(9), RequestOutcome.ENGINE_LOST, {}, lambda: None)
     await asyncio.wait_for(settlement.durable.wait(), 10)
     assert await house.used() == (20, 0)
@@ -285,7 +286,7 @@ async def test_what_somebody_else_has_settled_is_topped_up_no_more(house: House)
     stalled = house.books("stalled")
     call = await house.begin(stalled)
     [found] = await house.ledger.open_requests()
-    await house.ledger.settle(replace(found.reserve, kind="settle", charged_to=()))
+    await house.ledger.settle(structs.replace(found.reserve, kind="settle", charged_to=()))
     await house.store.settle(call.request_id, found.held)
     with pytest.raises(QuotaStoreUnavailable):
         await stalled.top_up(call.request_id, more(1), more(20), more(40))
@@ -297,7 +298,7 @@ async def test_a_charge_that_the_counters_missed_is_counted_once_by_whoever_find
     settled, unwritten, open_one = [await house.begin(dying) for _ in range(3)]
     # Killed between the settle row and the counters, and between hold and reserve row.
     [row] = [each.reserve for each in await house.ledger.open_requests(request_ids=[settled.request_id])]
-    await house.ledger.settle(replace(row, kind="settle", amounts=more(8), charged_to=()))
+    await house.ledger.settle(structs.replace(row, kind="settle", amounts=more(8), charged_to=()))
     await house.store.reserve("req_unwritten", [BUDGET], HOLD, 60)
     await house.store.settle(unwritten.request_id, NOTHING)
     assert await house.used() == (0, 75)
@@ -339,7 +340,7 @@ async def test_an_attempt_that_had_been_written_after_all_is_not_held_twice(hous
     call = await house.begin(books)
     [found] = await house.ledger.open_requests()
     # What a failed attempt may leave: its row, and a gateway that does not know.
-    row = replace(
+    row = structs.replace(
         found.reserve, kind="top_up", number=1, amounts=Amounts(0, 7, 2_100, 0), charged_to=(),
         detail={"used": [5, 3, 1_400, 1, 0]}, at=datetime.fromtimestamp(house.clock(), UTC),
     )  # fmt: skip

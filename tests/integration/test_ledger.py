@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
 from tenants.database import Database, open_database

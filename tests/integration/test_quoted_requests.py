@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.messages import SamplingParams
 from gateway.account.outcomes import RequestOutcome

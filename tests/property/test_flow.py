@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import COUNTER_SCALE, Entry

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.scheduling.counters import COUNTER_SCALE, MAX_LOWERED, ServiceCounters
 from engine.scheduling.order import Entry, Order

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
 from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
@@ -305,8 +306,8 @@ class Twins(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         live = self.live[request_id]
         used = part_of(live.covered, share)
-        first = plus(used, replace(chunk, requests=0, input_tokens=0))
-        used = replace(used, gpu_ms=used.gpu_ms + late_ms)
+        first = plus(used, structs.replace(chunk, requests=0, input_tokens=0))
+        used = structs.replace(used, gpu_ms=used.gpu_ms + late_ms)
         self.raise_to(request_id, used, first, plus(first, far))
 
     def raise_to(self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
@@ -360,7 +361,7 @@ class Twins(RuleBasedStateMachine):
         live = self.live[request_id]
         used = part_of(live.covered, share)
         used = used if is_less else rules.largest(live.used, used)
-        self.settle_by(request_id, replace(used, gpu_ms=used.gpu_ms + late_ms))
+        self.settle_by(request_id, structs.replace(used, gpu_ms=used.gpu_ms + late_ms))
 
     def settle_by(self, request_id: str, used: Amounts) -> None:
         """Another gateway settles; this one still remembers the request."""
@@ -385,7 +386,7 @@ class Twins(RuleBasedStateMachine):
         if not exact:
             return
         field, covered = data.draw(st.sampled_from(exact))
-        used = replace(live.used, **{field: covered + 1})
+        used = structs.replace(live.used, **{field: covered + 1})
         if by_top_up:
             answer = self.both(lambda store: store.top_up(request_id, used, used, used))
         else:
@@ -483,7 +484,7 @@ class Twins(RuleBasedStateMachine):
         held = Amounts(output_tokens=count, requests=0, gpu_ms=count)
         request_id = self.reserve([index], Hold.whole(held), 4_000)
         if request_id is not None:
-            used, far = replace(held, gpu_ms=count + late_ms), Amounts(output_tokens=999, gpu_ms=999)
+            used, far = structs.replace(held, gpu_ms=count + late_ms), Amounts(output_tokens=999, gpu_ms=999)
             for report, asked in ((used, far), (NOTHING, held), (used, held)):
                 self.raise_to(request_id, report, asked, asked)
             self.settle_by(request_id, NOTHING if is_less else used)
@@ -592,7 +593,7 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.rebuild(used))
         for request_id, live in list(self.live.items()):
             held = rules.largest(live.covered, live.used)
-            hold = replace(live.hold, first=held, ahead=held)
+            hold = structs.replace(live.hold, first=held, ahead=held)
             for _ in range(2):
                 self.both(
                     lambda store, key=request_id, hold=hold, live=live: store.restore(  # type: ignore[misc]

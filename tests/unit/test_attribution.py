@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from engine.forecast.step_time import PRIOR
 from gateway.account.attribution import (
@@ -42,7 +43,7 @@ def test_what_never_came_is_missed_unless_the_client_left_before_its_target() ->
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
-    single = replace(FACTS, job=replace(JOB, output_tokens=1))
+    single = replace(FACTS, job=structs.replace(JOB, output_tokens=1))
 
     assert single.actual_s(Metric.TPOT) is None
     assert single.misses(Metric.TPOT, 0.001) is None
@@ -106,7 +107,7 @@ def test_what_became_of_a_request_does_not_end_it_in_the_other_worlds() -> None:
     """It was taken out of the line before it had its turn; under the fair share it would have had one."""
     expired = replace(
         FACTS,
-        job=replace(JOB, left_s=10.001),
+        job=structs.replace(JOB, left_s=10.001),
         outcome=RequestOutcome.EXPIRED,
         first_token_s=None,
         last_token_s=None,
@@ -119,7 +120,7 @@ def test_what_became_of_a_request_does_not_end_it_in_the_other_worlds() -> None:
 
 def test_verdicts_come_in_the_order_in_which_they_were_asked_for() -> None:
     later = replace(
-        FACTS, job=replace(JOB, job_id="later", arrived_s=20.0), arrived_s=20.0, first_token_s=29.0
+        FACTS, job=structs.replace(JOB, job_id="later", arrived_s=20.0), arrived_s=20.0, first_token_s=29.0
     )
     verdicts = judge([(later, Metric.TTFT, 1.0), (FACTS, Metric.TTFT, 1.5)], [], MACHINE)
 

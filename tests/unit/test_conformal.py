@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from math import exp
 
 import pytest
+from msgspec.structs import replace
 
 from engine.forecast.conformal import WARM_UP, Bucket, Calibration, bucket_of
 from engine.forecast.quote import Forecast

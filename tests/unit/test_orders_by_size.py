@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from engine.scheduling.claims import NO_STARVATION
 from engine.scheduling.counters import ServiceCounters

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from engine.scheduling.counters import MAX_LOWERED, LoweredLog, ServiceCounters
 from engine.scheduling.order import COUNTER_SCALE, Entry, Order

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from engine.forecast.conformal import bucket_of
 from engine.forecast.quote import Forecast
@@ -32,7 +33,7 @@ RAW = Forecast(
     (0.5, 1.25), (0.6, 1.5), (0.02, 0.04), (2.0, 5.0), (50, 90), {"own": 1, "others": 2, "higher_tier": 3},
     "replay", 9, False,
 )  # fmt: skip
-TOLD = replace(RAW, wait_s=(0.75, 1.75), ttft_s=(0.875, 2.0))
+TOLD = structs.replace(RAW, wait_s=(0.75, 1.75), ttft_s=(0.875, 2.0))
 BOOKS = {version: uniform_book({"m": FREE}, version=version) for version in (1, 2)}
 
 

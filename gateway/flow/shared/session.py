@@ -233,7 +233,7 @@ class Session:
                 turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
             )
             if dispatch is not None:
-                heard.append(replace(dispatch, counter=turn.place_counter + turn.falls * wire.FALL))
+                heard.append(structs.replace(dispatch, counter=turn.place_counter + turn.falls * wire.FALL))
         return heard
 
     def _is_ordering(self) -> bool:
