@@ -244,21 +244,19 @@ class Estimates:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        prices, most = self._prices().entry(model, tier), size.max_tokens * size.sequences
-        check_counts(size.input_tokens, 0, most)
-
-        def cost(output: int) -> int:
-            return prices.cost_nanousd(size.input_tokens, 0, output)
-
-        total = (raw.output_tokens[0] * size.sequences, raw.output_tokens[1] * size.sequences)
+        price = self._prices().entry(model, tier).cost_nanousd
+        count, tokens = size.sequences, size.input_tokens
+        most = size.max_tokens * count
+        check_counts(tokens, 0, most)
+        total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
             tpot_s=told.tpot_s,
             e2e_s=told.e2e_s,
             output_tokens=total,
-            cost_nanousd=(cost(total[0]), cost(total[1])),
-            max_cost_nanousd=cost(most),
+            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
+            max_cost_nanousd=price(tokens, 0, most),
             tokens_ahead=told.tokens_ahead,
             basis=told.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),

@@ -116,20 +116,17 @@ def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
     if estimate is None:
         return {}
 
-    def seconds(pair: tuple[float, float]) -> str:
-        return f"p50={pair[0]:.3f}, p90={pair[1]:.3f}"
-
-    def whole(pair: tuple[int, int]) -> str:
-        return f"p50={pair[0]}, p90={pair[1]}"
-
+    (wait, wait_high), (ttft, ttft_high) = estimate.wait_s, estimate.ttft_s
+    (e2e, e2e_high), (tokens, tokens_high) = estimate.e2e_s, estimate.output_tokens
+    cost, cost_high = estimate.cost_nanousd
+    saturated = "; saturated" if estimate.saturated else ""
     return {
-        "x-fairgate-estimate-wait": seconds(estimate.wait_s),
-        "x-fairgate-estimate-ttft": seconds(estimate.ttft_s),
-        "x-fairgate-estimate-latency": seconds(estimate.e2e_s),
-        "x-fairgate-estimate-output-tokens": whole(estimate.output_tokens),
-        "x-fairgate-estimate-cost": f"{whole(estimate.cost_nanousd)}, max={estimate.max_cost_nanousd}",
-        "x-fairgate-estimate-basis": f"{estimate.basis}; samples={estimate.samples}"
-        + ("; saturated" if estimate.saturated else ""),
+        "x-fairgate-estimate-wait": f"p50={wait:.3f}, p90={wait_high:.3f}",
+        "x-fairgate-estimate-ttft": f"p50={ttft:.3f}, p90={ttft_high:.3f}",
+        "x-fairgate-estimate-latency": f"p50={e2e:.3f}, p90={e2e_high:.3f}",
+        "x-fairgate-estimate-output-tokens": f"p50={tokens}, p90={tokens_high}",
+        "x-fairgate-estimate-cost": f"p50={cost}, p90={cost_high}, max={estimate.max_cost_nanousd}",
+        "x-fairgate-estimate-basis": f"{estimate.basis}; samples={estimate.samples}{saturated}",
     }
 
 

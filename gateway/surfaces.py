@@ -25,6 +25,8 @@ from gateway.flow.controller import FlowController
 
 REST = 49.0
 """After a replay none is wanted for so many times what it took."""
+CALM = 4.0
+"""While nobody waits a surface says how fast the engines are, and lasts so many times as long."""
 PAUSE_S = 0.5
 """An older surface is from before a pause: whoever comes first pays for a new one."""
 STALE_S = 5.0
@@ -86,6 +88,8 @@ class Surfaces:
         """By tier: requests that stood in line or ran when the surface was built."""
         self._prompts_since: list[int] = []
         """By tier: prompt tokens that got in line since."""
+        self._queued_then = 0
+        """Requests that waited when it was built."""
         self._is_asked = False
         self._rest_until_s = float("-inf")
 
@@ -101,9 +105,10 @@ class Surfaces:
 
     def refresh(self, now_s: float) -> None:
         """Replays if anybody asked since the last time, and if there is time for it."""
+        if not self._is_asked or now_s < self._rest_until_s:
+            return
         surface = self._surface
-        is_due = surface is None or now_s - surface.at_s >= self._every_s
-        if self._is_asked and is_due and now_s >= self._rest_until_s:
+        if surface is None or now_s - surface.at_s >= self._every_s * (CALM if self._is_calm() else 1.0):
             self._build(now_s)
 
     def read(
@@ -144,6 +149,10 @@ class Surfaces:
             for rank in ranks
         ]
 
+    def _is_calm(self) -> bool:
+        """Nobody waits, and nobody did."""
+        return not self._queued_then and not len(self._flow)
+
     def _ask(self, line: Line, now_s: float) -> None:
         self._is_asked = True
         key = (line.tenant_id, line.tier)
@@ -160,6 +169,7 @@ class Surfaces:
         self._surface = surface = self._replay(lines, ranks, KNOTS_COST, now_s)
         self._ahead_then = [self._ahead(rank) for rank in ranks]
         self._prompts_since = [0] * len(ranks)
+        self._queued_then = len(self._flow)
         self._is_asked = False
         return surface
 

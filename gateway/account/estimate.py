@@ -46,17 +46,15 @@ class Estimate(msgspec.Struct, frozen=True):
 
     def as_json(self) -> dict[str, Any]:
         """As the API shows it."""
+        wait_s, ttft_s, tpot_s, e2e_s = self.wait_s, self.ttft_s, self.tpot_s, self.e2e_s
+        tokens, cost = self.output_tokens, self.cost_nanousd
         return {
-            "wait_s": _pair(self.wait_s, 4),
-            "ttft_s": _pair(self.ttft_s, 4),
-            "tpot_s": _pair(self.tpot_s, 5),
-            "e2e_s": _pair(self.e2e_s, 4),
-            "output_tokens": {"p50": self.output_tokens[0], "p90": self.output_tokens[1]},
-            "cost_nanousd": {
-                "p50": self.cost_nanousd[0],
-                "p90": self.cost_nanousd[1],
-                "max": self.max_cost_nanousd,
-            },
+            "wait_s": {"p50": round(wait_s[0], 4), "p90": round(wait_s[1], 4)},
+            "ttft_s": {"p50": round(ttft_s[0], 4), "p90": round(ttft_s[1], 4)},
+            "tpot_s": {"p50": round(tpot_s[0], 5), "p90": round(tpot_s[1], 5)},
+            "e2e_s": {"p50": round(e2e_s[0], 4), "p90": round(e2e_s[1], 4)},
+            "output_tokens": {"p50": tokens[0], "p90": tokens[1]},
+            "cost_nanousd": {"p50": cost[0], "p90": cost[1], "max": self.max_cost_nanousd},
             "tokens_ahead": self.tokens_ahead,
             "basis": self.basis,
             "samples": self.samples,
@@ -208,10 +206,6 @@ def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
 
 def _account(held: int, charged: int) -> dict[str, int]:
     return {"held": held, "charged": charged, "refunded": held - charged}
-
-
-def _pair(pair: Seconds, digits: int) -> dict[str, float]:
-    return {"p50": round(pair[0], digits), "p90": round(pair[1], digits)}
 
 
 def _rounded(value: float | None) -> float | None:
