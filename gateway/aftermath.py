@@ -222,8 +222,8 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> Facts:
         ended_s=ended_s,
         limited_s=run.limited_s,
         store_s=max(0.0, in_line_s - times.arrived_s - run.limited_s),
-        rested_s=_noted_s(run.timeline, Kind.TOPPED_UP),
-        stalled_s=_noted_s(run.timeline, Kind.STALLED),
+        rested_s=run.timeline.waited_s(Kind.TOPPED_UP),
+        stalled_s=run.timeline.waited_s(Kind.STALLED),
     )
 
 
@@ -278,11 +278,6 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
         opened.note(Kind.MOVED, arrived_s + move.after_s, TIER_RANKS[move.before], TIER_RANKS[move.after])
     opened.notes += timeline.notes
     return opened
-
-
-def _noted_s(timeline: Timeline, kind: Kind) -> float:
-    """Both kinds begin with the microseconds that were waited."""
-    return sum(numbers[0] for noted, _, numbers in timeline.notes if noted == kind) / 1e6
 
 
 def _us(seconds: float) -> int:

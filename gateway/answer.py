@@ -20,13 +20,15 @@ from litestar.types import Receive, Scope, Send
 from gateway import progress, responses
 from gateway.account.estimate import Account
 from gateway.account.outcomes import RequestOutcome
+from gateway.bounded_send import BoundedSend
 from gateway.chunk_text import TextChunks
 from gateway.errors import ApiError
 from gateway.headers import contract_headers, estimate_headers, limit_headers
+from gateway.listening import Listener
 from gateway.responses import Choice
-from gateway.run import Begun, Closed, Ended, Event, InLine, Piece, Run
+from gateway.run import Begun, Closed, Ended, Event, InLine, Piece, Run, Silence
 from gateway.understand import Call
-from gateway.wire import send_json, send_start
+from gateway.wire import send_start
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
@@ -55,8 +57,8 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
         watcher = _Watcher(receive, run)
-        events = _Listener(run)
-        bounded = _Bounded(send, self._write_timeout_s)
+        events = Listener(run)
+        bounded = BoundedSend(send, self._write_timeout_s)
         try:
             if self._call.stream:
                 await self._stream(run, events, bounded)
@@ -71,11 +73,12 @@ class Answer:
             run.interrupt(RequestOutcome.FAILED)
             raise
         finally:
+            bounded.end()
             await watcher.close()
 
     # ------------------------------------------------------------ not streamed
 
-    async def _whole(self, run: Run, events: _Listener, send: _Bounded) -> None:
+    async def _whole(self, run: Run, events: Listener, send: BoundedSend) -> None:
         choices = [Choice(index) for index in range(self._call.sequences)]
         closed: Closed | None = None
         for event in [await events.next(), *events.at_once()]:
@@ -97,7 +100,7 @@ class Answer:
 
     # ------------------------------------------------------------ streamed
 
-    async def _stream(self, run: Run, events: _Listener, send: _Bounded) -> None:
+    async def _stream(self, run: Run, events: Listener, send: BoundedSend) -> None:
         first, has_headers = await self._first(run, events, send)
         if not has_headers:
             if isinstance(first, Closed):
@@ -108,24 +111,24 @@ class Answer:
                 return
             await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
         writer = _ChunkWriter(run.call)
-        batch: list[Event] = [first]
-        while True:
-            batch += events.at_once()
-            body = b"".join([writer.write(event) for event in batch]) if batch else responses.KEEP_ALIVE
-            last = batch[-1] if batch else None
-            if isinstance(last, Closed):
-                self.closed = last
-                if last.error is not None:
-                    self._count(last.error)
-            if body:
-                more = not isinstance(last, Closed)
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-            if isinstance(last, Closed):
-                return
-            event = await events.within(self._keep_alive_s)
-            batch = [] if event is None else [event]
+        batch = [first]
+        with events.noting_silence(self._keep_alive_s):
+            while True:
+                batch += events.at_once()
+                body = b"".join([writer.write(event) for event in batch])
+                last = batch[-1]
+                if isinstance(last, Closed):
+                    self.closed = last
+                    if last.error is not None:
+                        self._count(last.error)
+                if body:
+                    more = not isinstance(last, Closed)
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+                if isinstance(last, Closed):
+                    return
+                batch = [await events.next()]
 
-    async def _first(self, run: Run, events: _Listener, send: _Bounded) -> tuple[Event, bool]:
+    async def _first(self, run: Run, events: Listener, send: BoundedSend) -> tuple[Event, bool]:
         """The first event worth telling, and whether headers went out before it: with progress they do, and
         comments after them, unless it is refused or served at once."""
         if not self._call.wants_progress:
@@ -142,7 +145,7 @@ class Answer:
 
     # ------------------------------------------------------------ both
 
-    async def _refuse(self, run: Run, send: _Bounded, error: ApiError) -> None:
+    async def _refuse(self, run: Run, send: BoundedSend, error: ApiError) -> None:
         self._count(error)
         await send.json(error.status, error.body(), self._headers(run) | error.all_headers())
 
@@ -164,45 +167,6 @@ class Answer:
         )
 
 
-class _Listener:
-    """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
-    client still gets the last word."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._was_cut = False
-
-    async def next(self, timeout_s: float | None = None) -> Event:
-        """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""
-        while True:
-            try:
-                if timeout_s is None:
-                    return await self._run.events.get()
-                async with asyncio.timeout(timeout_s):
-                    return await self._run.events.get()
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._was_cut or task is None:
-                    raise
-                self._was_cut = True
-                task.uncancel()
-                self._run.interrupt(RequestOutcome.SHUTDOWN)
-
-    async def within(self, timeout_s: float) -> Event | None:
-        """The next event; None after a silence of `timeout_s`."""
-        try:
-            return await self.next(timeout_s)
-        except TimeoutError:
-            return None
-
-    def at_once(self) -> list[Event]:
-        """What is there already: a step's events go out together."""
-        found: list[Event] = []
-        while not self._run.events.empty():
-            found.append(self._run.events.get_nowait())
-        return found
-
-
 class _ChunkWriter:
     """Events to server-sent events. Keeps back the last choice's end where it is to carry the account."""
 
@@ -219,6 +183,8 @@ class _ChunkWriter:
         match event:
             case InLine():
                 return b""
+            case Silence():
+                return responses.KEEP_ALIVE
             case Begun():
                 if not call.chat:
                     return b""
@@ -251,23 +217,6 @@ class _ChunkWriter:
         assert self._last is not None, "a complete request has a last choice"
         chunk = responses.finish_chunk(self._call, *self._last) | {"fairgate": account.as_json()}
         return responses.event(chunk) + responses.DONE
-
-
-class _Bounded:
-    """`send` that a client who reads nothing cannot hold for ever. Raises `TimeoutError`."""
-
-    def __init__(self, send: Send, timeout_s: float) -> None:
-        self._send = send
-        self._timeout_s = timeout_s
-
-    async def __call__(self, message: object) -> None:
-        async with asyncio.timeout(self._timeout_s):
-            await self._send(message)  # type: ignore[arg-type]
-
-    async def json(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """A whole JSON answer."""
-        async with asyncio.timeout(self._timeout_s):
-            await send_json(self._send, status, body, headers)
 
 
 class _Watcher:

@@ -16,6 +16,7 @@ from gateway.account.charge import Use, charge, use_of
 from gateway.account.estimate import Account
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.redemption import Redemption, redemption_of
+from gateway.account.timeline import Kind
 from gateway.aftermath import Aftermath
 from gateway.books import Books
 from gateway.dispatcher import Dispatcher
@@ -105,7 +106,6 @@ class Ending:
         binding = run.call.binding
         if binding is None or run.moves:
             return None
-        in_line_s = run.in_line_s if run.in_line_s is not None else run.times.arrived_s
         return redemption_of(
             binding.quote.offer_id,
             binding.estimate,
@@ -113,7 +113,8 @@ class Ending:
             outcome,
             output_tokens=charged.output_tokens,
             cost_nanousd=charged.cost_nanousd,
-            held_back_s=in_line_s - run.times.arrived_s,
+            limited_s=run.limited_s,
+            rested_s=run.timeline.waited_s(Kind.TOPPED_UP, Kind.STALLED),
             credit_share=self._quote_credit_share,
         )
 

@@ -29,6 +29,11 @@ class InLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing was said for a while; told only to listeners that asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
     """The first token is here: headers may go out."""
 
@@ -55,7 +60,7 @@ class Closed(msgspec.Struct, frozen=True):
     error: ApiError | None
 
 
-Event = InLine | Begun | Piece | Ended | Closed
+Event = InLine | Silence | Begun | Piece | Ended | Closed
 
 
 class Interrupted(Exception):

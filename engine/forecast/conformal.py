@@ -171,13 +171,13 @@ class Calibration:
         """The forecast as it is told: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
         of_wait, of_ttft, of_tpot, of_e2e = self._factors.get(bucket) or self._look_up(bucket)
-        wait = _ordered(_shifted("wait", raw.wait_s, of_wait))
-        ttft = _ordered(_shifted("ttft", raw.ttft_s, of_ttft), wait)
+        wait = _corrected(raw.wait_s, of_wait, FLOOR_S["wait"])
+        ttft = _corrected(raw.ttft_s, of_ttft, FLOOR_S["ttft"], wait)
         return Forecast(
             wait_s=wait,
             ttft_s=ttft,
-            tpot_s=_ordered(_shifted("tpot", raw.tpot_s, of_tpot)),
-            e2e_s=_ordered(_shifted("e2e", raw.e2e_s, of_e2e), ttft),
+            tpot_s=_corrected(raw.tpot_s, of_tpot, FLOOR_S["tpot"]),
+            e2e_s=_corrected(raw.e2e_s, of_e2e, FLOOR_S["e2e"], ttft),
             output_tokens=raw.output_tokens,
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis,
@@ -270,14 +270,16 @@ class Calibration:
         return shifts
 
 
-def _shifted(what: What, raw_s: Seconds, factors: Seconds | None) -> Seconds:
-    if factors is None:
-        return raw_s
-    floor_s = FLOOR_S[what]
-    return (
-        max(0.0, (raw_s[0] + floor_s) * factors[0] - floor_s),
-        max(0.0, (raw_s[1] + floor_s) * factors[1] - floor_s),
-    )
+def _corrected(
+    raw_s: Seconds, factors: Seconds | None, floor_s: float, least: Seconds = (0.0, 0.0)
+) -> Seconds:
+    """As the shifts in force have it, in order, and not below `least`."""
+    p50, p90 = raw_s
+    if factors is not None:
+        p50 = (p50 + floor_s) * factors[0] - floor_s
+        p90 = (p90 + floor_s) * factors[1] - floor_s
+    p50 = max(p50, least[0])
+    return p50, max(p50, p90, least[1])
 
 
 def figure(forecast: Forecast, what: What) -> Seconds:
@@ -301,8 +303,3 @@ def _chain(bucket: Bucket) -> list[Key]:
 
 def _bounded(shift: float) -> float:
     return min(LARGEST_SHIFT, max(-LARGEST_SHIFT, shift))
-
-
-def _ordered(pair: Seconds, least: Seconds = (0.0, 0.0)) -> Seconds:
-    p50 = max(least[0], pair[0])
-    return p50, max(p50, least[1], pair[1])

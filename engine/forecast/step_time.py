@@ -10,6 +10,9 @@ are a prior's; the first samples scale the prior as a whole, later ones change i
 never negative, and an observation far from the prediction is clipped, so that one pause of the machine does
 not bend the model; when many in a row are far off, the machine has changed and the model starts anew.
 
+So it says what a typical step takes. A wait is a sum of many, slow ones included: what they take in the mean
+over what is predicted is the `pace`.
+
 Pure Python: a gateway has no numpy.
 """
 
@@ -41,6 +44,10 @@ CHANGED_AFTER = 24
 """So many observations in a row that had to be clipped are no outliers."""
 REFIT_EVERY = 8
 ERROR_SMOOTHING = 0.05
+PACE_DECAY = 0.9998
+"""Weight of the past per step in the pace: about 5,000 steps count."""
+PACE_CLIP = 20.0
+"""A step that took longer than so many times its prediction counts as that."""
 _FEATURES = 4
 
 
@@ -70,6 +77,9 @@ class StepTimeModel:
         """Samples since the model last started anew."""
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
+        self._taken_s = 0.0
+        self._foreseen_s = 0.0
+        """What steps took, and what was predicted for them; decayed."""
 
     @staticmethod
     def from_message(message: StepTime) -> StepTimeModel:
@@ -87,6 +97,8 @@ class StepTimeModel:
             "samples": self._samples,
             "fitted": self._fitted,
             "relative_error": self._relative_error,
+            "taken_s": self._taken_s,
+            "foreseen_s": self._foreseen_s,
         }
 
     @staticmethod
@@ -101,9 +113,13 @@ class StepTimeModel:
             model._gram = [_numbers(row) for row in data["gram"]]
             model._samples, model._fitted = int(data["samples"]), int(data["fitted"])
             model._relative_error = float(data["relative_error"])
+            # Files of earlier versions do not have them.
+            model._taken_s = float(data.get("taken_s", 0.0))
+            model._foreseen_s = float(data.get("foreseen_s", 0.0))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a step-time model: {error}") from None
         is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
+        is_sound &= 0 <= model._taken_s < inf and 0 <= model._foreseen_s < inf
         if not is_sound or model.predict(1, 1, 1) <= 0:
             raise ValueError("not a step-time model: it makes no sense")
         return model
@@ -113,6 +129,11 @@ class StepTimeModel:
         """Steps seen."""
         return self._samples
 
+    @property
+    def pace(self) -> float:
+        """What steps take in the mean, over what is predicted for them; 1 while nothing is known of it."""
+        return self._taken_s / self._foreseen_s if self._taken_s > 0 < self._foreseen_s else 1.0
+
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
         """Learns from one step. A duration that is not positive says nothing and is left out."""
         if not duration_s > 0:
@@ -120,6 +141,8 @@ class StepTimeModel:
         predicted_s = self.predict(tokens, context_tokens, sequences)
         self._note_error(abs(predicted_s - duration_s) / duration_s)
         if self._fitted >= CLIP_AFTER:
+            self._taken_s = self._taken_s * PACE_DECAY + min(duration_s, PACE_CLIP * predicted_s)
+            self._foreseen_s = self._foreseen_s * PACE_DECAY + predicted_s
             duration_s = self._clipped(duration_s, predicted_s)
         features = [value / duration_s for value in (1.0, tokens, context_tokens, sequences)]
         for row, left in enumerate(features):

@@ -139,6 +139,10 @@ class Timeline:
         if len(self.notes) < MAX_NOTES:
             self.notes.append((kind, at_s, numbers))
 
+    def waited_s(self, *kinds: Kind) -> float:
+        """What was waited in all, by the notes of kinds that begin with the microseconds of a wait."""
+        return sum(numbers[0] for kind, _, numbers in self.notes if kind in kinds) / 1e6
+
 
 def assemble(
     timeline: Timeline,

@@ -4,7 +4,8 @@ Each round goes through all targets, each freshly started: one connection (what 
 latency), 32 connections (throughput, processor time per request), one stream at a time (what it adds to the
 time to the first token), 64 streams (tokens a second, processor time per token). All loops are closed.
 Upstream and clients are processes of their own; what each of them used is in the report, so that a reader
-sees which was full.
+sees which was full. What estimates cost is less than what a machine changes by within a round: with and
+without them are both up, and loaded in turn for short times.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ops.bench.engine_report import QUIET_CORES
 from ops.bench.gateway_figures import figures, one_run, promises
 from ops.bench.gateway_process import cpu_s, machine_cpu_s, peak_bytes, process_tree
 from ops.bench.gateway_targets import (
+    OURS,
     PEERS,
+    SILENT,
     PeerMissing,
     Serving,
     Target,
@@ -80,6 +83,9 @@ class Phase:
 
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
+PAIRS = 30
+PAIR = Phase("pair", CONNECTIONS, False, 0.2)
+"""With and without estimates, in turn."""
 PHASES = (
     Phase("single", 1, False, 2 / 3),
     Phase("throughput", CONNECTIONS, False, 1.0),
@@ -95,10 +101,11 @@ def run(options: Options, progress: Report = lambda line: None) -> dict[str, Any
     targets, skipped = chosen(options)
     try:
         runs = asyncio.run(_rounds(options, targets, progress))
+        pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
     except (TargetFailed, ServerFailed, OSError) as error:
         raise CannotBench(str(error)) from None
     summary = figures(runs)
-    judged = [promise.as_json() for promise in promises(runs)]
+    judged = [promise.as_json() for promise in promises(runs, pairs)]
     return {
         "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
         "rounds": options.rounds,
@@ -154,19 +161,49 @@ async def _rounds(
     return runs
 
 
+async def _pairs(options: Options, progress: Report) -> list[float]:
+    """Requests a second with estimates over those without, of each pair of measurements."""
+    progress(f"{PAIRS} pairs with and without estimates")
+    ratios: list[float] = []
+    async with _upstream() as (port, upstreams), contextlib.AsyncExitStack() as stack:
+        both: list[tuple[Target, Serving]] = []
+        for told in (True, False):
+            target = fairgate(options.tokenizer_dir, estimates=told)
+            serving = await stack.enter_async_context(_opened(options, target, port))
+            await _warm_up(options, target, serving, upstreams)
+            both.append((target, serving))
+        for number in range(PAIRS):
+            per_s: dict[str, float] = {}
+            for target, serving in both if number % 2 else reversed(both):
+                seen = await _measure(target, serving, PAIR, options.seconds, upstreams)
+                per_s[target.name] = seen["requests_in_time"] / seen["seconds"]
+            ratios.append(per_s[OURS] / per_s[SILENT])
+    return ratios
+
+
 async def _one(options: Options, target: Target, port: int, upstreams: Sequence[int]) -> dict[str, Any]:
+    async with _opened(options, target, port) as serving:
+        await _warm_up(options, target, serving, upstreams)
+        phases = {
+            phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
+        }
+        peak = peak_bytes(_processes(serving))
+    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES)
+
+
+@contextlib.asynccontextmanager
+async def _opened(options: Options, target: Target, port: int) -> AsyncIterator[Serving]:
+    """The target, in a directory that goes away again."""
     with tempfile.TemporaryDirectory(
         prefix="fairgate-bench-", dir=options.directory.absolute(), ignore_cleanup_errors=True
     ) as name:
         async with target.open(Path(name), port) as serving:
-            for phase in WARM_UP:
-                await _measure(target, serving, phase, options.seconds, upstreams)
-            phases = {
-                phase.name: await _measure(target, serving, phase, options.seconds, upstreams)
-                for phase in PHASES
-            }
-            peak = peak_bytes(_processes(serving))
-    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES)
+            yield serving
+
+
+async def _warm_up(options: Options, target: Target, serving: Serving, upstreams: Sequence[int]) -> None:
+    for phase in WARM_UP:
+        await _measure(target, serving, phase, options.seconds, upstreams)
 
 
 async def _measure(

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.messages import StepTime
+from ops.cores import set_engine_apart
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -114,7 +115,8 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
-    # On few cores what is scarce must be the engine, not the gateway or the clients in front of it.
+    # What is scarce must be the engine, not the gateway or the clients in front of it: where it cannot have a
+    # core of its own it stands back for them.
     arguments += ["--engine-max-sequences", str(options.max_sequences), "--engine-niceness", "19"]
     if options.model:
         arguments += ["--prices", f"{model.resolve().name}=0/0"]
@@ -127,6 +129,7 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
             )
         finally:
             prompts = await making
+        await set_engine_apart(server)
         stage = await set_stage(data_dir, server.model)
         _invite(console, server, stage)
         report = await _play(options, server, stage, prompts, console)

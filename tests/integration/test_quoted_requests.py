@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine.messages import SamplingParams
 from gateway.account.outcomes import RequestOutcome
+from gateway.account.timeline import Kind
 from gateway.ids import new_request_id
 from gateway.quote_token import Figures, Quote
 from gateway.quotes import Binding
@@ -113,6 +114,21 @@ async def test_a_client_that_leaves_breaks_no_promise_of_ours(house: House) -> N
     run.interrupt(RequestOutcome.DISCONNECTED)
     closed, _ = await house.closed(run)
     assert closed.account.as_json()["quote"]["kept"] is None
+    assert [row.kind for row in await house.ledger.find(run.call.request_id)] == ["reserve", "settle"]
+
+
+@pytest.mark.parametrize("kind", [Kind.STALLED, Kind.TOPPED_UP])
+async def test_an_answer_that_nobody_read_or_its_rate_held_up_breaks_no_promise(
+    house: House, kind: Kind
+) -> None:
+    run = begin(house, Figures((30.0, 30.0), (30.0, 30.0), (30.0, 30.0), (0.0, 0.0)))
+    one = f"{run.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    run.timeline.note(kind, run.times.arrived_s, 60_000_000)
+    house.engine.emit(one, 4)
+    house.engine.end(one, "stop")
+    closed, _ = await house.closed(run)
+    assert closed.account.as_json()["quote"]["kept"] is True
     assert [row.kind for row in await house.ledger.find(run.call.request_id)] == ["reserve", "settle"]
 
 

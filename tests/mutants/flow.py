@@ -1,7 +1,6 @@
 """Which rules of the queue are broken on purpose, and which test has to notice?
 
-Who goes next and with how many, on one gateway and on several; who gives way at the engine for it; what
-refusals tell a client.
+Who goes next and with how many, on one gateway and on several; who gives way at the engine for it.
 """
 
 from __future__ import annotations
@@ -288,35 +287,6 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
         "        if is_owed and replica.pauses:\n",
         "        if is_owed:\n",
         LAG,
-    ),
-    # ---- what a refusal tells
-    (
-        "gateway/errors.py",
-        "nobody hears when to come back, to the millisecond",
-        '            headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))\n',
-        "",
-        "tests/unit/test_refusals.py",
-    ),
-    (
-        "gateway/errors.py",
-        "nobody hears whether it is worth another try",
-        '            headers["x-should-retry"] = "true" if self.should_retry else "false"\n',
-        "            pass\n",
-        "tests/unit/test_refusals.py",
-    ),
-    (
-        "gateway/headers.py",
-        "headers tell of the loosest limit",
-        "tightest = min(matching",
-        "tightest = max(matching",
-        "tests/unit/test_gateway_headers.py",
-    ),
-    (
-        "gateway/headers.py",
-        "headers tell of limits that refuse nothing",
-        "hard = [state for state in states if state.limit.mode is Mode.HARD]",
-        "hard = list(states)",
-        "tests/unit/test_refusals.py",
     ),
 ]
 

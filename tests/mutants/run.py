@@ -25,6 +25,7 @@ from py_compile import PycInvalidationMode
 from tests import services
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
+from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
 
@@ -33,7 +34,7 @@ COPIED = ("engine", "gateway", "kernels", "migrations", "ops", "tenants", "tests
 LIMIT_S = 600
 END_S = 8.0
 """For a test run that is interrupted, to stop its servers."""
-EVERY = [*MUTATIONS, *FALLBACK_MUTATIONS, *FLOW_MUTATIONS, *LUA_MUTATIONS]
+EVERY = [*MUTATIONS, *FALLBACK_MUTATIONS, *FLOW_MUTATIONS, *HTTP_MUTATIONS, *LUA_MUTATIONS]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).
 PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants")

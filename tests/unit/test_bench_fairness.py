@@ -12,6 +12,7 @@ from ops.bench import fairness, fairness_pool
 def pool_report(ratio: float) -> dict[str, Any]:
     row = {"requests": 2000, "unsent": 7, "ttft_p50_s": 0.05, "account_ttft_p99_s": 0.1}
     return {
+        "cores": {"engine": 1, "others": 1},
         "requests_per_s": 50.0,
         "cost_per_s": 2500,
         "flood": {

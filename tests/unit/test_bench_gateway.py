@@ -284,6 +284,13 @@ def test_what_did_not_run_is_not_judged() -> None:
     assert [promise.what for promise in found] == ["added time to the first token, ms"]
 
 
+@pytest.mark.parametrize(("pairs", "ok"), [([0.7, 0.96, 0.97], True), ([0.94, 0.94, 1.2], False)])
+def test_what_estimates_cost_is_the_median_of_pairs(pairs: list[float], ok: bool) -> None:
+    found = promises(runs(direct=[0.1], fairgate=[0.6]), pairs)[-1].as_json()
+    assert (found["what"], found["at_least"]) == ("requests/s over ours without estimates", 0.95)
+    assert (found["median"], found["ok"]) == (pairs[1], ok)
+
+
 # ---------------------------------------------------------------- processes and choices
 
 

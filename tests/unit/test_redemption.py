@@ -22,12 +22,14 @@ def came(
     *,
     outcome: RequestOutcome = RequestOutcome.COMPLETED,
     output_tokens: int = 60,
-    held_back_s: float = 0.0,
+    limited_s: float = 0.0,
+    rested_s: float = 0.0,
     share: float = 0.5,
 ) -> Redemption:
     return redemption_of(
         "offer", QUOTED, Times(10.0, 10.5, 10.0 + ttft_s, 10.0 + e2e_s, 10.0 + e2e_s), outcome,
-        output_tokens=output_tokens, cost_nanousd=1_001, held_back_s=held_back_s, credit_share=share,
+        output_tokens=output_tokens, cost_nanousd=1_001, limited_s=limited_s, rested_s=rested_s,
+        credit_share=share,
     )  # fmt: skip
 
 
@@ -56,8 +58,11 @@ def test_a_miss_of_ours_credits_its_share_rounded_up(
 
 def test_what_the_client_did_is_not_ours() -> None:
     assert came(e2e_s=9.0, output_tokens=91).is_kept, "a longer answer takes longer"
-    assert came(ttft_s=3.0, e2e_s=6.0, held_back_s=1.5).is_kept, "its own limit held it back"
-    assert came(ttft_s=3.0, held_back_s=0.5).missed == ("ttft",)
+    assert came(ttft_s=3.0, e2e_s=6.0, limited_s=1.5).is_kept, "its own limit held it back"
+    assert came(ttft_s=3.0, limited_s=0.5).missed == ("ttft",)
+    assert came(e2e_s=9.0, rested_s=4.5).is_kept, "its client did not read, or its rate was used up"
+    assert came(e2e_s=9.0, rested_s=3.5).missed == ("e2e",)
+    assert came(ttft_s=3.0, rested_s=4.5).missed == ("ttft",), "it rests after its first token only"
     for outcome in (RequestOutcome.CANCELLED, RequestOutcome.DISCONNECTED, RequestOutcome.BUDGET):
         gone = came(ttft_s=99.0, outcome=outcome)
         assert (gone.is_kept, gone.credit_nanousd) == (None, 0)

@@ -91,6 +91,27 @@ def test_one_pause_of_the_machine_does_not_bend_it() -> None:
     assert model.predict(32, 10_000, 32) == pytest.approx(before, rel=0.1)
 
 
+def test_its_pace_is_that_of_all_steps_the_slow_ones_included() -> None:
+    model = StepTimeModel()
+    assert model.pace == 1.0, "nothing is known of it"
+    rng = random.Random(3)
+    taken_s = foreseen_s = 0.0
+    for number in range(20_000):
+        features = random_step(rng)
+        took_s = predict_step_s(SLOW_CPU, *features) * (6.0 if number % 20 == 0 else 1.0)
+        if number >= 10_000:
+            taken_s, foreseen_s = taken_s + took_s, foreseen_s + model.predict(*features)
+        model.observe(*features, took_s)
+    assert taken_s / foreseen_s > 1.1, "the fit says what a typical step takes"
+    assert model.pace == pytest.approx(taken_s / foreseen_s, rel=0.05)
+    again = StepTimeModel.from_dict(model.to_dict())
+    assert again.pace == model.pace
+    older = {name: value for name, value in model.to_dict().items() if name not in ("taken_s", "foreseen_s")}
+    assert StepTimeModel.from_dict(older).pace == 1.0
+    with pytest.raises(ValueError, match="makes no sense"):
+        StepTimeModel.from_dict(model.to_dict() | {"taken_s": -1.0})
+
+
 def test_a_lasting_change_gets_through() -> None:
     model = trained(FAST_GPU, 400)
     rng = random.Random(8)

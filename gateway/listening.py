@@ -1,0 +1,75 @@
+"""What does whoever writes an answer hear of its run?
+
+Its events, one after the other or all that are there; and that there are none, for a stream whose client or
+proxy must not take it for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from gateway.account.outcomes import RequestOutcome
+from gateway.run import Event, Run, Silence
+from gateway.upstream.patience import Patience
+
+
+class Listener:
+    """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
+    client still gets the last word."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._was_cut = False
+        self._silence_s = 0.0
+        self._patience: Patience | None = None
+
+    @contextlib.contextmanager
+    def noting_silence(self, seconds: float) -> Iterator[None]:
+        """Meanwhile `Silence` is an event, too, whenever there was none for so long."""
+        loop = asyncio.get_running_loop()
+
+        def is_silent() -> None:
+            if self._run.events.empty():  # otherwise it is the client who takes its time
+                self._run.events.put_nowait(Silence())
+            self._patience = Patience(loop, seconds, is_silent)
+
+        self._silence_s, self._patience = seconds, Patience(loop, seconds, is_silent)
+        try:
+            yield
+        finally:
+            self._patience.end()
+            self._patience = None
+
+    async def next(self, timeout_s: float | None = None) -> Event:
+        """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""
+        while True:
+            try:
+                if timeout_s is None:
+                    return await self._run.events.get()
+                async with asyncio.timeout(timeout_s):
+                    return await self._run.events.get()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._was_cut or task is None:
+                    raise
+                self._was_cut = True
+                task.uncancel()
+                self._run.interrupt(RequestOutcome.SHUTDOWN)
+
+    async def within(self, timeout_s: float) -> Event | None:
+        """The next event; None after a silence of `timeout_s`."""
+        try:
+            return await self.next(timeout_s)
+        except TimeoutError:
+            return None
+
+    def at_once(self) -> list[Event]:
+        """What is there already: a step's events go out together."""
+        found: list[Event] = []
+        while not self._run.events.empty():
+            found.append(self._run.events.get_nowait())
+        if self._patience is not None:
+            self._patience.wait(self._silence_s)
+        return found

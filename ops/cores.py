@@ -1,0 +1,52 @@
+"""How do the demo and benchmarks keep an engine from waiting for the gateway and the clients?
+
+On one machine they fight for its cores, and the engine is what is meant to be scarce: a load that keeps the
+clients busy must not take its processor away. Where there are two cores or more, the engine gets half of them
+to itself. Linux only; elsewhere nothing is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from pathlib import Path
+
+from ops.local_server import LocalServer, ServerFailed
+
+PROC = Path("/proc")
+
+
+def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
+    """The engine's cores and the others'; None where there is but one."""
+    if len(cores) < 2:
+        return None
+    ordered = sorted(cores)
+    middle = len(ordered) - len(ordered) // 2
+    return set(ordered[middle:]), set(ordered[:middle])
+
+
+def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
+    """Gives the process `engine` half of the cores that this process may use, and `others` the rest, with all
+    their threads; those that they start later come after them. Returns how many cores each has; None: nothing
+    was done."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    parts = halves(os.sched_getaffinity(0))
+    if parts is None:
+        return None
+    for process, cores in [(engine, parts[0]), *((each, parts[1]) for each in others)]:
+        for task in (PROC / str(process) / "task").iterdir():
+            with suppress(ProcessLookupError):  # a thread that has ended meanwhile
+                os.sched_setaffinity(int(task.name), cores)
+    return len(parts[0]), len(parts[1])
+
+
+async def set_engine_apart(server: LocalServer) -> tuple[int, int] | None:
+    """`set_apart` of a server's engine from the server and this process. Raises `ServerFailed`."""
+    async with server.operator() as client:
+        response = await client.get("/admin/v1/status")
+    if response.status_code != 200:
+        raise ServerFailed(f"the status page answers {response.status_code}")
+    engine = response.json()["engines"][0]["pid"]
+    return set_apart(engine, [server.process.pid, os.getpid()])

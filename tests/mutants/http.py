@@ -1,0 +1,191 @@
+"""Which rules of HTTP are broken on purpose, and which test has to notice?
+
+What answers and refusals tell a client, in whose words, and when its SDK tries again; what is made of the
+answers of other servers, and when they are left alone.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutations import Mutation
+
+REFUSALS = "tests/unit/test_refusals.py"
+HEADERS = "tests/unit/test_gateway_headers.py"
+BREAKER = "tests/unit/test_upstream_breaker.py"
+STREAM = "tests/unit/test_upstream_stream.py"
+
+# (file, what goes wrong, what stands there, what stands there instead, the test)
+_BROKEN: list[tuple[str, str, str, str, str]] = [
+    # ---- what a refusal tells
+    (
+        "gateway/errors.py",
+        "nobody hears when to come back, to the millisecond",
+        '            headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))\n',
+        "",
+        REFUSALS,
+    ),
+    (
+        "gateway/errors.py",
+        "nobody hears whether it is worth another try",
+        '            headers["x-should-retry"] = "true" if self.should_retry else "false"\n',
+        "            pass\n",
+        REFUSALS,
+    ),
+    (
+        "gateway/headers.py",
+        "headers tell of the loosest limit",
+        "tightest = min(matching",
+        "tightest = max(matching",
+        HEADERS,
+    ),
+    (
+        "gateway/headers.py",
+        "headers tell of limits that refuse nothing",
+        "hard = [state for state in states if state.limit.mode is Mode.HARD]",
+        "hard = list(states)",
+        REFUSALS,
+    ),
+    (
+        "gateway/errors.py",
+        "a spent budget is worth another try",
+        'type="insufficient_quota", should_retry=False)',
+        'type="insufficient_quota", should_retry=True)',
+        HEADERS,
+    ),
+    (
+        "gateway/errors.py",
+        "a stream that was charged is tried again",
+        '        "The engine stopped while it generated this answer."\n'
+        '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
+        "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
+        "        should_retry=charged_tokens == 0,\n",
+        '        "The engine stopped while it generated this answer."\n'
+        '        f" The {charged_tokens} tokens that arrived were charged, nothing else.",\n'
+        "        type=SERVER_ERROR,\n        retry_after_s=RETRY_SOON_S,\n"
+        "        should_retry=True,\n",
+        REFUSALS,
+    ),
+    (
+        "gateway/errors.py",
+        "a broken stream does not say whether it is worth another try",
+        '            "should_retry": self.should_retry,\n',
+        "",
+        REFUSALS,
+    ),
+    (
+        "gateway/responses.py",
+        "a stream breaks off without a name for it",
+        'return b"event: error\\n" + event(value)',
+        "return event(value)",
+        REFUSALS,
+    ),
+    (
+        "gateway/refusals.py",
+        "a client is told to sleep for hours",
+        "if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:",
+        "if retry_after_s is not None:",
+        HEADERS,
+    ),
+    (
+        "gateway/refusals.py",
+        "a refusal by a limit does not show the limits",
+        "    error.headers.update(limit_headers(denied.states))\n",
+        "",
+        REFUSALS,
+    ),
+    (
+        "gateway/refusals.py",
+        "a driver speaks to the client",
+        "    return errors.internal(request_id)\n",
+        '    return errors.internal(f"{request_id} {exception}")\n',
+        HEADERS,
+    ),
+    (
+        "gateway/headers.py",
+        "a limit resets too early",
+        "    whole = math.ceil(seconds)\n",
+        "    whole = math.floor(seconds)\n",
+        HEADERS,
+    ),
+    (
+        "gateway/headers.py",
+        "however many limits there are all are named",
+        "for state in hard[:MAX_POLICIES]:",
+        "for state in hard:",
+        REFUSALS,
+    ),
+    (
+        "gateway/headers.py",
+        "a tenant's name writes headers",
+        'character if " " <= character <= "~" else "?"',
+        "character",
+        HEADERS,
+    ),
+    (
+        "gateway/wire.py",
+        "of a header that comes twice the last counts",
+        'found.setdefault(name.decode("latin-1"), value.decode("latin-1"))',
+        'found[name.decode("latin-1")] = value.decode("latin-1")',
+        "tests/unit/test_wire.py",
+    ),
+    # ---- other servers
+    (
+        "gateway/upstream/openai_answer.py",
+        "a server that is full is broken",
+        "    if status == 429:\n        return Meaning.BUSY\n",
+        "",
+        STREAM,
+    ),
+    (
+        "gateway/upstream/openai_answer.py",
+        "what a server refuses of ours the client did wrong",
+        "status in (400, 413, 422)",
+        "status in (400, 401, 404, 413, 422)",
+        STREAM,
+    ),
+    (
+        "gateway/upstream/sse.py",
+        "an event may be as large as memory",
+        "if len(self._rest) > self._max_event_bytes:",
+        "if False:",
+        STREAM,
+    ),
+    (
+        "gateway/upstream/sse.py",
+        "of an event of several lines the last one counts",
+        'return b"\\n".join(lines) if lines else None',
+        "return lines[-1] if lines else None",
+        STREAM,
+    ),
+    (
+        "gateway/upstream/breaker.py",
+        "calls from before it opened close it",
+        "        if epoch == self._epoch:\n            self._failures = self._openings = 0\n",
+        "        if True:\n            self._failures = self._openings = 0\n",
+        BREAKER,
+    ),
+    (
+        "gateway/upstream/breaker.py",
+        "a server that stays down is tried as often as before",
+        "2.0 ** min(self._openings, 30)",
+        "1.0 ** min(self._openings, 30)",
+        BREAKER,
+    ),
+    (
+        "gateway/upstream/breaker.py",
+        "half open it lets everything through",
+        "(state is State.HALF_OPEN and self._trials < self._rule.trials)",
+        "state is State.HALF_OPEN",
+        BREAKER,
+    ),
+    (
+        "gateway/upstream/breaker.py",
+        "a client that leaves keeps a trial",
+        "            self._trials = max(0, self._trials - 1)\n",
+        "            pass\n",
+        BREAKER,
+    ),
+]
+
+HTTP_MUTATIONS = [
+    Mutation(f"http: {name}", path, before, after, tests) for path, name, before, after, tests in _BROKEN
+]

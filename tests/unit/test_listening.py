@@ -1,0 +1,73 @@
+"""Does a stream that says nothing show that it lives, and no more often than that?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.messages import SamplingParams
+from gateway.account.charge import SequenceUse
+from gateway.account.estimate import Times
+from gateway.account.outcomes import RequestOutcome
+from gateway.answer import _ChunkWriter
+from gateway.listening import Listener
+from gateway.run import Begun, Events, InLine, Piece, Run, Silence
+from gateway.understand import Call
+from tenants.pricing import Price, uniform_book
+from tenants.types import Principal, Tier
+
+PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
+CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1],), 1, 9, SamplingParams(), True, True, 1)
+AWHILE_S = 0.02
+
+
+def run() -> Run:
+    return Run(CALL, Times(0.0), [SequenceUse(1)], uniform_book({"m": Price(1, 1, 1)}), Events(8))
+
+
+async def test_a_silence_is_heard_again_and_again_until_something_comes() -> None:
+    running = run()
+    listener = Listener(running)
+    with listener.noting_silence(AWHILE_S):
+        assert [await listener.next() for _ in range(3)] == [Silence()] * 3
+        running.events.put_nowait(Begun())
+        assert await listener.next() == Begun()
+
+
+async def test_what_comes_in_time_moves_the_next_silence() -> None:
+    running = run()
+    listener = Listener(running)
+    clock = asyncio.get_running_loop().time
+    with listener.noting_silence(AWHILE_S):
+        for _ in range(5):
+            running.events.put_nowait(InLine())
+            assert await listener.next() == InLine()
+            assert listener.at_once() == []
+            await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
+        since_s = clock()
+        listener.at_once()
+        assert await listener.next() == Silence()
+        assert clock() - since_s >= AWHILE_S
+
+
+async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> None:
+    running = run()
+    listener = Listener(running)
+    with listener.noting_silence(AWHILE_S):
+        piece = Piece(0, "a", ())
+        running.events.put_nowait(piece)
+        await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
+        assert [await listener.next(), *listener.at_once()] == [piece]
+
+
+async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
+    running = run()
+    listener = Listener(running)
+    with listener.noting_silence(AWHILE_S):
+        pass
+    await asyncio.sleep(AWHILE_S * 3)
+    assert running.events.empty()
+    running.interrupt(RequestOutcome.DISCONNECTED)
+
+
+def test_a_silence_is_a_comment() -> None:
+    assert _ChunkWriter(CALL).write(Silence()) == b": keep-alive\n\n"
