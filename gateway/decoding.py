@@ -215,7 +215,7 @@ def _most_tokens(run: Run) -> int:
         leases.covered,
         leases.covered_output_tokens,
         run.limit_states,
-        leases.sizes,
+        leases.counting.size,
         run.call.sequences,
         run.call.max_tokens,
     )

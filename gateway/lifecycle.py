@@ -26,20 +26,19 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
-
-from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
 from engine.scheduling.order import Entry
 from gateway import errors, lease
-from gateway.account.charge import SequenceUse, use_of
+from gateway.account.charge import SequenceUse
 from gateway.account.estimate import Times
 from gateway.account.outcomes import RequestOutcome
 from gateway.admission import Admission
 from gateway.aftermath import Aftermath
 from gateway.books import Books, BudgetDenied
+from gateway.counting import Counting
 from gateway.decoding import Decoding, StoppedByEngine
 from gateway.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
 from gateway.ending import Ending
@@ -50,7 +49,7 @@ from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefixes import prefix_hashes
 from gateway.ids import sequence_id
 from gateway.metrics import Metrics
-from gateway.moving import Moving, Offer, size_of
+from gateway.moving import Moving, Offer
 from gateway.progress import Outlook, outlook
 from gateway.recent_share import RecentShare
 from gateway.refusals import as_api_error, outcome_of
@@ -62,9 +61,8 @@ from gateway.upstream.base import (
     UpstreamFailed,
     UpstreamLost,
 )
-from tenants.metering import counted
 from tenants.pricing import PriceBook
-from tenants.types import Amounts, OnLowBudget, Tier
+from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
 """When to come back if too many requests wait for their tenant's rate."""
@@ -256,8 +254,8 @@ class Lifecycle:
         """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
-        sizes = partial(_size, run)
-        sizes_now = cache(sizes)
+        counting = Counting(call, run.prices, run.uses)
+        sizes_now = cache(counting.size)
         hold = lease.first_hold(
             limits,
             sizes_now,
@@ -276,7 +274,7 @@ class Lifecycle:
         while True:
             try:
                 granted = await self._books.reserve(
-                    call, hold, price_version=run.prices.version, reported=lambda: run.reported
+                    call, hold, price_version=run.prices.version, reported=lambda: counting.reported
                 )
                 break
             except BudgetDenied as refused:
@@ -288,7 +286,7 @@ class Lifecycle:
                     raise
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
-        run.leases = Leases(limits, sizes, call.max_tokens, run.uses, partial(_report, run))
+        run.leases = Leases(limits, counting, call.max_tokens)
         run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
@@ -395,34 +393,12 @@ async def _unless_interrupted(
     raise Interrupted(run.interrupted.result()) if run.interrupted.done() else QueueExpired
 
 
-def _size(run: Run, output_tokens: int) -> Amounts:
-    """`size_of` a request as it stands."""
-    return size_of(run.prices, run.call, output_tokens)
-
-
 def _target_s(run: Run) -> float | None:
     """When its answer should be complete: as its client says, or as its quote does."""
     if run.call.binding is None:
         return run.expires_s
     promised_s = run.times.arrived_s + run.call.binding.estimate.e2e_s[1]
     return promised_s if run.expires_s is None else min(promised_s, run.expires_s)
-
-
-def _report(run: Run) -> Amounts:
-    """What limits count of what came so far; what bills say of it is noted in `run.reported`."""
-    call = run.call
-    use = use_of(run.uses, call.choices, dispatched=True)
-    used = counted(
-        run.prices,
-        call.model,
-        call.tier,
-        input_tokens=use.input_tokens,
-        cached_tokens=use.cached_tokens,
-        output_tokens=use.output_tokens,
-        gpu_ms=use.gpu_us // 1000,
-    )
-    run.reported = replace(used, input_tokens=use.input_tokens, output_tokens=use.output_tokens)
-    return used
 
 
 def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[RequestOutcome, ApiError]:

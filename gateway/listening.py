@@ -28,19 +28,18 @@ class Listener:
     @contextlib.contextmanager
     def noting_silence(self, seconds: float) -> Iterator[None]:
         """Meanwhile `Silence` is an event, too, whenever there was none for so long."""
-        loop = asyncio.get_running_loop()
-
-        def is_silent() -> None:
-            if self._run.events.empty():  # otherwise it is the client who takes its time
-                self._run.events.put_nowait(Silence())
-            self._patience = Patience(loop, seconds, is_silent)
-
-        self._silence_s, self._patience = seconds, Patience(loop, seconds, is_silent)
+        self._silence_s = seconds
+        self._patience = Patience(asyncio.get_running_loop(), seconds, self._silent)
         try:
             yield
         finally:
             self._patience.end()
             self._patience = None
+
+    def _silent(self) -> None:
+        if self._run.events.empty():  # otherwise it is the client who takes its time
+            self._run.events.put_nowait(Silence())
+        self._patience = Patience(asyncio.get_running_loop(), self._silence_s, self._silent)
 
     async def next(self, timeout_s: float | None = None) -> Event:
         """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""

@@ -21,13 +21,13 @@ from engine.messages import TIER_RANKS
 from gateway import errors, lease
 from gateway.account.estimate import TierMove
 from gateway.books import Books, BudgetDenied
+from gateway.counting import size_of
 from gateway.dispatcher import Dispatcher
 from gateway.run import Run
 from gateway.understand import TIER_NAMES, Call
-from tenants.metering import counted
 from tenants.pricing import PriceBook
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Amounts, Limit, Mode, OnLowBudget, Tier
+from tenants.types import NOTHING, Limit, Mode, OnLowBudget, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,6 @@ def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, 
     )
 
 
-def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
-    """What limits count of a request's prompt and so many output tokens, if nothing of it was cached."""
-    return counted(prices, call.model, call.tier, input_tokens=call.input_tokens, output_tokens=output_tokens)
-
-
 class Moving:
     """Moves requests between tiers. Use from one event loop."""
 
@@ -132,6 +127,7 @@ class Moving:
             assert run.leases is not None
             # Nothing has been emitted: what is covered is counted anew, in the new tier's units.
             run.leases.limits = limits
+            run.leases.counting.call = after
             run.leases.covered_output_tokens = 0
             run.leases.tokens = []
             run.leases.granted(granted.covered)

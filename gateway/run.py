@@ -136,8 +136,6 @@ class Run:
     """Of each sequence, the 90th percentile."""
     predicted_tokens_to_hold: int = 1
     """Of each sequence, the quantile that is reserved."""
-    reported: Amounts = NOTHING
-    """What bills say of what was last reported as used: should everybody die, that is what is charged."""
     stop_cause: str | None = None
     expires_s: float | None = None
     """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own

@@ -21,6 +21,7 @@ from gateway import lease
 from gateway.account.charge import SequenceUse
 from gateway.account.timeline import Kind, Timeline
 from gateway.books import Books
+from gateway.counting import Counting
 from gateway.lease import Part
 from gateway.upstream.base import Upstream, UpstreamUnavailable
 from tenants.errors import DatabaseUnavailable
@@ -46,12 +47,9 @@ class Leases:
     """What a request holds, and which of its sequences may use how much of it."""
 
     limits: tuple[Limit, ...]
-    sizes: lease.Sizes
+    counting: Counting
     most_each: int
     """`max_tokens`."""
-    uses: Sequence[SequenceUse]
-    used: Callable[[], Amounts]
-    """What is certain to be charged by now, as limits count it: never more than the settlement will say."""
     covered: Amounts = NOTHING
     """As limits count it."""
     covered_output_tokens: int = 0
@@ -64,12 +62,17 @@ class Leases:
     timeline: Timeline = field(default_factory=Timeline)
     """Where they are noted."""
 
+    @property
+    def uses(self) -> Sequence[SequenceUse]:
+        """What its sequences have used, as it grows."""
+        return self.counting.uses
+
     def granted(self, covered: Amounts) -> None:
         """So much is held now: shares it out."""
         self.covered = covered
         most = self.most_each * len(self.uses)
         self.covered_output_tokens = max(
-            self.covered_output_tokens, lease.covered_tokens(covered, self.sizes, most)
+            self.covered_output_tokens, lease.covered_tokens(covered, self.counting.size, most)
         )
         self.share_out()
 
@@ -204,15 +207,15 @@ class Topping:
         while True:
             parts = leases.parts()
             first, ahead = lease.wanted_tokens(parts, self._chunk(), self._predicted())
-            used = leases.used()
+            used = leases.counting.report()
             gpu_ms = first_gpu_ms = lease.wanted_gpu_ms(leases.limits, used.gpu_ms)
             if takes_least:
                 first = min(first, leases.covered_output_tokens + 1)
                 first_gpu_ms = min(gpu_ms, used.gpu_ms + 1)
             answer = await self._ask(
                 used,
-                replace(leases.sizes(first), gpu_ms=first_gpu_ms),
-                replace(leases.sizes(ahead), gpu_ms=gpu_ms),
+                replace(leases.counting.size(first), gpu_ms=first_gpu_ms),
+                replace(leases.counting.size(ahead), gpu_ms=gpu_ms),
             )
             if isinstance(answer, Granted):
                 leases.top_ups += 1
@@ -276,7 +279,7 @@ class Topping:
 
     def _chunk(self) -> int:
         live = sum(use.outcome is None for use in self._leases.uses)
-        return lease.chunk_tokens(self._leases.limits, self._leases.sizes, live, self._tokens_per_s())
+        return lease.chunk_tokens(self._leases.limits, self._leases.counting.size, live, self._tokens_per_s())
 
     def _tokens_per_s(self) -> float:
         """The pace of its fastest sequence so far."""

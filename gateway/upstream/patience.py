@@ -27,8 +27,10 @@ class Patience:
             self._set()
 
     def end(self) -> None:
-        """Nothing is waited for any more."""
+        """Nothing is waited for any more. Who is called is let go of: it holds this, and the two would keep
+        one another, and all that they hold, until the collector of cycles comes by."""
         self._timer.cancel()
+        self._on_late = _nothing
 
     def _set(self) -> None:
         self._look_s = self._deadline_s
@@ -38,4 +40,10 @@ class Patience:
         if self._loop.time() < self._deadline_s:
             self._set()
         else:
-            self._on_late()
+            on_late = self._on_late
+            self.end()
+            on_late()
+
+
+def _nothing() -> None:
+    pass

@@ -47,6 +47,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
 from tests.engine_process import until
+from tests.freed import no_cycles_left
 
 PROMPT = list(range(1, 11))
 BUDGET = 1000
@@ -1044,3 +1045,17 @@ async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     assert "".join(event.text for event in events if isinstance(event, Piece)) == "x" * 12
     await house.close()
     await database.close()
+
+
+async def test_a_request_that_ended_is_freed_at_once(house: House) -> None:
+    async def one_request() -> None:
+        run, (one,) = await house.running()
+        house.engine.emit(one, 7)
+        house.engine.end(one, "stop")
+        closed, _ = await house.closed(run)
+        assert closed.error is None
+        await house.check(run, RequestOutcome.COMPLETED, 7)
+
+    with no_cycles_left():
+        await one_request()
+        await until(lambda: not house.lifecycle.running)

@@ -28,6 +28,7 @@ from gateway.upstream.openai import OpenAIUpstream
 from gateway.upstream.openai_request import Priority, UsageWish
 from gateway.upstream.openai_server import OpenAIServer, Timeouts
 from tests.engine_process import until
+from tests.freed import no_cycles_left
 from tests.peers import MODEL, Handler, Peer, PeerRequest, piece, usage
 
 CHAT = Wording(messages=[{"role": "user", "content": "Hello"}])
@@ -740,3 +741,9 @@ async def test_deltas_can_be_encoded_like_those_of_our_own_engine() -> None:
     async with Peer(well("a", count=usage(1, 1))) as peer, upstream_of(peer) as upstream:
         async for delta in upstream.run(sequence(), CHAT):
             assert msgspec.msgpack.encode(delta)
+
+
+async def test_an_answer_that_was_read_is_freed_at_once() -> None:
+    async with Peer(well("a", "b", count=usage(4, 2))) as peer, upstream_of(peer) as upstream:
+        with no_cycles_left():
+            assert (await answer_of(upstream.run(sequence(), CHAT)))[0] == "ab"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.bounded_send import BoundedSend
+from tests.freed import no_cycles_left
 
 Send = Callable[[object], Awaitable[None]]
 
@@ -83,3 +84,11 @@ async def test_who_cancels_the_task_is_not_told_of_a_timeout() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     bounded.end()
+
+
+async def test_an_answer_that_was_written_is_freed_at_once() -> None:
+    with no_cycles_left():
+        bounded = BoundedSend(Client().send, 60.0)
+        await bounded("one")
+        bounded.end()
+        del bounded

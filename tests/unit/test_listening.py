@@ -14,6 +14,7 @@ from gateway.run import Begun, Events, InLine, Piece, Run, Silence
 from gateway.understand import Call
 from tenants.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
+from tests.freed import no_cycles_left
 
 PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
 CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1],), 1, 9, SamplingParams(), True, True, 1)
@@ -71,3 +72,12 @@ async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
 
 def test_a_silence_is_a_comment() -> None:
     assert _ChunkWriter(CALL).write(Silence()) == b": keep-alive\n\n"
+
+
+async def test_a_listener_that_heard_all_is_freed_at_once() -> None:
+    with no_cycles_left():
+        running = run()
+        listener = Listener(running)
+        with listener.noting_silence(AWHILE_S):
+            assert await listener.next() == Silence()
+        del running, listener

@@ -1,0 +1,57 @@
+"""What do limits count of a request, and what do bills say of it?
+
+Before it runs by its size, while it runs by what came. A request holds this; nothing here refers back to it,
+or each would stay in memory, with all that it holds, until the collector of cycles comes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from gateway.account.charge import SequenceUse, use_of
+from gateway.understand import Call
+from tenants.metering import counted
+from tenants.pricing import PriceBook
+from tenants.types import NOTHING, Amounts
+
+
+def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
+    """What limits count of a request's prompt and so many output tokens, if nothing of it was cached."""
+    return counted(prices, call.model, call.tier, input_tokens=call.input_tokens, output_tokens=output_tokens)
+
+
+@dataclass(slots=True)
+class Counting:
+    """Of one request."""
+
+    call: Call
+    """As it stands: a move to another tier changes it."""
+    prices: PriceBook
+    uses: Sequence[SequenceUse]
+    """By sequence, as they grow."""
+    reported: Amounts = NOTHING
+    """What bills say of what was last reported as used: should everybody die, that is what is charged."""
+
+    def size(self, output_tokens: int) -> Amounts:
+        """`size_of` the request."""
+        return size_of(self.prices, self.call, output_tokens)
+
+    def report(self) -> Amounts:
+        """What limits count of what came so far: never more than the settlement will say. What bills say of
+        it is noted in `reported`."""
+        call = self.call
+        use = use_of(self.uses, call.choices, dispatched=True)
+        used = counted(
+            self.prices,
+            call.model,
+            call.tier,
+            input_tokens=use.input_tokens,
+            cached_tokens=use.cached_tokens,
+            output_tokens=use.output_tokens,
+            gpu_ms=use.gpu_us // 1000,
+        )
+        self.reported = replace(used, input_tokens=use.input_tokens, output_tokens=use.output_tokens)
+        return used
