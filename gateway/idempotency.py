@@ -78,9 +78,9 @@ class Recorder:
     """Sends, and keeps what was sent. A client that left, or does not read, stops nothing."""
 
     def __init__(
-        self, send: Send, patience_s: float, most_bytes: int, before_last: Callable[[], Awaitable[None]]
+        self, send: Send, patience_s: float, most_bytes: int, before_last: Callable[[Kept], Awaitable[None]]
     ) -> None:
-        """`before_last` runs when everything is known and the last piece is not sent yet."""
+        """`before_last` gets what a repeat will get, when it is known and the last piece is not sent yet."""
         self._send = send
         self._patience_s = patience_s
         self._room = most_bytes
@@ -100,7 +100,7 @@ class Recorder:
         else:
             self._add(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._before_last()
+                await self._before_last(Kept(self._status, self._headers, self._pieces))
         if self._is_gone:
             return
         try:
@@ -115,10 +115,6 @@ class Recorder:
             self._pieces = None
         elif body and self._pieces is not None:
             self._pieces.append(body)
-
-    def answer(self) -> Kept:
-        """What a repeat gets."""
-        return Kept(self._status, self._headers, self._pieces)
 
 
 class Idempotency:
@@ -247,11 +243,11 @@ class IdempotentAnswer:
         config = self._gateway.deps.config
         answer: Answer | None = None
 
-        async def keep() -> None:
+        async def keep(kept: Kept) -> None:
             if answer is None or (answer.closed is not None and not _was_charged(answer.closed.account)):
                 await self._gateway.idempotency.ended(self._call, self._scope, None)
             elif answer.closed is not None:
-                await self._gateway.idempotency.ended(self._call, self._scope, recorder.answer())
+                await self._gateway.idempotency.ended(self._call, self._scope, kept)
 
         # Shorter than what a slow reader is given: the run must not end for its sake.
         patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2

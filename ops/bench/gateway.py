@@ -83,8 +83,8 @@ class Phase:
 
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
-PAIRS = 30
-PAIR = Phase("pair", CONNECTIONS, False, 0.2)
+PAIRS = 100
+PAIR = Phase("pair", CONNECTIONS, False, 0.1)
 """With and without estimates, in turn."""
 PHASES = (
     Phase("single", 1, False, 2 / 3),

@@ -65,18 +65,18 @@ class Sent:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_client_that_left_or_does_not_read_stops_nothing(fails: bool) -> None:
-    sent = Sent(reads=1, fails=fails)
+    sent, kept = Sent(reads=1, fails=fails), []
 
     async def main() -> None:
         recorder = Recorder(sent, 0.01, 100, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=True), piece(b"", more=False)):
             await recorder(message)
-        assert recorder.answer() == Answer(200, {"content-type": "text/plain"}, [b"ab", b"cd"])
 
-    async def last() -> None:
-        pass
+    async def last(answer: Answer) -> None:
+        kept.append(answer)
 
     asyncio.run(main())
+    assert kept == [Answer(200, {"content-type": "text/plain"}, [b"ab", b"cd"])]
     assert sent.messages == [START]
     assert sent.calls == 2, "asked once more, then left alone"
 
@@ -85,8 +85,8 @@ def test_all_is_kept_before_the_last_piece_goes_out() -> None:
     sent, kept = Sent(), []
 
     async def main() -> None:
-        async def last() -> None:
-            kept.append((recorder.answer(), len(sent.messages)))
+        async def last(answer: Answer) -> None:
+            kept.append((answer, len(sent.messages)))
 
         recorder = Recorder(sent, 1.0, 100, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=False)):
@@ -97,11 +97,11 @@ def test_all_is_kept_before_the_last_piece_goes_out() -> None:
 
 
 def test_an_answer_that_is_too_large_is_sent_and_not_kept() -> None:
-    sent = Sent()
+    sent, kept = Sent(), []
 
     async def main() -> None:
-        async def last() -> None:
-            assert recorder.answer().pieces is None
+        async def last(answer: Answer) -> None:
+            kept.append(answer.pieces)
 
         recorder = Recorder(sent, 1.0, 3, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=True), piece(b"e", more=False)):
@@ -109,3 +109,4 @@ def test_an_answer_that_is_too_large_is_sent_and_not_kept() -> None:
 
     asyncio.run(main())
     assert len(sent.messages) == 4
+    assert kept == [None]
