@@ -155,11 +155,10 @@ class Answer:
 
     def _headers(self, run: Run) -> dict[str, str]:
         call = run.call
-        return (
-            contract_headers(call.principal, call.tier)
-            | limit_headers(run.limit_states)
-            | estimate_headers(run.estimate)
-        )
+        found = contract_headers(call.principal, call.tier)
+        found.update(limit_headers(run.limit_states))
+        found.update(estimate_headers(run.estimate))
+        return found
 
     def _usage(self, account: Account) -> dict[str, object]:
         return responses.usage(
