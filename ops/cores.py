@@ -1,4 +1,4 @@
-"""How do the demo and benchmarks keep an engine from waiting for the gateway and the clients?
+"""How do benchmarks keep an engine from waiting for the gateway and the clients?
 
 On one machine they fight for its cores, and the engine is what is meant to be scarce: a load that keeps the
 clients busy must not take its processor away. Where there are two cores or more, the engine gets half of them

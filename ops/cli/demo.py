@@ -31,7 +31,7 @@ from ops.cli.base import FLAGS_KEY, Command
 @click.option(
     "--max-sequences",
     type=click.IntRange(1, 256),
-    default=32,
+    default=3,
     show_default=True,
     help="Most requests that the engine runs at once; fewer make a queue sooner.",
 )

@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.messages import StepTime
-from ops.cores import set_engine_apart
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -52,6 +51,8 @@ OVERLOAD = 1.8
 CALIBRATION_REQUESTS = 128
 ENGINE_THREADS = 1
 """The model is so small that a second thread waits more than it works, and gateway and client need a core."""
+MAX_SEQUENCES = 3
+"""With more, so small a model answers faster than one process of clients can read, and what waits is they."""
 FULL_SPAN_S = 60.0
 """A replay at least so long must show `MIN_BACKLOG_S` of backlog; a shorter one is for a first look."""
 MAX_DRAIN_S = 65.0
@@ -70,7 +71,7 @@ class DemoOptions:
     span_s: float = 75.0
     seed: int = 20
     port: int = 0
-    max_sequences: int = 32
+    max_sequences: int = MAX_SEQUENCES
     model: Path | None = None
     data_dir: Path | None = None
 
@@ -115,8 +116,7 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
-    # What is scarce must be the engine, not the gateway or the clients in front of it: where it cannot have a
-    # core of its own it stands back for them.
+    # What is scarce must be the engine, not the gateway or the clients in front of it: it stands back.
     arguments += ["--engine-max-sequences", str(options.max_sequences), "--engine-niceness", "19"]
     if options.model:
         arguments += ["--prices", f"{model.resolve().name}=0/0"]
@@ -129,7 +129,6 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
             )
         finally:
             prompts = await making
-        await set_engine_apart(server)
         stage = await set_stage(data_dir, server.model)
         _invite(console, server, stage)
         report = await _play(options, server, stage, prompts, console)
