@@ -33,7 +33,7 @@ def test_half_open_it_lets_few_through_and_the_first_success_closes_it() -> None
     breaker = opened()
     assert breaker.state(2.0) is State.HALF_OPEN
     trials = []
-    while breaker.allows(2.0):
+    while breaker.allows(2.0) and len(trials) <= RULE.trials:
         trials.append(breaker.begin(2.0))
     assert len(trials) == RULE.trials
     breaker.succeeded(trials[0])
