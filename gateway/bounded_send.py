@@ -11,7 +11,7 @@ from typing import Any
 
 from litestar.types import Send
 
-from gateway.upstream.patience import Patience
+from gateway.patience import Patience
 from gateway.wire import send_json
 
 

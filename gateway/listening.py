@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Iterator
 
 from gateway.account.outcomes import RequestOutcome
+from gateway.patience import Patience
 from gateway.run import Event, Run, Silence
-from gateway.upstream.patience import Patience
 
 
 class Listener:

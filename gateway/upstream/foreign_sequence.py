@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.messages import Delta, Submit
+from gateway.patience import Patience
 from gateway.upstream import call_verdict
 from gateway.upstream.answer_reader import AnswerReader
 from gateway.upstream.base import CountedOutcome, NotBegun, UpstreamFailed
@@ -20,7 +21,6 @@ from gateway.upstream.foreign_outcome import outcome_of
 from gateway.upstream.http_connection import Connection
 from gateway.upstream.leased_stream import End, LeasedStream, Piece, joined
 from gateway.upstream.openai_server import Timeouts
-from gateway.upstream.patience import Patience
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024

@@ -12,7 +12,7 @@ import httpx
 
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.bench.fairness_virtual import jain_index
-from ops.bench.load import Bench, Party, closed_loops, fresh_bench
+from ops.bench.load import Bench, Party, closed_loops, fresh_bench, server_status
 from ops.cli.base import table
 from ops.demo.prompts import MAX_TOKENS
 from ops.local_server import ServerFailed
@@ -138,10 +138,7 @@ async def _one(light_tokens: int, connections: int, model: str | None) -> dict[s
 
 async def _read(client: httpx.AsyncClient, bench: Bench) -> _Reading:
     """Service as the engine counted it, token by token, at one instant. Raises `ServerFailed`."""
-    response = await client.get("/admin/v1/status")
-    if response.status_code != 200:
-        raise ServerFailed(f"the status page answers {response.status_code}")
-    status = response.json()
+    status = await server_status(client)
     service = status["engines"][0].get("service")
     if service is None:
         raise ServerFailed("the engine is down")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -28,10 +29,10 @@ import httpx
 
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops import datadir
-from ops.bench.load import ACTOR, Bench, Party, fresh_bench
+from ops.bench.cores import set_apart
+from ops.bench.load import ACTOR, Bench, Party, fresh_bench, server_status
 from ops.bench.policies_figures import quantile
 from ops.cli.base import table
-from ops.cores import set_engine_apart
 from ops.local_server import ServerFailed
 from ops.settings import Settings
 from tenants.admin import Admin
@@ -214,12 +215,13 @@ class House:
             raise ServerFailed("no request ended while the capacity was measured")
         await self.idle()
 
+    async def set_engine_apart(self) -> tuple[int, int] | None:
+        """Half of the cores are the engine's own from now on: `set_apart`. Raises `ServerFailed`."""
+        engine = (await self._status())["engines"][0]["pid"]
+        return set_apart(engine, [self.bench.server.process.pid, os.getpid()])
+
     async def _status(self) -> dict[str, Any]:
-        response = await self.operator.get("/admin/v1/status")
-        if response.status_code != 200:
-            raise ServerFailed(f"the status page answers {response.status_code}")
-        found: dict[str, Any] = response.json()
-        return found
+        return await server_status(self.operator)
 
 
 async def run(
@@ -249,7 +251,7 @@ async def run(
                 bench.server.operator() as operator,
             ):
                 house = House(bench, Clients(bench, client, seed), operator, admin)
-                cores = await set_engine_apart(bench.server)
+                cores = await house.set_engine_apart()
                 progress("capacity")
                 await house.calibrate()
                 report: Report = {

@@ -15,7 +15,7 @@ import httpx
 from ops import datadir
 from ops.demo.prompts import Prompts
 from ops.demo.trace import load_slice
-from ops.local_server import LocalServer, local_server
+from ops.local_server import LocalServer, ServerFailed, local_server
 from ops.settings import SHIPPED_MODEL, Settings
 from tenants.admin import Admin
 from tenants.audit import Actor
@@ -145,3 +145,12 @@ async def _loop(
             on_answer(party.name, response.json())
         else:
             await asyncio.sleep(RETRY_S)
+
+
+async def server_status(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The status page. Raises `ServerFailed`."""
+    response = await client.get("/admin/v1/status")
+    if response.status_code != 200:
+        raise ServerFailed(f"the status page answers {response.status_code}")
+    found: dict[str, Any] = response.json()
+    return found

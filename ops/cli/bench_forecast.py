@@ -93,7 +93,7 @@ def fidelity(
 
     \b
     A fresh server serves a drawn stream under each policy, in turn; what its ledger and timelines recorded is
-    simulated with the step times that its engine learned. Some 40 minutes; measure when nothing else runs.
+    simulated with the step times that its engine learned. Some 50 minutes; measure when nothing else runs.
     Ends with 1 where throughput is off by more than 5 %, TTFT p50 by 15 %, p99 by 25 % or 1.5 times what real
     runs differ by, or where the policies come in another order.
     --json answers:

@@ -5,7 +5,7 @@ Who goes next and with how many, on one gateway and on several; who gives way at
 
 from __future__ import annotations
 
-from tests.mutants.mutations import Mutation
+from tests.mutants.mutations import Broken, mutations_of
 
 LAG = "tests/unit/test_flow_lag.py"
 OWED = "tests/unit/test_owed_place.py"
@@ -14,8 +14,7 @@ SHARED = "tests/property/test_flow_shared.py"
 SESSION = "tests/unit/test_flow_shared_session.py"
 LUA = "gateway/flow/shared/lua"
 
-# (file, what goes wrong, what stands there, what stands there instead, the test)
-_BROKEN: list[tuple[str, str, str, str, str]] = [
+_BROKEN: list[Broken] = [
     # ---- who stays below its share
     (
         "gateway/flow/flights.py",
@@ -290,6 +289,4 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
     ),
 ]
 
-FLOW_MUTATIONS = [
-    Mutation(f"flow: {name}", path, before, after, tests) for path, name, before, after, tests in _BROKEN
-]
+FLOW_MUTATIONS = mutations_of("flow", _BROKEN)

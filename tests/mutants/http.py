@@ -6,15 +6,14 @@ answers of other servers, and when they are left alone.
 
 from __future__ import annotations
 
-from tests.mutants.mutations import Mutation
+from tests.mutants.mutations import Broken, mutations_of
 
 REFUSALS = "tests/unit/test_refusals.py"
 HEADERS = "tests/unit/test_gateway_headers.py"
 BREAKER = "tests/unit/test_upstream_breaker.py"
 STREAM = "tests/unit/test_upstream_stream.py"
 
-# (file, what goes wrong, what stands there, what stands there instead, the test)
-_BROKEN: list[tuple[str, str, str, str, str]] = [
+_BROKEN: list[Broken] = [
     # ---- what a refusal tells
     (
         "gateway/errors.py",
@@ -186,6 +185,4 @@ _BROKEN: list[tuple[str, str, str, str, str]] = [
     ),
 ]
 
-HTTP_MUTATIONS = [
-    Mutation(f"http: {name}", path, before, after, tests) for path, name, before, after, tests in _BROKEN
-]
+HTTP_MUTATIONS = mutations_of("http", _BROKEN)

@@ -6,6 +6,7 @@ to a copy of the tree and expects the named tests to fail there; `docs/invariant
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -19,6 +20,17 @@ class Mutation:
     after: str
     tests: str
     """What has to fail: a pytest node or file."""
+
+
+Broken = tuple[str, str, str, str, str]
+"""File, what goes wrong, what stands there, what stands there instead, the test."""
+
+
+def mutations_of(area: str, broken: Sequence[Broken]) -> list[Mutation]:
+    """The mutations of one area, which begins their names."""
+    return [
+        Mutation(f"{area}: {name}", path, before, after, tests) for path, name, before, after, tests in broken
+    ]
 
 
 HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
-from ops.local_server import LocalServer, ServerFailed
-
 PROC = Path("/proc")
 
 
@@ -40,13 +38,3 @@ def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
             with suppress(ProcessLookupError):  # a thread that has ended meanwhile
                 os.sched_setaffinity(int(task.name), cores)
     return len(parts[0]), len(parts[1])
-
-
-async def set_engine_apart(server: LocalServer) -> tuple[int, int] | None:
-    """`set_apart` of a server's engine from the server and this process. Raises `ServerFailed`."""
-    async with server.operator() as client:
-        response = await client.get("/admin/v1/status")
-    if response.status_code != 200:
-        raise ServerFailed(f"the status page answers {response.status_code}")
-    engine = response.json()["engines"][0]["pid"]
-    return set_apart(engine, [server.process.pid, os.getpid()])
