@@ -32,7 +32,7 @@ from gateway.upstream.base import Upstream
 from tenants.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
-JUDGED_PER_S = 50.0
+JUDGED_PER_S = 20.0
 
 log = logging.getLogger("fairgate.gateway.estimates")
 
@@ -237,31 +237,31 @@ class Estimates:
         """A request that was told `estimate` left the line without its turn."""
         if estimate.promise is not None:
             promise = estimate.promise
-            self.calibration.refuse(promise.bucket, promise.raw, promise.told, waited_s)
+            self.calibration.refuse(promise.bucket, promise.raw, estimate, waited_s)
 
     def _told(
         self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        price = self._prices().entry(model, tier).cost_nanousd
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
         check_counts(tokens, 0, most)
         total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
+        *costs, most_cost = self._prices().entry(model, tier).costs_nanousd(tokens, *total, most)
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
             tpot_s=told.tpot_s,
             e2e_s=told.e2e_s,
             output_tokens=total,
-            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
-            max_cost_nanousd=price(tokens, 0, most),
-            tokens_ahead=told.tokens_ahead,
-            basis=told.basis + self._note,
+            cost_nanousd=(costs[0], costs[1]),
+            max_cost_nanousd=most_cost,
+            tokens_ahead=raw.tokens_ahead,
+            basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),
-            saturated=told.saturated,
-            promise=Promise(bucket, raw, told),
+            saturated=raw.saturated,
+            promise=Promise(bucket, raw),
         )
 
     def _output_tokens(self, tenant_id: str, size: Size) -> tuple[int, int]:

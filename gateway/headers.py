@@ -28,6 +28,10 @@ QUOTA_UNITS = {
 }
 """`requests` and `concurrent-requests` are registered by the draft; it has none for tokens (`tokens`, ours),
 money or device time."""
+_ESTIMATE = (
+    "wait;p50=%.3f;p90=%.3f, ttft;p50=%.3f;p90=%.3f, latency;p50=%.3f;p90=%.3f, "
+    'output-tokens;p50=%d;p90=%d, cost;p50=%d;p90=%d;max=%d, basis="%s";samples=%d%s'
+)
 TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 
 
@@ -112,21 +116,23 @@ def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
 
 
 def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
-    """p50 and p90, in seconds, tokens and nano-dollars: `x-fairgate-estimate-wait: p50=0.120, p90=0.480`."""
+    """A structured field (RFC 8941, a dictionary) of p50 and p90, in seconds, tokens and nano-dollars:
+    `x-fairgate-estimate: wait;p50=0.120;p90=0.480, ttft;p50=0.130;p90=0.500, …, basis="replay";samples=7`."""
     if estimate is None:
         return {}
-
-    (wait, wait_high), (ttft, ttft_high) = estimate.wait_s, estimate.ttft_s
-    (e2e, e2e_high), (tokens, tokens_high) = estimate.e2e_s, estimate.output_tokens
-    cost, cost_high = estimate.cost_nanousd
-    saturated = "; saturated" if estimate.saturated else ""
     return {
-        "x-fairgate-estimate-wait": f"p50={wait:.3f}, p90={wait_high:.3f}",
-        "x-fairgate-estimate-ttft": f"p50={ttft:.3f}, p90={ttft_high:.3f}",
-        "x-fairgate-estimate-latency": f"p50={e2e:.3f}, p90={e2e_high:.3f}",
-        "x-fairgate-estimate-output-tokens": f"p50={tokens}, p90={tokens_high}",
-        "x-fairgate-estimate-cost": f"p50={cost}, p90={cost_high}, max={estimate.max_cost_nanousd}",
-        "x-fairgate-estimate-basis": f"{estimate.basis}; samples={estimate.samples}{saturated}",
+        "x-fairgate-estimate": _ESTIMATE
+        % (
+            *estimate.wait_s,
+            *estimate.ttft_s,
+            *estimate.e2e_s,
+            *estimate.output_tokens,
+            *estimate.cost_nanousd,
+            estimate.max_cost_nanousd,
+            estimate.basis,
+            estimate.samples,
+            ";saturated" if estimate.saturated else "",
+        )
     }
 
 

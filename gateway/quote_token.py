@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.forecast.conformal import Bucket
-from engine.forecast.quote import Forecast
+from engine.forecast.conformal import Bucket, Told
+from engine.forecast.quote import Figures, Forecast
 from gateway.account.estimate import Estimate
 from gateway.account.promise import Promise
 from tenants.types import Tier
@@ -35,15 +35,6 @@ Pair = tuple[float, float]
 
 class BadQuote(Exception):
     """Not a token, or not as it was signed."""
-
-
-class Figures(msgspec.Struct, frozen=True, array_like=True):
-    """A forecast's times, p50 and p90, in seconds."""
-
-    wait_s: Pair
-    ttft_s: Pair
-    tpot_s: Pair
-    e2e_s: Pair
 
 
 class Quote(msgspec.Struct, frozen=True, array_like=True):
@@ -81,8 +72,18 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
 
     def estimate(self) -> Estimate:
         """What was promised, in the form in which every request has its estimate."""
-        told = self._forecast(self.told)
         bucket = Bucket("binding", False, self.rank, self.load)
+        raw = Forecast(
+            wait_s=self.raw.wait_s,
+            ttft_s=self.raw.ttft_s,
+            tpot_s=self.raw.tpot_s,
+            e2e_s=self.raw.e2e_s,
+            output_tokens=self.output_tokens,
+            tokens_ahead=self.tokens_ahead,
+            basis=self.basis,
+            samples=self.samples,
+            saturated=self.saturated,
+        )
         return Estimate(
             wait_s=self.told.wait_s,
             ttft_s=self.told.ttft_s,
@@ -95,30 +96,17 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
             basis=self.basis,
             samples=self.samples,
             saturated=self.saturated,
-            promise=Promise(bucket, self._forecast(self.raw), told),
-        )
-
-    def _forecast(self, figures: Figures) -> Forecast:
-        return Forecast(
-            wait_s=figures.wait_s,
-            ttft_s=figures.ttft_s,
-            tpot_s=figures.tpot_s,
-            e2e_s=figures.e2e_s,
-            output_tokens=self.output_tokens,
-            tokens_ahead=self.tokens_ahead,
-            basis=self.basis,
-            samples=self.samples,
-            saturated=self.saturated,
+            promise=Promise(bucket, raw),
         )
 
 
-def figures_of(forecast: Forecast) -> Figures:
+def figures_of(times: Told) -> Figures:
     """Rounded to microseconds: a token is a header."""
 
     def pair(value: Pair) -> Pair:
         return round(value[0], 6), round(value[1], 6)
 
-    return Figures(pair(forecast.wait_s), pair(forecast.ttft_s), pair(forecast.tpot_s), pair(forecast.e2e_s))
+    return Figures(pair(times.wait_s), pair(times.ttft_s), pair(times.tpot_s), pair(times.e2e_s))
 
 
 def digest_of(
@@ -205,7 +193,7 @@ def quote_of(
         output_tokens=estimate.output_tokens,
         cost_nanousd=estimate.cost_nanousd,
         max_cost_nanousd=estimate.max_cost_nanousd,
-        told=figures_of(promise.told),
+        told=figures_of(estimate),
         raw=figures_of(promise.raw),
         load=promise.bucket.load,
         tokens_ahead=estimate.tokens_ahead,

@@ -39,9 +39,11 @@ LONG_QUEUE = 200
 """Where more wait, to copy the queue takes longer than a quote may: it is read off the surface."""
 FORGET_S = 30.0
 """Lines that nobody asked about for so long have no probes any more."""
+NOTED_EVERY_S = 1.0
+"""How often it is noted that a line is asked about."""
 
 
-class Size(msgspec.Struct, frozen=True):
+class Size(msgspec.Struct, frozen=True, gc=False):
     """A request as the forecast sees it."""
 
     input_tokens: int
@@ -87,7 +89,7 @@ class Surfaces:
         self._ahead_then: list[int] = []
         """By tier: requests that stood in line or ran when the surface was built."""
         self._prompts_since: list[int] = []
-        """By tier: prompt tokens that got in line since."""
+        """By tier: prompt tokens that got in line since, in it and above."""
         self._queued_then = 0
         """Requests that waited when it was built."""
         self._is_asked = False
@@ -96,8 +98,9 @@ class Surfaces:
     def arrived(self, entry: Entry) -> None:
         """A request gets in line: more like it are to be expected."""
         self._rates.observe(entry, entry.arrived_s)
-        if self._prompts_since:
-            self._prompts_since[entry.tier] += entry.input_tokens
+        since = self._prompts_since
+        for rank in range(entry.tier, len(since)):
+            since[rank] += entry.input_tokens
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Requests a second, of late."""
@@ -121,12 +124,19 @@ class Surfaces:
         now_s: float,
     ) -> Forecast:
         """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
-        self._ask(Line(tenant_id, rank, weight), now_s)
+        self._ask(tenant_id, weight, rank, now_s)
         surface = self._surface
-        age_s = float("inf") if surface is None else now_s - surface.at_s
-        if surface is None or age_s >= STALE_S or (age_s >= PAUSE_S and now_s >= self._rest_until_s):
+        if surface is None or self._is_too_old(surface, now_s):
             surface = self._build(now_s)
-        return self._read_off(surface, tenant_id, rank, size, output_tokens)
+        return surface.read(
+            tenant_id,
+            rank,
+            size.input_tokens * size.choices,
+            size.sequences,
+            output_tokens,
+            more_ahead=self._ahead(rank) - self._ahead_then[rank],
+            more_prompt_tokens=self._prompts_since[rank],
+        )
 
     def replay_for(
         self,
@@ -153,10 +163,17 @@ class Surfaces:
         """Nobody waits, and nobody did."""
         return not self._queued_then and not len(self._flow)
 
-    def _ask(self, line: Line, now_s: float) -> None:
+    def _is_too_old(self, surface: Surface, now_s: float) -> bool:
+        age_s = now_s - surface.at_s
+        return age_s >= PAUSE_S and (age_s >= STALE_S or now_s >= self._rest_until_s)
+
+    def _ask(self, tenant_id: str, weight: float, rank: int, now_s: float) -> None:
         self._is_asked = True
-        key = (line.tenant_id, line.tier)
-        self._lines[key] = (line, now_s)
+        key = (tenant_id, rank)
+        asked = self._lines.get(key)
+        if asked is not None and asked[0].weight == weight and now_s - asked[1] < NOTED_EVERY_S:
+            return
+        self._lines[key] = (Line(tenant_id, rank, weight), now_s)
         self._lines.move_to_end(key)
         if len(self._lines) > MAX_LINES:
             self._lines.popitem(last=False)
@@ -172,19 +189,6 @@ class Surfaces:
         self._queued_then = len(self._flow)
         self._is_asked = False
         return surface
-
-    def _read_off(
-        self, surface: Surface, tenant_id: str, rank: int, size: Size, output_tokens: tuple[int, int]
-    ) -> Forecast:
-        return surface.read(
-            tenant_id,
-            rank,
-            size.input_tokens * size.choices,
-            size.sequences,
-            output_tokens,
-            more_ahead=self._ahead(rank) - self._ahead_then[rank],
-            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
-        )
 
     def _ahead(self, rank: int) -> int:
         return self._flow.queued_up_to(rank) + self._flow.num_in_flight

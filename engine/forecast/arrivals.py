@@ -68,16 +68,18 @@ class ArrivalRates:
         seen = self._seen.pop(key, None)
         if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
             seen = _Seen(now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens)
-        seen.count = seen.count * exp(-max(0.0, now_s - seen.last_s) / self._memory_s) + 1.0
-        seen.last_s = max(seen.last_s, now_s)
+            if len(self._seen) >= self._max_streams:
+                del self._seen[next(iter(self._seen))]
+        if now_s > seen.last_s:
+            seen.count *= exp((seen.last_s - now_s) / self._memory_s)
+            seen.last_s = now_s
+        seen.count += 1.0
         seen.weight = entry.weight
         seen.input_tokens += SMOOTHING * (entry.input_tokens - seen.input_tokens)
         seen.predicted_output_tokens += SMOOTHING * (
             entry.predicted_output_tokens - seen.predicted_output_tokens
         )
         self._seen[key] = seen
-        while len(self._seen) > self._max_streams:
-            del self._seen[next(iter(self._seen))]
 
     def streams(self, now_s: float) -> list[ArrivalStream]:
         """The streams that are alive, each with its mean rate lately.

@@ -36,7 +36,16 @@ Z90 = 1.2816
 _NORMAL = NormalDist()
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A forecast's times, in seconds."""
+
+    wait_s: Seconds
+    ttft_s: Seconds
+    tpot_s: Seconds
+    e2e_s: Seconds
+
+
+class Forecast(msgspec.Struct, frozen=True, gc=False):
     """What to expect of one request, from now on. Pairs are (p50, p90)."""
 
     wait_s: Seconds

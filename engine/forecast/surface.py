@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import expm1, hypot, log, sqrt
 
 import msgspec
@@ -60,17 +60,20 @@ class Point:
 
     @property
     def has_seen(self) -> tuple[float, ...]:
-        """All that lies between two points is mixed of."""
+        """All but its cost."""
         return (
             self.wait_s,
             self.completed,
             self.place_s,
             self.prompt_tokens_ahead,
+            self.decodes,
+            self.context_tokens,
             self.tpot_s,
             self.ahead_own,
             self.ahead_others,
             self.ahead_higher,
             self.is_reached,
+            self.engine,
         )
 
 
@@ -90,6 +93,14 @@ class Surface:
     """Mean time between two turns while somebody waited; 0: nobody did."""
     free_places: Mapping[int, int]
     """By tier: requests that could be dispatched at once."""
+    basis: str = field(init=False)
+    _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
+    """What every probe of a line saw, where all saw the same: so it is where nobody waits."""
+
+    def __post_init__(self) -> None:
+        self.basis = "replay, extrapolated" if self.is_extrapolated else "replay"
+        if not self.samples:
+            self.basis += ", step time not measured yet"
 
     def knows(self, tenant_id: str, tier: int) -> bool:
         """Whether this line had probes of its own."""
@@ -113,54 +124,70 @@ class Surface:
         A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
         known.
         """
-        points = self.points.get((tenant_id, tier)) or self.points[NEWCOMER, tier]
-        cost = input_tokens * INPUT_TOKEN_COST + output_tokens[0] * sequences * OUTPUT_TOKEN_COST
-        seen = _between(points, cost)
+        p50, p90 = output_tokens
+        line = (tenant_id, tier)
+        seen = self._flat[line] if line in self._flat else self._look_along(line)
+        if seen is None:
+            seen = _between(
+                self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
+            )
         wait_s = seen.wait_s
         if wait_s > 0:
             wait_s = max(0.0, wait_s + more_ahead * self.dispatch_gap_s)
         elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
-            wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, output_tokens[0]))
+            wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
         prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
         start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
-        tpot_s = seen.tpot_s
-        own = LENGTH_VARIANCE / max(1, seen.completed)
-        error = max(SMALLEST_ERROR, self.error)
-        off = Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
+        tpot_s, error = seen.tpot_s, self.error
+        own = LENGTH_VARIANCE / (seen.completed or 1)
+        off = Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + error**2)
+        off_alone = Z90 * (error if error > SMALLEST_ERROR else SMALLEST_ERROR)
         ttft_s = wait_s + start_up_s
-        ttft_off_s = hypot(wait_s * off, start_up_s * Z90 * error)
-        rest, rest_high = output_tokens[0] - 1, output_tokens[1] - 1
-        e2e_s = ttft_s + tpot_s * rest
-        e2e_off_s = hypot(ttft_off_s, tpot_s * (rest_high - rest), tpot_s * Z90 * error * rest)
+        ttft_off_s = hypot(wait_s * off, start_up_s * off_alone)
+        rest_s = tpot_s * (p50 - 1)
+        e2e_s = ttft_s + rest_s
+        e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
         return Forecast(
             wait_s=(wait_s, wait_s * (1 + off)),
             ttft_s=(ttft_s, ttft_s + ttft_off_s),
-            tpot_s=(tpot_s, tpot_s * (1 + Z90 * error)),
+            tpot_s=(tpot_s, tpot_s * (1 + off_alone)),
             e2e_s=(e2e_s, e2e_s + e2e_off_s),
             output_tokens=output_tokens,
             tokens_ahead={
-                "own": seen.ahead_own if wait_s > 0 else 0,
-                "others": seen.ahead_others if wait_s > 0 else 0,
-                "higher_tier": seen.ahead_higher if wait_s > 0 else 0,
-            },
-            basis=("replay, extrapolated" if self.is_extrapolated else "replay")
-            + ("" if self.samples else ", step time not measured yet"),
+                "own": seen.ahead_own,
+                "others": seen.ahead_others,
+                "higher_tier": seen.ahead_higher,
+            }
+            if wait_s > 0
+            else {"own": 0, "others": 0, "higher_tier": 0},
+            basis=self.basis,
             samples=self.samples,
             saturated=not seen.is_reached,
         )
+
+    def _points_of(self, line: tuple[str, int]) -> Sequence[Point]:
+        return self.points.get(line) or self.points[NEWCOMER, line[1]]
+
+    def _look_along(self, line: tuple[str, int]) -> Point | None:
+        """Once for each line that is asked about."""
+        first, *others = self._points_of(line)
+        is_flat = all(point.has_seen == first.has_seen for point in others)
+        seen = self._flat[line] = first if is_flat else None
+        return seen
 
     def _start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
         """From its place to its first token: the step under way, then prompts in chunks."""
         if not self.loads:
             return 0.0
-        load = self.loads[max(0, point.engine)]
-        budget = max(1, load.max_batched_tokens - point.decodes)
+        load = self.loads[point.engine if point.engine > 0 else 0]
+        decodes = point.decodes
+        room = load.max_batched_tokens - decodes
         tokens = ahead_tokens + input_tokens
-        steps = -(-tokens // budget)
-        context = steps * point.context_tokens + input_tokens * (input_tokens + 1) // (2 * max(1, sequences))
-        rows = steps * point.decodes + max(steps, sequences)
-        prefill_s = predict_step_s(load.step_time, tokens + steps * point.decodes, context, rows)
-        under_way_s = point.tpot_s / 2 if point.decodes or ahead_tokens else 0.0
+        steps = -(-tokens // room) if room > 1 else tokens
+        context = steps * point.context_tokens + input_tokens * (input_tokens + 1) // (2 * (sequences or 1))
+        rows = steps * decodes + (steps if steps > sequences else sequences)
+        prefill_s = predict_step_s(load.step_time, tokens + steps * decodes, context, rows)
+        under_way_s = point.tpot_s / 2 if decodes or ahead_tokens else 0.0
         return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
 
     def _place_gap_s(self, point: Point, output_tokens: int) -> float:
@@ -177,8 +204,6 @@ def _between(points: Sequence[Point], cost: int) -> Point:
     if index == len(points):
         return points[-1]
     low, high = points[index - 1], points[index]
-    if low.has_seen == high.has_seen:
-        return low  # where nobody waits, that is what all of them see
     part = log(cost / low.cost) / log(high.cost / low.cost)
 
     def mix(first: float, second: float) -> float:

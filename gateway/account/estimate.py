@@ -25,7 +25,15 @@ Whole = tuple[int, int]
 """p50, p90."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
+_AS_JSON = (
+    b'{"wait_s":{"p50":%.4f,"p90":%.4f},"ttft_s":{"p50":%.4f,"p90":%.4f},"tpot_s":{"p50":%.5f,"p90":%.5f},'
+    b'"e2e_s":{"p50":%.4f,"p90":%.4f},"output_tokens":{"p50":%d,"p90":%d},'
+    b'"cost_nanousd":{"p50":%d,"p90":%d,"max":%d},"tokens_ahead":%s,"basis":%s,"samples":%d,"saturated":%s}'
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """A forecast for one request in one tier, with its price."""
 
     wait_s: Seconds
@@ -60,6 +68,25 @@ class Estimate(msgspec.Struct, frozen=True):
             "samples": self.samples,
             "saturated": self.saturated,
         }
+
+    def encoded(self) -> msgspec.Raw:
+        """`as_json` as every answer has it: written in one go, for half of what dictionaries cost."""
+        return msgspec.Raw(
+            _AS_JSON
+            % (
+                *self.wait_s,
+                *self.ttft_s,
+                *self.tpot_s,
+                *self.e2e_s,
+                *self.output_tokens,
+                *self.cost_nanousd,
+                self.max_cost_nanousd,
+                _encode(self.tokens_ahead),
+                _encode(self.basis),
+                self.samples,
+                b"true" if self.saturated else b"false",
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -134,14 +161,14 @@ class Account(msgspec.Struct, frozen=True):
     """What came of the quote that it was held to; None: there was none."""
 
     def as_json(self) -> dict[str, Any]:
-        """The `fairgate` object of the answer."""
+        """The `fairgate` object of the answer, to be encoded."""
         charged, held = self.charged, self.held
         shown: dict[str, Any] = {
             "request_id": self.request_id,
             "tenant": self.tenant,
             "tier": self.tier,
             "outcome": self.outcome,
-            "estimate": self.estimate.as_json() if self.estimate is not None else None,
+            "estimate": self.estimate.encoded() if self.estimate is not None else None,
             "actual": {
                 "wait_s": _rounded(self.times.wait_s),
                 "ttft_s": _rounded(self.times.ttft_s),

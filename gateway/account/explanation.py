@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.account.timeline import OUTCOMES, Event, Kind, Whose, first, number
+from gateway.account.timeline import OUTCOMES, Event, Kind, Whose, first, number, together, wait_span
 
 SHORTEST_S = 0.0005
 """A wait that is not worth a sentence."""
@@ -63,8 +63,8 @@ def waits_of(events: Sequence[Event]) -> Waits:
         prefill_s=between(began, first_token),
         decode_s=between(first_token, last_token) if last_token is not None else 0.0,
         paused_s=_paused_s(events, end_us),
-        rested_s=_sum_s(events, Kind.TOPPED_UP),
-        stalled_s=_sum_s(events, Kind.STALLED),
+        rested_s=_waited_s(events, Kind.TOPPED_UP),
+        stalled_s=_waited_s(events, Kind.STALLED),
     )
 
 
@@ -246,19 +246,25 @@ def _end(events: Sequence[Event]) -> str:
 def _paused_s(events: Sequence[Event], end_us: int) -> float:
     """From each loss of a place to the return of the same sequence."""
     lost_us: dict[int, int] = {}
-    total_us = 0
+    spans_us: list[tuple[int, int]] = []
     for each in events:
         match each.kind:
             case Kind.PAUSED | Kind.SWAPPED | Kind.PREEMPTED:
                 lost_us.setdefault(number(each, "sequence"), each.at_us)
             case Kind.RESUMED | Kind.RESTORED:
                 since_us = lost_us.pop(number(each, "sequence"), None)
-                total_us += each.at_us - since_us if since_us is not None else 0
-    return (total_us + sum(end_us - since_us for since_us in lost_us.values())) / 1e6
+                if since_us is not None:
+                    spans_us.append((since_us, each.at_us))
+    return together([*spans_us, *((since_us, end_us) for since_us in lost_us.values())]) / 1e6
 
 
-def _sum_s(events: Sequence[Event], kind: Kind) -> float:
-    return sum(number(each, "waited_us") for each in events if each.kind == kind) / 1e6
+def _waited_s(events: Sequence[Event], kind: Kind) -> float:
+    return (
+        together(
+            wait_span(kind, each.at_us, number(each, "waited_us")) for each in events if each.kind == kind
+        )
+        / 1e6
+    )
 
 
 def _left_out(event: Event, kind: Kind) -> bool:

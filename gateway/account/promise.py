@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from gateway.account.estimate import Estimate, Times
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """A forecast as it came and as it was told, and where such forecasts are compared with the truth."""
+class Promise(msgspec.Struct, frozen=True, gc=False):
+    """The forecast behind an estimate, before it was corrected, and where such ones are compared with the
+    truth."""
 
     bucket: Bucket
     raw: Forecast
-    told: Forecast
 
 
 def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output_tokens: int) -> None:
@@ -33,4 +33,4 @@ def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output
         "e2e": times.e2e_s,
     }
     actual: dict[What, float] = {what: value for what, value in seen.items() if value is not None}  # type: ignore[misc]
-    calibration.observe(promise.bucket, promise.raw, promise.told, actual)
+    calibration.observe(promise.bucket, promise.raw, estimate, actual)

@@ -9,6 +9,7 @@ first and the last of each kind are kept, and how many were left out. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -140,8 +141,28 @@ class Timeline:
             self.notes.append((kind, at_s, numbers))
 
     def waited_s(self, *kinds: Kind) -> float:
-        """What was waited in all, by the notes of kinds that begin with the microseconds of a wait."""
-        return sum(numbers[0] for kind, _, numbers in self.notes if kind in kinds) / 1e6
+        """For how long it waited for any of `kinds`, which begin with the microseconds of a wait."""
+        if not self.notes:
+            return 0.0
+        return together(
+            wait_span(kind, at_s, numbers[0] / 1e6) for kind, at_s, numbers in self.notes if kind in kinds
+        )
+
+
+def wait_span(kind: int, at: float, waited: float) -> tuple[float, float]:
+    """From when to when it waited, in one unit of time: a top-up is noted at its wait's end, a stalled reader
+    at its beginning."""
+    return (at - waited, at) if kind == Kind.TOPPED_UP else (at, at + waited)
+
+
+def together(spans: Iterable[tuple[float, float]]) -> float:
+    """For how long at least one of them lasted: a request's sequences wait at the same time."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        if end > until:
+            total += end - max(start, until)
+            until = end
+    return total
 
 
 def assemble(

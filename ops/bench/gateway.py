@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -83,9 +84,12 @@ class Phase:
 
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
-PAIRS = 100
+COUPLES = 6
+"""Of servers, one with estimates and one without: two processes of one program differ by a few per cent
+for as long as they live."""
+PAIRS = 25
 PAIR = Phase("pair", CONNECTIONS, False, 0.1)
-"""With and without estimates, in turn."""
+"""Of measurements of each couple, in turn."""
 PHASES = (
     Phase("single", 1, False, 2 / 3),
     Phase("throughput", CONNECTIONS, False, 1.0),
@@ -163,11 +167,24 @@ async def _rounds(
 
 async def _pairs(options: Options, progress: Report) -> list[float]:
     """Requests a second with estimates over those without, of each pair of measurements."""
-    progress(f"{PAIRS} pairs with and without estimates")
     ratios: list[float] = []
-    async with _upstream() as (port, upstreams), contextlib.AsyncExitStack() as stack:
+    async with _upstream() as (port, upstreams):
+        for couple in range(COUPLES):
+            of_couple = [ratio async for ratio in _of_couple(options, couple % 2 == 0, port, upstreams)]
+            ratios += of_couple
+            progress(
+                f"with and without estimates, {couple + 1}/{COUPLES}: median of {PAIRS} pairs "
+                f"{statistics.median(of_couple):.3f}"
+            )
+    return ratios
+
+
+async def _of_couple(
+    options: Options, told_first: bool, port: int, upstreams: Sequence[int]
+) -> AsyncIterator[float]:
+    async with contextlib.AsyncExitStack() as stack:
         both: list[tuple[Target, Serving]] = []
-        for told in (True, False):
+        for told in (told_first, not told_first):
             target = fairgate(options.tokenizer_dir, estimates=told)
             serving = await stack.enter_async_context(_opened(options, target, port))
             await _warm_up(options, target, serving, upstreams)
@@ -176,9 +193,9 @@ async def _pairs(options: Options, progress: Report) -> list[float]:
             per_s: dict[str, float] = {}
             for target, serving in both if number % 2 else reversed(both):
                 seen = await _measure(target, serving, PAIR, options.seconds, upstreams)
-                per_s[target.name] = seen["requests_in_time"] / seen["seconds"]
-            ratios.append(per_s[OURS] / per_s[SILENT])
-    return ratios
+                # To the last answer: a machine that stands still for a moment ends no request in time.
+                per_s[target.name] = seen["requests"] / seen["wall_s"]
+            yield per_s[OURS] / per_s[SILENT]
 
 
 async def _one(options: Options, target: Target, port: int, upstreams: Sequence[int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ own, put right by what became of earlier ones.
 from __future__ import annotations
 
 from engine.forecast.conformal import Bucket, Calibration, bucket_of
-from engine.forecast.quote import EngineLoad, Forecast
+from engine.forecast.quote import EngineLoad, Figures, Forecast
 from engine.scheduling.order import Entry
 from gateway.engine_loads import flights_of
 from gateway.flow.controller import InFlight
@@ -33,7 +33,7 @@ class Reach(TargetGate):
         self._calibration = Calibration()
         self._predictions = Learned()
         """Its own: a forecast remembers for a while what it was asked, and advice is to change nothing."""
-        self._told: dict[int, tuple[Request, Bucket, Forecast, Forecast]] = {}
+        self._told: dict[int, tuple[Request, Bucket, Forecast, Figures]] = {}
         """Of those let in, by row: the forecast as it came and as it was told."""
         self._pool: SimulatedPool | None = None
         self._surfaces: Surfaces | None = None

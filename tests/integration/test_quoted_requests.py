@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec import json
 from msgspec.structs import replace
 
+from engine.forecast.quote import Figures
 from engine.messages import SamplingParams
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.timeline import Kind
 from gateway.ids import new_request_id
-from gateway.quote_token import Figures, Quote
+from gateway.quote_token import Quote
 from gateway.quotes import Binding
 from gateway.run import Closed, Run
 from gateway.understand import Call
@@ -70,7 +72,7 @@ async def test_it_is_held_and_charged_by_the_quoted_prices_and_told_what_was_quo
     assert [(row.kind, row.price_version) for row in rows] == [("reserve", 7), ("settle", 7)]
     assert rows[1].amounts.cost_nanousd == 10 * 10 + 30 * 7
     assert closed.account.charged.cost_nanousd <= closed.account.estimate.max_cost_nanousd  # type: ignore[union-attr]
-    shown = closed.account.as_json()
+    shown = json.decode(json.encode(closed.account.as_json()))
     assert shown["quote"] == {"id": "offer", "kept": True, "missed": [], "credit_nanousd": 0}
     assert shown["estimate"]["e2e_s"]["p90"] == 30.0
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.forecast.length import LengthForecast
 from engine.forecast.step_time import PRIOR
@@ -131,6 +132,18 @@ def test_costs_follow_the_price_book_and_the_most_is_what_is_held() -> None:
     assert estimate.samples == 200
     three = Size(100, 1, 3, 300, is_exact=True)
     assert bench.estimates.estimate(MODEL, "me", 1.0, Tier.BATCH, three, 0.0).output_tokens == (900, 900)
+
+
+@pytest.mark.parametrize("saturated", [False, True])
+def test_an_estimate_is_sent_as_it_is_shown(saturated: bool) -> None:
+    bench = Bench()
+    bench.enqueue(10)
+    bench.dispatch()
+    bench.enqueue(40, tenant="me")
+    found = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
+    estimate = replace(found, saturated=saturated, basis='a "replay"; \\')
+    assert estimate.wait_s[0] > 0
+    assert json.loads(bytes(estimate.encoded())) == estimate.as_json()
 
 
 def test_without_an_engine_it_says_that_it_cannot_know() -> None:
@@ -267,7 +280,7 @@ def test_quotes_replay_for_themselves_and_for_all_tiers_at_once_within_limits() 
     assert promise.bucket.kind == "binding"
 
 
-def test_of_many_requests_fifty_a_second_are_judged_and_of_few_all() -> None:
+def test_of_many_requests_twenty_a_second_are_judged_and_of_few_all() -> None:
     bench = Bench()
     told = bench.estimates.estimate(MODEL, "me", 1.0, Tier.STANDARD, SIZE, 0.0)
     judged = lambda: bench.estimates.calibration.coverage["plain", "e2e", 0.9].judged  # noqa: E731
@@ -278,7 +291,7 @@ def test_of_many_requests_fifty_a_second_are_judged_and_of_few_all() -> None:
         # Four at once, two thousand a second.
         ended_s = 200.0 + number // 4 * 0.002
         bench.estimates.judge(told, Times(0.0, 0.0, 0.1, ended_s, ended_s), 50)
-    assert 100 + 400 <= judged() <= 100 + 1_000
+    assert 100 + 180 <= judged() <= 100 + 500, "it takes some three hundred to notice how many come"
 
 
 def test_what_became_of_requests_puts_later_estimates_right() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.account.estimate import Estimate
 from gateway.headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
@@ -79,11 +80,19 @@ def test_estimates_are_numbers_that_a_script_can_read() -> None:
         samples=7,
         saturated=True,
     )
-    headers = estimate_headers(estimate)
-    assert headers["x-fairgate-estimate-wait"] == "p50=0.120, p90=0.481"
-    assert headers["x-fairgate-estimate-output-tokens"] == "p50=10, p90=40"
-    assert headers["x-fairgate-estimate-cost"] == "p50=100, p90=400, max=5000"
-    assert headers["x-fairgate-estimate-basis"] == "replay; samples=7; saturated"
+    [(name, field)] = estimate_headers(estimate).items()
+    assert name == "x-fairgate-estimate"
+    members = dict(member.split(";", 1) for member in field.split(", "))
+    assert members == {
+        "wait": "p50=0.120;p90=0.481",
+        "ttft": "p50=0.200;p90=0.600",
+        "latency": "p50=1.000;p90=2.000",
+        "output-tokens": "p50=10;p90=40",
+        "cost": "p50=100;p90=400;max=5000",
+        'basis="replay"': "samples=7;saturated",
+    }
+    [calm] = estimate_headers(replace(estimate, saturated=False)).values()
+    assert field == calm + ";saturated"
     assert estimate_headers(None) == {}
 
 

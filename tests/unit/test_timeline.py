@@ -135,6 +135,25 @@ def test_an_engines_clock_never_puts_anything_behind_the_end() -> None:
     assert max(each.at_us for each in events) == events[-1].at_us == 5_000_000
 
 
+def test_sequences_that_wait_at_the_same_time_wait_once() -> None:
+    timeline = Timeline()
+    timeline.note(Kind.STALLED, 10.0, 4_000_000)
+    timeline.note(Kind.STALLED, 11.0, 1_000_000)
+    timeline.note(Kind.STALLED, 13.0, 3_000_000)
+    timeline.note(Kind.TOPPED_UP, 14.5, 3_000_000, 64)  # from 11.5 on
+    timeline.note(Kind.TOPPED_UP, 21.0, 1_000_000, 128)
+
+    assert timeline.waited_s(Kind.STALLED) == pytest.approx(6.0)
+    assert timeline.waited_s(Kind.TOPPED_UP) == pytest.approx(4.0)
+    assert timeline.waited_s(Kind.STALLED, Kind.TOPPED_UP) == pytest.approx(7.0)
+    lost = [Event(Kind.PAUSED, 2_000_000, (0, 0, 1)), Event(Kind.PAUSED, 3_000_000, (1, 0, 1))]
+    back = [Event(Kind.RESUMED, 4_000_000, (0,)), Event(Kind.RESUMED, 7_000_000, (1,))]
+    waits = waits_of(
+        [*lost, *back, *(Event(kind, round(at_s * 1e6), numbers) for kind, at_s, numbers in timeline.notes)]
+    )
+    assert (waits.paused_s, waits.stalled_s, waits.rested_s) == pytest.approx((5.0, 6.0, 4.0))
+
+
 def test_notes_are_bounded() -> None:
     timeline = Timeline()
     for each in range(10 * MAX_NOTES):
