@@ -120,7 +120,8 @@ class Estimates:
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is not None:
-                return self._step_time(upstream), max(1, len(snapshot.running))
+                pace = self._paces[upstream.replica_id]
+                return pace.adjust(snapshot.step_time), max(1, len(snapshot.running))
         return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int) -> None:

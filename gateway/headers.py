@@ -143,4 +143,6 @@ def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:
 
 def header_safe(text: str) -> str:
     """Printable ASCII: a tenant's name may hold anything."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(character if " " <= character <= "~" else "?" for character in text)

@@ -9,6 +9,9 @@ REQUEST_ID_PREFIX = "req_"
 RANDOM_BYTES = 10
 _DRAWN_AT_ONCE = 400
 """Ids' worth of random bytes: to ask the operating system for each costs more than all else about an id."""
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
+_SHIFTS = range(120, -1, -10)
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -18,11 +21,7 @@ def new_request_id(unix_s: float) -> str:
     Ids sort by time, and no two gateways agree on one beforehand.
     """
     value = (int(unix_s * 1000) & (2**48 - 1)) << 80 | int.from_bytes(_random_bytes())
-    digits = []
-    for _ in range(26):
-        value, digit = divmod(value, 32)
-        digits.append("0123456789abcdefghjkmnpqrstvwxyz"[digit])
-    return REQUEST_ID_PREFIX + "".join(reversed(digits))
+    return REQUEST_ID_PREFIX + "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
 
 
 _drawn: list[bytes] = []

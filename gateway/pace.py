@@ -54,6 +54,8 @@ class Pace:
     def adjust(self, step_time: StepTime) -> StepTime:
         """The model at the real pace."""
         factor = self.factor
+        if factor == 1.0:
+            return step_time
         return msgspec.structs.replace(
             step_time,
             base_s=step_time.base_s * factor,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from engine.forecast.features import Features
 from engine.messages import SamplingParams
@@ -107,17 +108,14 @@ class Call(msgspec.Struct, frozen=True):
     """The client asked for this tier; it is not only its key's default."""
     binding: Binding | None = None
     """The quote that it redeems."""
+    sequences: int = 0
+    """Streams of tokens that this request runs (derived: every step asks for it)."""
+    input_tokens: int = 0
+    """Prompt tokens (derived); a prompt counts once, however many choices it has, as OpenAI bills it."""
 
-    @property
-    def sequences(self) -> int:
-        """Streams of tokens that this request runs."""
-        return len(self.prompts) * self.choices
-
-    @property
-    def input_tokens(self) -> int:
-        """Prompt tokens; a prompt counts once, however many choices it has, as OpenAI bills it."""
-        prompts = self.prompts
-        return len(prompts[0]) if len(prompts) == 1 else sum(map(len, prompts))
+    def __post_init__(self) -> None:
+        force_setattr(self, "sequences", len(self.prompts) * self.choices)
+        force_setattr(self, "input_tokens", sum(map(len, self.prompts)))
 
     @property
     def max_output_tokens(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter, gt
 from typing import Any, Literal, cast
 
 import msgspec
@@ -48,6 +49,7 @@ _TEXT_COLUMNS = {
     "model": 256,
     "outcome": 64,
 }
+_texts = attrgetter(*_TEXT_COLUMNS)
 
 
 class LedgerRow(msgspec.Struct, frozen=True):
@@ -287,16 +289,17 @@ _SUMMED = ("requests", "input_tokens", "output_tokens", "cost_nanousd")
 def _check(row: LedgerRow) -> None:
     if row.kind not in KINDS:
         raise Invalid("kind", f"must be one of {', '.join(sorted(KINDS))}")
-    for name, most in _TEXT_COLUMNS.items():
-        if len(getattr(row, name)) > most:
-            raise Invalid(name, f"has more than {most} characters")
+    if any(map(gt, map(len, _texts(row)), _TEXT_COLUMNS.values())):
+        name, most = next(each for each in _TEXT_COLUMNS.items() if len(getattr(row, each[0])) > each[1])
+        raise Invalid(name, f"has more than {most} characters")
     if not row.request_id:
         raise Invalid("request_id", "is empty")
     if row.at.tzinfo is None:
         raise Invalid("at", "needs a time zone")
     if row.kind in {"reserve", "top_up", "settle"}:
         rules.check_amounts(row.amounts)
-        rules.check_amounts(row.counted)
+        if (counted := row.counted) is not row.amounts:
+            rules.check_amounts(counted)
     if (row.kind == "top_up") != (row.number > 0):
         raise Invalid("number", "is 1 or more for a top-up, 0 for any other row")
     if len(row.charged_to) > MAX_CHARGED_TO or len(row.detail) > MAX_DETAIL_FIELDS:

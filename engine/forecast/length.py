@@ -29,7 +29,7 @@ MAX_MODELS = 64
 VERSION = 2
 LEARN_ALL = 2_000
 """So many answers of a model are all learned from and judged by; thinking about each costs some 0.1 ms."""
-LEARN_ONE_IN = 4
+LEARN_ONE_IN = 8
 
 
 class LengthForecast:

@@ -67,23 +67,17 @@ class LengthRegression:
     def locate(self, features: Features, median: float) -> Located:
         """`median`: what the layer below expects."""
         place, spread = log(median), FIRST_LOG_SPREAD
-        places, spreads = self._place, self._spread
+        places, spreads, squares = self._place, self._spread, self._place_squares
+        unseen = 0
         for index, value in zip(features.places, features.values, strict=True):
             place += places[index] * value
             spread += spreads[index] * value
-        spread += self._novelty(features) * spreads[NOVELTY]
+            if not squares[index]:
+                unseen += 1
+        spread += _novelty(unseen, features) * spreads[NOVELTY]
         return Located(
             min(max(place, 0.0), self._most), exp(min(max(spread, LEAST_LOG_SPREAD), MOST_LOG_SPREAD))
         )
-
-    def _novelty(self, features: Features) -> float:
-        """The share of its places that nothing was learned for: the more, the less is known of its kind."""
-        squares = self._place_squares
-        unseen = 0
-        for index in features.places:
-            if not squares[index]:
-                unseen += 1
-        return 2 * unseen / len(features.places)
 
     def quantiles(self, located: Located, qs: Sequence[float], generated: int = 0) -> list[int]:
         """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
@@ -113,7 +107,7 @@ class LengthRegression:
         pull = min(max(residual, -LARGEST_STEP), LARGEST_STEP)
         # Of the Laplace likelihood |residual| + log spread, by the logarithm of the spread.
         widen = min(abs(residual), LARGEST_STEP + 1) - 1
-        novelty = self._novelty(features)
+        novelty = _novelty(sum(not self._place_squares[index] for index in features.places), features)
         # Many features at once move far together: the step is shared among them (as in normalised LMS).
         share = 1 / max(1.0, sum(value * value for value in features.values) / SHARED_FROM)
         place_rate, spread_rate = PLACE_RATE * share * located.spread, SPREAD_RATE * share
@@ -165,3 +159,8 @@ class LengthRegression:
         regression._spread, regression._spread_squares = parts[2], parts[3]
         regression._residuals = Residuals.of(data["residuals"])
         return regression
+
+
+def _novelty(unseen: int, features: Features) -> float:
+    """By the share of its places that nothing was learned for: the more, the less is known of its kind."""
+    return 2 * unseen / len(features.places)

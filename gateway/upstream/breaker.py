@@ -51,6 +51,8 @@ class Breaker:
 
     def allows(self, now_s: float) -> bool:
         """Whether a call may begin."""
+        if self._open_until_s is None:
+            return True
         state = self.state(now_s)
         return state is State.CLOSED or (state is State.HALF_OPEN and self._trials < self._rule.trials)
 

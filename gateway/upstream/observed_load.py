@@ -43,22 +43,25 @@ class ObservedLoad:
             gap_s = (sequence.last_token_s - sequence.first_token_s) / (count.chunks - 1)
             self._pace.observe(width, width * prompt_tokens, width, gap_s)
 
+    def latest(self, now_s: float) -> Snapshot | None:
+        """The last snapshot; None where it is time for another one."""
+        return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
+
     def snapshot(self, ready: Ready, sequences: Collection[ForeignSequence], now_s: float) -> Snapshot:
-        """As our own engine would say it; made anew every `SNAPSHOT_EVERY_S`."""
-        if self._snapshot is None or now_s - self._snapshot_s >= SNAPSHOT_EVERY_S:
-            self._snapshot_s = now_s
-            self._snapshot = Snapshot(
-                engine_id=self._replica_id,
-                step=0,
-                at_s=now_s,
-                running=[running(sequence) for sequence in sequences],
-                waiting=[],
-                free_blocks=ready.num_blocks,
-                cached_blocks=0,
-                referenced_blocks=0,
-                num_blocks=ready.num_blocks,
-                step_time=self._pace.to_message(),
-            )
+        """As our own engine would say it, of now."""
+        self._snapshot_s = now_s
+        self._snapshot = Snapshot(
+            engine_id=self._replica_id,
+            step=0,
+            at_s=now_s,
+            running=[running(sequence) for sequence in sequences],
+            waiting=[],
+            free_blocks=ready.num_blocks,
+            cached_blocks=0,
+            referenced_blocks=0,
+            num_blocks=ready.num_blocks,
+            step_time=self._pace.to_message(),
+        )
         return self._snapshot
 
 

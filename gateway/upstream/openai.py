@@ -105,10 +105,13 @@ class OpenAIUpstream:
     @property
     def snapshot(self) -> Snapshot | None:
         """As our own engine would say it, of this gateway's sequences; times as they were observed."""
-        ready = self._watch.ready
-        if ready is None or not self.is_up:
+        if not self._watch.is_up:
             return None
-        return self._load.snapshot(ready, self._sequences.values(), now())
+        now_s = now()
+        if (latest := self._load.latest(now_s)) is not None:
+            return latest
+        ready = self._watch.ready
+        return None if ready is None else self._load.snapshot(ready, self._sequences.values(), now_s)
 
     def describe(self) -> dict[str, Any]:
         """For the status page."""

@@ -493,11 +493,13 @@ def check_amounts(amounts: Amounts) -> None:
 
 def check_rising(*steps: Amounts) -> None:
     """Raises `Invalid` for amounts that cannot be counted exactly, or of which a later one is smaller."""
-    for amounts in steps:
-        check_amounts(amounts)
-    for smaller, larger in pairwise(map(_values, steps)):
-        if any(map(gt, smaller, larger)):
-            name = next(field for field, *pair in zip(FIELDS, smaller, larger, strict=True) if gt(*pair))
+    check_amounts(steps[0])
+    for smaller, larger in pairwise(steps):
+        if larger is smaller:
+            continue  # a short answer is held whole: all steps are one
+        check_amounts(larger)
+        if any(map(gt, _values(smaller), _values(larger))):
+            name = next(field for field in FIELDS if getattr(smaller, field) > getattr(larger, field))
             raise Invalid(name, "must not fall from `first` to `ahead` to `most`")
 
 
