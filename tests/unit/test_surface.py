@@ -158,3 +158,23 @@ def test_it_is_bounded() -> None:
     found = surface(WAITING, engine(*flights(4)), lines=lines)
     assert len(found.points) == MAX_LINES + len(TIERS)
     assert read(found, "t90") == read(found, NEWCOMER), "a line without probes is answered as a newcomer's"
+
+
+@pytest.mark.parametrize("waiting", [[], WAITING[:2], WAITING])
+@pytest.mark.parametrize("tenant", ["a", "b", "newcomer"])
+@pytest.mark.parametrize("order", ["vtc", "sjf"])
+def test_where_all_sizes_see_the_same_a_search_finds_nothing_else(
+    waiting: list[Entry], tenant: str, order: str
+) -> None:
+    lines = (Line("a", 1), Line("b", 1))
+    quick = surface(waiting, engine(*flights(2)), lines=lines, order=order)
+    searched = surface(waiting, engine(*flights(2)), lines=lines, order=order)
+    searched._flat.update(dict.fromkeys([(tenant, tier) for tier in TIERS]))
+    flat = 0
+    for tier in TIERS:
+        for size in (1, 60, 700, 5_000):
+            asked = (tenant, tier, size, 2, (size, 2 * size))
+            assert quick.read(*asked) == searched.read(*asked)
+        flat += quick._flat[tenant, tier] is not None
+    if not waiting:
+        assert flat == len(TIERS)
