@@ -266,9 +266,9 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
         opened.note(
             Kind.QUOTED,
             arrived_s,
-            int(estimate.wait_s[0] * 1e6),
-            int(estimate.ttft_s[0] * 1e6),
-            int(estimate.e2e_s[0] * 1e6),
+            _us(estimate.wait_s[0]),
+            _us(estimate.ttft_s[0]),
+            _us(estimate.e2e_s[0]),
             estimate.output_tokens[0],
         )
     if run.in_line_s is not None:

@@ -120,8 +120,7 @@ class Estimates:
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is not None:
-                pace = self._paces[upstream.replica_id]
-                return pace.adjust(snapshot.step_time), max(1, len(snapshot.running))
+                return self._step_time(upstream), max(1, len(snapshot.running))
         return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int) -> None:
@@ -245,19 +244,19 @@ class Estimates:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
+        price = self._prices().entry(model, tier).cost_nanousd
         count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
         check_counts(tokens, 0, most)
         total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
-        *costs, most_cost = self._prices().entry(model, tier).costs_nanousd(tokens, *total, most)
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
             tpot_s=told.tpot_s,
             e2e_s=told.e2e_s,
             output_tokens=total,
-            cost_nanousd=(costs[0], costs[1]),
-            max_cost_nanousd=most_cost,
+            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
+            max_cost_nanousd=price(tokens, 0, most),
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.forecast.conformal import Bucket, Told
-from engine.forecast.quote import Figures, Forecast
+from engine.forecast.conformal import Bucket, HasTimes
+from engine.forecast.quote import Figures
 from gateway.account.estimate import Estimate
 from gateway.account.promise import Promise
 from tenants.types import Tier
@@ -73,17 +73,6 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
     def estimate(self) -> Estimate:
         """What was promised, in the form in which every request has its estimate."""
         bucket = Bucket("binding", False, self.rank, self.load)
-        raw = Forecast(
-            wait_s=self.raw.wait_s,
-            ttft_s=self.raw.ttft_s,
-            tpot_s=self.raw.tpot_s,
-            e2e_s=self.raw.e2e_s,
-            output_tokens=self.output_tokens,
-            tokens_ahead=self.tokens_ahead,
-            basis=self.basis,
-            samples=self.samples,
-            saturated=self.saturated,
-        )
         return Estimate(
             wait_s=self.told.wait_s,
             ttft_s=self.told.ttft_s,
@@ -96,11 +85,11 @@ class Quote(msgspec.Struct, frozen=True, array_like=True):
             basis=self.basis,
             samples=self.samples,
             saturated=self.saturated,
-            promise=Promise(bucket, raw),
+            promise=Promise(bucket, self.raw),
         )
 
 
-def figures_of(times: Told) -> Figures:
+def figures_of(times: HasTimes) -> Figures:
     """Rounded to microseconds: a token is a header."""
 
     def pair(value: Pair) -> Pair:

@@ -111,12 +111,6 @@ class Entry:
         )
         return -(-list_price * self.multiplier // 1_000)
 
-    def costs_nanousd(self, input_tokens: int, *output_tokens: int) -> list[int]:
-        """What it would cost with so many output tokens, nothing of the prompt being cached."""
-        price, multiplier = self.price, self.multiplier
-        of_input = input_tokens * price.input_nanousd
-        return [-(-(of_input + each * price.output_nanousd) * multiplier // 1_000) for each in output_tokens]
-
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:

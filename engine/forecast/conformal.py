@@ -86,8 +86,8 @@ def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain")
     return Bucket(kind, is_exact, tier, load)
 
 
-class Told(Protocol):
-    """Whatever has the times that a request was told, as `Figures` has."""
+class HasTimes(Protocol):
+    """Whatever has the times of a request, as `Figures` has."""
 
     @property
     def wait_s(self) -> Seconds:
@@ -197,7 +197,7 @@ class Calibration:
         tpot = _corrected(raw.tpot_s, of_tpot, FLOOR_S["tpot"], AT_ONCE)
         return Figures(wait, ttft, tpot, _corrected(raw.e2e_s, of_e2e, FLOOR_S["e2e"], ttft))
 
-    def observe(self, bucket: Bucket, raw: Forecast, told: Told, actual: Mapping[What, float]) -> None:
+    def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
         that came to be, in seconds."""
         for what, actual_s in actual.items():
@@ -206,7 +206,7 @@ class Calibration:
                 coverage.count(actual_s <= limit_s)
             self._follow(bucket, what, raw, actual_s)
 
-    def refuse(self, bucket: Bucket, raw: Forecast, told: Told, waited_s: float) -> None:
+    def refuse(self, bucket: Bucket, raw: HasTimes, told: HasTimes, waited_s: float) -> None:
         """A request left without its turn after `waited_s`: all that is known of its wait is that it would
         have been longer."""
         self.refused.requests += 1
@@ -260,7 +260,7 @@ class Calibration:
                 return shifts
         return None
 
-    def _follow(self, bucket: Bucket, what: What, raw: Forecast, actual_s: float) -> None:
+    def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
         self._factors.clear()
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
@@ -296,7 +296,7 @@ def _corrected(raw_s: Seconds, factors: Seconds | None, floor_s: float, least: S
     return p50, (p50 if p90 < p50 else p90)
 
 
-def figure(times: Told, what: What) -> Seconds:
+def figure(times: HasTimes, what: What) -> Seconds:
     """One of the pairs by name."""
     pair: Seconds = getattr(times, f"{what}_s")
     return pair

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.forecast.conformal import Bucket, Calibration, What
-from engine.forecast.quote import Forecast
+from engine.forecast.quote import Figures, Forecast
 
 if TYPE_CHECKING:
     from gateway.account.estimate import Estimate, Times
 
 
 class Promise(msgspec.Struct, frozen=True, gc=False):
-    """The forecast behind an estimate, before it was corrected, and where such ones are compared with the
+    """The times behind an estimate, before they were corrected, and where such ones are compared with the
     truth."""
 
     bucket: Bucket
-    raw: Forecast
+    raw: Forecast | Figures
 
 
 def calibrate(calibration: Calibration, estimate: Estimate, times: Times, output_tokens: int) -> None:

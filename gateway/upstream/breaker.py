@@ -53,8 +53,7 @@ class Breaker:
         """Whether a call may begin."""
         if self._open_until_s is None:
             return True
-        state = self.state(now_s)
-        return state is State.CLOSED or (state is State.HALF_OPEN and self._trials < self._rule.trials)
+        return self.state(now_s) is State.HALF_OPEN and self._trials < self._rule.trials
 
     def retry_in_s(self, now_s: float) -> float:
         """Seconds until it lets something pass again; 0 where it does now."""

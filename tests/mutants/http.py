@@ -172,8 +172,8 @@ _BROKEN: list[Broken] = [
     (
         "gateway/upstream/breaker.py",
         "half open it lets everything through",
-        "(state is State.HALF_OPEN and self._trials < self._rule.trials)",
-        "state is State.HALF_OPEN",
+        "self.state(now_s) is State.HALF_OPEN and self._trials < self._rule.trials",
+        "self.state(now_s) is State.HALF_OPEN",
         BREAKER,
     ),
     (

@@ -38,15 +38,6 @@ def test_fractions_of_a_nanodollar_are_rounded_up_once() -> None:
     assert book.cost_nanousd("m", Tier.BATCH, 1_000, 0, 1) == 0
 
 
-@given(tier=st.sampled_from(Tier), prompt=counts, outputs=st.lists(counts, max_size=3))
-def test_several_lengths_at_once_cost_what_each_of_them_costs(
-    tier: Tier, prompt: int, outputs: list[int]
-) -> None:
-    book = uniform_book({"m": Price(7, 3, 11)}, {Tier.INTERACTIVE: 1_999, Tier.STANDARD: 999, Tier.BATCH: 1})
-    at_once = book.entry("m", tier).costs_nanousd(prompt, *outputs)
-    assert at_once == [book.cost_nanousd("m", tier, prompt, 0, output) for output in outputs]
-
-
 def test_a_tier_may_have_a_price_of_its_own() -> None:
     book = PriceBook(
         {

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from engine.forecast.conformal import bucket_of
-from engine.forecast.quote import Forecast
+from engine.forecast.quote import Figures, Forecast
 from engine.messages import SamplingParams
 from gateway import quotes as module
 from gateway.account.estimate import Estimate
@@ -118,7 +118,7 @@ async def test_a_redeemed_quote_holds_its_figures_and_prices() -> None:
     held = binding.estimate
     assert (held.ttft_s, held.e2e_s, held.max_cost_nanousd) == (TOLD.ttft_s, TOLD.e2e_s, 9_000)
     assert held.promise is not None
-    assert held.promise.raw == RAW
+    assert held.promise.raw == Figures(RAW.wait_s, RAW.ttft_s, RAW.tpot_s, RAW.e2e_s)
     assert held.promise.bucket.kind == "binding"
     assert held.promise.bucket.tier == 2
 
