@@ -10,9 +10,11 @@ one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -87,11 +89,19 @@ class Service:
                 raise NoServer(f"{self.name} did not start: {self.command[0]}\n{tail}")
 
     def kill(self) -> None:
-        """SIGKILL to it and all its children; returns when it is gone."""
+        """SIGKILL to it and all its children; returns when they are gone."""
         if self.process is None or self.process.poll() is not None:
             return
+        # PostgreSQL's have sessions of their own, and hold its shared memory for as long as they live: until
+        # then it cannot be started again.
+        children = _children(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for each in children:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(each, signal.SIGKILL)
+            select.select([each], [], [], STOP_DEADLINE_S)
+            os.close(each)
 
     def stop(self) -> None:
         """Ends it and deletes its data."""
@@ -248,6 +258,20 @@ def _cluster_answers(url: str) -> bool:
 
 
 # ---------------------------------------------------------------- common
+
+
+def _children(pid: int) -> list[int]:
+    """A descriptor of each, readable once it has ended. None where the system does not tell: there they are
+    left to notice by themselves."""
+    try:
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    found = []
+    for each in pids:
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.pidfd_open(int(each)))
+    return found
 
 
 def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:

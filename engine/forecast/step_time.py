@@ -10,8 +10,9 @@ are a prior's; the first samples scale the prior as a whole, later ones change i
 never negative, and an observation far from the prediction is clipped, so that one pause of the machine does
 not bend the model; when many in a row are far off, the machine has changed and the model starts anew.
 
-So it says what a typical step takes. A wait is a sum of many, slow ones included: what they take in the mean
-over what is predicted is the `pace`.
+So it says what a typical step takes of late. A wait is a sum of many, slow ones included: the `mean` is a
+second fit, to the mean and over more steps, each weighted by what the prior says of it: weights that depend
+on what steps took would make slow ones count for less.
 
 Pure Python: a gateway has no numpy.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from engine.forecast.normal_equations import NormalEquations, numbers
 from engine.messages import StepTime
 
 PRIOR = StepTime(
@@ -35,8 +37,6 @@ PRIOR = StepTime(
 
 DECAY = 0.998
 """Weight of the past per step: about 500 steps count."""
-RIDGE = 0.1
-"""How many samples the prior's shape is worth."""
 CLIP_FACTOR = 3.0
 CLIP_AFTER = 12
 """Samples before the prediction is good enough to clip by."""
@@ -44,10 +44,10 @@ CHANGED_AFTER = 24
 """So many observations in a row that had to be clipped are no outliers."""
 REFIT_EVERY = 8
 ERROR_SMOOTHING = 0.05
-PACE_DECAY = 0.9998
-"""Weight of the past per step in the pace: about 5,000 steps count."""
-PACE_CLIP = 20.0
-"""A step that took longer than so many times its prediction counts as that."""
+MEAN_DECAY = 0.99999
+"""Weight of the past per step in the mean: about 100,000 steps count, some minutes of a busy engine."""
+MEAN_CLIP = 20.0
+"""A step that took longer than so many times its prediction counts as that in the mean."""
 _FEATURES = 4
 
 
@@ -70,16 +70,13 @@ class StepTimeModel:
             raise ValueError("the prior needs a positive base_s and per_token_s")
         self._prior = prior
         self._coefficients = _coefficients(prior)
-        self._gram = [[0.0] * _FEATURES for _ in range(_FEATURES)]
-        self._moment = [0.0] * _FEATURES
+        self._typical = NormalEquations(_FEATURES, DECAY)
+        self._mean = NormalEquations(_FEATURES, MEAN_DECAY)
         self._samples = 0
         self._fitted = 0
         """Samples since the model last started anew."""
         self._clipped_in_a_row = 0
         self._relative_error = prior.relative_error
-        self._taken_s = 0.0
-        self._foreseen_s = 0.0
-        """What steps took, and what was predicted for them; decayed."""
 
     @staticmethod
     def from_message(message: StepTime) -> StepTimeModel:
@@ -92,13 +89,11 @@ class StepTimeModel:
         """Plain values, fit for JSON: with them a restarted engine goes on as if it had not stopped."""
         return {
             "coefficients": self._coefficients,
-            "gram": self._gram,
-            "moment": self._moment,
+            **self._typical.to_dict(),
             "samples": self._samples,
             "fitted": self._fitted,
             "relative_error": self._relative_error,
-            "taken_s": self._taken_s,
-            "foreseen_s": self._foreseen_s,
+            "mean": self._mean.to_dict(),
         }
 
     @staticmethod
@@ -106,20 +101,15 @@ class StepTimeModel:
         """The inverse of `to_dict`. Raises ValueError for anything else."""
         model = StepTimeModel()
         try:
-            model._coefficients = _numbers(data["coefficients"])
-            model._moment = _numbers(data["moment"])
-            if len(data["gram"]) != _FEATURES:
-                raise ValueError(f"{len(data['gram'])} rows, expected {_FEATURES}")
-            model._gram = [_numbers(row) for row in data["gram"]]
+            model._coefficients = numbers(data["coefficients"], _FEATURES)
+            model._typical.load(data)
             model._samples, model._fitted = int(data["samples"]), int(data["fitted"])
             model._relative_error = float(data["relative_error"])
-            # Files of earlier versions do not have them.
-            model._taken_s = float(data.get("taken_s", 0.0))
-            model._foreseen_s = float(data.get("foreseen_s", 0.0))
+            if "mean" in data:  # Files of earlier versions have none.
+                model._mean.load(data["mean"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a step-time model: {error}") from None
         is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
-        is_sound &= 0 <= model._taken_s < inf and 0 <= model._foreseen_s < inf
         if not is_sound or model.predict(1, 1, 1) <= 0:
             raise ValueError("not a step-time model: it makes no sense")
         return model
@@ -129,11 +119,6 @@ class StepTimeModel:
         """Steps seen."""
         return self._samples
 
-    @property
-    def pace(self) -> float:
-        """What steps take in the mean, over what is predicted for them; 1 while nothing is known of it."""
-        return self._taken_s / self._foreseen_s if self._taken_s > 0 < self._foreseen_s else 1.0
-
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
         """Learns from one step. A duration that is not positive says nothing and is left out."""
         if not duration_s > 0:
@@ -141,19 +126,17 @@ class StepTimeModel:
         predicted_s = self.predict(tokens, context_tokens, sequences)
         self._note_error(abs(predicted_s - duration_s) / duration_s)
         if self._fitted >= CLIP_AFTER:
-            self._taken_s = self._taken_s * PACE_DECAY + min(duration_s, PACE_CLIP * predicted_s)
-            self._foreseen_s = self._foreseen_s * PACE_DECAY + predicted_s
+            usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
+            self._mean.add(
+                (1 / usual_s, tokens / usual_s, context_tokens / usual_s, sequences / usual_s),
+                min(duration_s, MEAN_CLIP * predicted_s) / usual_s,
+            )
             duration_s = self._clipped(duration_s, predicted_s)
-        features = [value / duration_s for value in (1.0, tokens, context_tokens, sequences)]
-        for row, left in enumerate(features):
-            self._moment[row] = self._moment[row] * DECAY + left
-            gram_row = self._gram[row]
-            for column, right in enumerate(features):
-                gram_row[column] = gram_row[column] * DECAY + left * right
+        self._typical.add([value / duration_s for value in (1.0, tokens, context_tokens, sequences)], 1.0)
         self._samples += 1
         self._fitted += 1
         if self._fitted <= REFIT_EVERY or self._fitted % REFIT_EVERY == 0:
-            self._coefficients = self._fit()
+            self._coefficients = self._typical.fit(_coefficients(self._prior), _UNITS) or self._coefficients
 
     def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
         """Seconds for a step."""
@@ -162,7 +145,14 @@ class StepTimeModel:
 
     def to_message(self) -> StepTime:
         """The fit as it travels in a snapshot."""
-        base, per_token, per_context, per_sequence = self._coefficients
+        return self._message(self._coefficients)
+
+    def mean(self) -> StepTime:
+        """What steps take in the mean over the last minutes; as `to_message` while nothing is known of it."""
+        return self._message(self._mean.fit(_coefficients(self._prior), _UNITS) or self._coefficients)
+
+    def _message(self, coefficients: list[float]) -> StepTime:
+        base, per_token, per_context, per_sequence = coefficients
         return StepTime(
             base_s=base,
             per_token_s=per_token,
@@ -186,75 +176,13 @@ class StepTimeModel:
         if self._clipped_in_a_row < CHANGED_AFTER:
             return clipped_s
         self._clipped_in_a_row = self._fitted = 0
-        self._gram = [[0.0] * _FEATURES for _ in range(_FEATURES)]
-        self._moment = [0.0] * _FEATURES
+        self._typical.clear()
         return duration_s
 
-    def _fit(self) -> list[float]:
-        prior = _coefficients(self._prior)
-        curvature = sum(
-            prior[row] * self._gram[row][column] * prior[column]
-            for row in range(_FEATURES)
-            for column in range(_FEATURES)
-        )
-        scale = sum(value * moment for value, moment in zip(prior, self._moment, strict=True)) / curvature
-        target = [max(value, 1e-12) * scale for value in prior]
-        active = list(range(_FEATURES))
-        while active:
-            matrix = [
-                [
-                    self._gram[row][column] + (RIDGE / target[row] ** 2 if row == column else 0.0)
-                    for column in active
-                ]
-                for row in active
-            ]
-            solution = solve(matrix, [self._moment[row] + RIDGE / target[row] for row in active])
-            lowest = min(range(len(active)), key=lambda index: solution[index] * _UNIT[active[index]])
-            if solution[lowest] >= 0:
-                coefficients = [0.0] * _FEATURES
-                for row, value in zip(active, solution, strict=True):
-                    coefficients[row] = value
-                return coefficients
-            # Non-negative least squares by dropping the most negative term and solving again.
-            del active[lowest]
-        return target
 
-
-_UNIT = (1.0, 64.0, 16_384.0, 16.0)
+_UNITS = (1.0, 64.0, 16_384.0, 16.0)
 """Typical size of each feature: makes coefficients comparable."""
-
-
-def _numbers(values: Any) -> list[float]:
-    """One for each feature, none of them negative. Raises ValueError."""
-    numbers = [float(value) for value in values]
-    if len(numbers) != _FEATURES or not all(0 <= number < inf for number in numbers):
-        raise ValueError(f"expected {_FEATURES} numbers of at least 0")
-    return numbers
 
 
 def _coefficients(message: StepTime) -> list[float]:
     return [message.base_s, message.per_token_s, message.per_context_token_s, message.per_sequence_s]
-
-
-def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solves a small positive definite system by elimination with pivots; the inputs are consumed."""
-    size = len(right)
-    # Rows and columns are scaled to a unit diagonal: features differ by ten orders of magnitude.
-    norms = [matrix[index][index] ** 0.5 for index in range(size)]
-    rows = [
-        [matrix[row][column] / (norms[row] * norms[column]) for column in range(size)]
-        + [right[row] / norms[row]]
-        for row in range(size)
-    ]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        for row in range(column + 1, size):
-            factor = rows[row][column] / rows[column][column]
-            for index in range(column, size + 1):
-                rows[row][index] -= factor * rows[column][index]
-    solution = [0.0] * size
-    for row in range(size - 1, -1, -1):
-        known = sum(rows[row][column] * solution[column] for column in range(row + 1, size))
-        solution[row] = (rows[row][size] - known) / rows[row][row]
-    return [value / norm for value, norm in zip(solution, norms, strict=True)]

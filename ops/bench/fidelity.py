@@ -4,10 +4,10 @@ For each policy a fresh server of the shipped model serves a drawn stream of req
 tenants of unlike rates, prompts and answers of lognormal lengths, answers of exactly the length asked for, at
 a stated part of what the server can do (measured first, with its places always taken). What it served is
 read from its ledger and timelines, as `fairgate whatif` does, and simulated under the same policy with the
-step times that its engine has learned, and with what simulations of other requests fell short of
-(`shortfall.py`): those that the server has had before as a warm-up, at the same rate. Compared with the
-simulated times are its own, from when a request is in line: what comes before (HTTP, authentication, the hold
-in the ledger) is not simulated.
+step times that its engine has learned, and with what the simulations of the policy's *other* replays fell
+short of (`shortfall.py`; no replay has a part in its own simulation). Compared with the simulated times are
+its own, from when a request is in line: what comes before (HTTP, authentication, the hold in the ledger) is
+not simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,10 @@ MAX_BATCHED_TOKENS = 256
 WORDS = (40, 0.7, 200)
 OUTPUT_TOKENS = (48, 0.6, 250)
 """Lognormal: median, sigma, most."""
-COLD_S = 10.0
-"""Of requests that count for nothing: the engine learns its step times."""
-WARM_UP_S = 40.0
-"""Of requests that are compared with their simulation, before those that count."""
+WARM_UP_S = 20.0
+"""Of requests that count for nothing: the engine compiles, and learns its step times."""
+LEAST_REPETITIONS = 2
+"""What a simulation falls short of is learned from the others."""
 CALIBRATION_S = 8.0
 CONNECTIONS = 2 * MAX_SEQUENCES
 MOST_ROWS = 100_000
@@ -84,22 +84,51 @@ class _Ask:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one server served, and the machine that its engine learned to be."""
+
+    recorded: Recorded
+    machine: Machine
+    sent: int
+
+    @property
+    def scenario(self) -> Scenario:
+        """The gateway knew the lengths: `max_tokens` with `ignore_eos` says them."""
+        return Scenario(self.recorded, self.machine, predictions="exact")
+
+
 def run(options: Options, progress: Callable[[str], None] = lambda line: None) -> Report:
-    """The whole comparison. Raises `ServerFailed`."""
+    """The whole comparison. Raises `ServerFailed`, and ValueError for too few repetitions."""
+    if options.repetitions < LEAST_REPETITIONS:
+        raise ValueError(f"at least {LEAST_REPETITIONS} repetitions, not {options.repetitions}")
     rate = options.load * asyncio.run(_capacity(options))
     progress(f"{rate:.1f} requests/s, {options.load:g} of what it can do")
-    pairs: dict[str, list[Pair]] = {policy: [] for policy in options.policies}
+    replays: dict[str, list[Replay]] = {policy: [] for policy in options.policies}
     for repetition in range(options.repetitions):
         for policy in options.policies:
             asks = drawn(rate, options.seconds, f"{options.seed} {repetition}")
-            pair = asyncio.run(_one(options, policy, asks))
-            pairs[policy].append(pair)
-            progress(
-                f"{repetition + 1}/{options.repetitions} {policy}: TTFT p50"
-                f" {pair.real['ttft_s']['p50'] * 1e3:.1f} ms, simulated"
-                f" {pair.simulated['ttft_s']['p50'] * 1e3:.1f} ms"
-            )
+            replay = asyncio.run(_one(options, policy, asks))
+            replays[policy].append(replay)
+            p50_s = as_it_was(replay.recorded, Slo(), from_line=True)["ttft_s"]["p50"]
+            progress(f"{repetition + 1}/{options.repetitions} {policy}: TTFT p50 {p50_s * 1e3:.1f} ms")
+    pairs = {policy: compared(policy, its) for policy, its in replays.items()}
     return {"rate_per_s": round(rate, 2), "load": options.load, "seconds": options.seconds, **judge(pairs)}
+
+
+def compared(policy: str, replays: Sequence[Replay]) -> list[Pair]:
+    """Each with its simulation; what that falls short of is drawn from the others."""
+    fallen = []
+    for replay in replays:
+        pool, _ = run_policy(replay.scenario, policy)
+        fallen.append(Shortfall.of(records_of(replay.recorded, from_line=True), pool.records).residuals)
+    pairs = []
+    for index, replay in enumerate(replays):
+        others = [residual for other, its in enumerate(fallen) if other != index for residual in its]
+        scenario = replace(replay.scenario, shortfall=Shortfall(tuple(others)))
+        [simulated] = simulate(scenario, [policy])["policies"]
+        pairs.append(Pair(as_it_was(replay.recorded, Slo(), from_line=True), simulated, replay.sent))
+    return pairs
 
 
 def drawn(rate: float, seconds: float, seed: str) -> list[_Ask]:
@@ -164,36 +193,23 @@ async def _for_ever(loops: set[asyncio.Task[None]], seconds: float) -> None:
         each.result()
 
 
-async def _one(options: Options, policy: str, asks: list[_Ask]) -> Pair:
-    """One policy serves these requests, and is simulated with them."""
+async def _one(options: Options, policy: str, asks: list[_Ask]) -> Replay:
+    """One policy serves these requests."""
     with tempfile.TemporaryDirectory(prefix="fairgate-fidelity-") as name:
         directory = Path(name)
         async with _server(directory, options, policy) as server, _clients(server) as ask:
-            rate = len(asks) / options.seconds
-            instants_us = []
-            for each in (drawn(rate, COLD_S, "cold"), drawn(rate, WARM_UP_S, "warm-up"), asks):
-                instants_us.append(time.time_ns() // 1000)
-                await _replay(each, ask)
+            await _send(drawn(len(asks) / options.seconds, WARM_UP_S, "warm-up"), ask)
+            begun_us = time.time_ns() // 1000
+            await _send(asks, ask)
         # It has ended, and has written everything.
-        _, warm_us, begun_us = instants_us
-        warm_up = await _recorded(directory, policy, warm_us, begun_us)
-        recorded = await _recorded(directory, policy, begun_us, time.time_ns() // 1000)
         machine = read_profile(
             learned_path(directory, "engine-0"),
             kv_tokens=KV_BLOCKS * BLOCK_TOKENS,
             max_sequences=MAX_SEQUENCES,
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
-        pool, _ = run_policy(_scenario(warm_up, machine), policy)
-        shortfall = Shortfall.of(records_of(warm_up, from_line=True), pool.records)
-        scenario = replace(_scenario(recorded, machine), shortfall=shortfall)
-        [simulated] = simulate(scenario, [policy])["policies"]
-        return Pair(as_it_was(recorded, Slo(), from_line=True), simulated, len(asks))
-
-
-def _scenario(recorded: Recorded, machine: Machine) -> Scenario:
-    """The gateway knew the lengths: `max_tokens` with `ignore_eos` says them."""
-    return Scenario(recorded, machine, predictions="exact")
+        recorded = await _recorded(directory, policy, begun_us, time.time_ns() // 1000)
+        return Replay(recorded, machine, len(asks))
 
 
 async def _recorded(directory: Path, policy: str, from_us: int, to_us: int) -> Recorded:
@@ -243,7 +259,7 @@ def _bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def _replay(asks: list[_Ask], ask: Callable[[_Ask], Any]) -> None:
+async def _send(asks: list[_Ask], ask: Callable[[_Ask], Any]) -> None:
     begun_s = time.monotonic()
     tasks = []
     for each in asks:

@@ -73,7 +73,13 @@ def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
     callback=names_given,
     help="Which.",
 )
-@click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(2, 100),
+    default=3,
+    show_default=True,
+    help="What a simulation falls short of is learned from the others of its policy.",
+)
 @click.option(
     "--seconds", type=click.FloatRange(2, 3600), default=180.0, show_default=True, help="Of each replay."
 )
@@ -93,7 +99,7 @@ def fidelity(
 
     \b
     A fresh server serves a drawn stream under each policy, in turn; what its ledger and timelines recorded is
-    simulated with the step times that its engine learned. Some 50 minutes; measure when nothing else runs.
+    simulated with the step times that its engine learned. Some 45 minutes; measure when nothing else runs.
     Ends with 1 where throughput is off by more than 5 %, TTFT p50 by 15 %, p99 by 25 % or 1.5 times what real
     runs differ by, or where the policies come in another order.
     --json answers:

@@ -65,9 +65,8 @@ def read_profile(path: Path, **sizes: int | None) -> Machine:
 def _coefficients(learned: dict[str, Any]) -> list[float]:
     """Of what an engine keeps: of steps as they are in the mean, for times are sums of many. Raises
     ValueError."""
-    model = StepTimeModel.from_dict(learned)
-    typical = model.to_message()
-    return [model.pace * getattr(typical, name) for name in COEFFICIENTS]
+    mean = StepTimeModel.from_dict(learned).mean()
+    return [getattr(mean, name) for name in COEFFICIENTS]
 
 
 def _seconds(path: Path, content: dict[str, Any], name: str) -> float:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from ops.bench.fidelity import PARTIES, drawn
+from dataclasses import replace
+
+import pytest
+
+from ops.bench.fidelity import PARTIES, Options, Replay, compared, drawn, run
 from ops.bench.fidelity_figures import Pair, judge
+from ops.simulate.machines import profile_machine
+from ops.simulate.recorded import Recorded, Served
+from ops.simulate.run import run_policy
+from tests.unit.test_step_time import SLOW_CPU
 
 
 def pair(
@@ -67,3 +75,32 @@ def test_the_same_seed_draws_the_same_requests() -> None:
     assert 500 <= len(asks) <= 700
     assert [each.at_s for each in asks] == sorted(each.at_s for each in asks)
     assert {each.party for each in asks} == {party.name for party in PARTIES}
+
+
+def replay(late_s: float) -> Replay:
+    """Twenty requests, each token of which came so much later than simulated."""
+    machine = profile_machine(
+        "p", SLOW_CPU, kv_tokens=4096, context_tokens=512, max_sequences=4, max_batched_tokens=64
+    )
+    served = tuple(Served("a", 1.0, 0, 1, 30, 10, us, us, us, us, 0) for us in range(0, 20 * 50_000, 50_000))
+    one = Replay(Recorded("vtc", served, 0), machine, 20)
+    pool, _ = run_policy(one.scenario, "vtc")
+    first_s, last_s = pool.records.first_s, pool.records.last_s
+    real = tuple(
+        replace(
+            each,
+            first_us=round((first_s[row] + late_s) * 1e6),
+            last_us=round((last_s[row] + late_s) * 1e6),
+        )
+        for row, each in enumerate(served)
+    )
+    return Replay(Recorded("vtc", real, 0), machine, 20)
+
+
+def test_what_a_simulation_falls_short_of_is_taken_from_the_other_replays() -> None:
+    on_time, late = compared("vtc", [replay(0.0), replay(1.0)])
+    assert late.real["ttft_s"]["p50"] == pytest.approx(on_time.real["ttft_s"]["p50"] + 1.0, abs=1e-5)
+    assert on_time.simulated["ttft_s"]["p50"] == pytest.approx(late.real["ttft_s"]["p50"], abs=1e-5)
+    assert late.simulated["ttft_s"]["p50"] == pytest.approx(on_time.real["ttft_s"]["p50"], abs=1e-5)
+    with pytest.raises(ValueError, match="at least 2 repetitions, not 1"):
+        run(Options(repetitions=1))

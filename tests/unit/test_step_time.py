@@ -7,7 +7,8 @@ import random
 import pytest
 
 from engine.core import EngineConfig, EngineCore
-from engine.forecast.step_time import PRIOR, StepTimeModel, predict_step_s, solve
+from engine.forecast.normal_equations import solve
+from engine.forecast.step_time import PRIOR, StepTimeModel, predict_step_s
 from engine.messages import StepTime, Submit
 from engine.virtual import VirtualClock, VirtualRunner, VirtualTexts
 
@@ -91,25 +92,40 @@ def test_one_pause_of_the_machine_does_not_bend_it() -> None:
     assert model.predict(32, 10_000, 32) == pytest.approx(before, rel=0.1)
 
 
-def test_its_pace_is_that_of_all_steps_the_slow_ones_included() -> None:
+def test_the_mean_is_that_of_all_steps_slow_ones_and_those_of_long_ago_included() -> None:
     model = StepTimeModel()
-    assert model.pace == 1.0, "nothing is known of it"
+    assert model.mean() == model.to_message(), "nothing is known of it"
     rng = random.Random(3)
-    taken_s = foreseen_s = 0.0
+    taken_s, typical_s, mean_s = 0.0, 0.0, 0.0
+    seen = []
     for number in range(20_000):
         features = random_step(rng)
-        took_s = predict_step_s(SLOW_CPU, *features) * (6.0 if number % 20 == 0 else 1.0)
-        if number >= 10_000:
-            taken_s, foreseen_s = taken_s + took_s, foreseen_s + model.predict(*features)
+        # A fast half and a slow half, and in both one step in twenty that takes six times as long.
+        half = 1.0 if number < 10_000 else 3.0
+        took_s = half * predict_step_s(SLOW_CPU, *features) * (6.0 if number % 20 == 0 else 1.0)
+        seen.append((features, took_s))
         model.observe(*features, took_s)
-    assert taken_s / foreseen_s > 1.1, "the fit says what a typical step takes"
-    assert model.pace == pytest.approx(taken_s / foreseen_s, rel=0.05)
-    again = StepTimeModel.from_dict(model.to_dict())
-    assert again.pace == model.pace
-    older = {name: value for name, value in model.to_dict().items() if name not in ("taken_s", "foreseen_s")}
-    assert StepTimeModel.from_dict(older).pace == 1.0
-    with pytest.raises(ValueError, match="makes no sense"):
-        StepTimeModel.from_dict(model.to_dict() | {"taken_s": -1.0})
+    mean = model.mean()
+    for features, took_s in seen:
+        taken_s += took_s
+        typical_s += model.predict(*features)
+        mean_s += predict_step_s(mean, *features)
+    assert typical_s / taken_s > 1.1, "the fit says what a typical step took at the end"
+    assert mean_s == pytest.approx(taken_s, rel=0.05)
+    for tokens, context, sequences in ((1, 100, 1), (64, 20_000, 32), (250, 30_000, 8)):
+        expected_s = 2.0 * 1.25 * predict_step_s(SLOW_CPU, tokens, context, sequences)
+        assert predict_step_s(mean, tokens, context, sequences) == pytest.approx(expected_s, rel=0.1)
+
+
+def test_the_mean_is_kept_and_files_that_have_none_are_read() -> None:
+    model = trained(SLOW_CPU, 300)
+    kept = model.to_dict()
+    assert StepTimeModel.from_dict(kept).mean() == model.mean() != model.to_message()
+    older = {name: value for name, value in kept.items() if name != "mean"}
+    assert StepTimeModel.from_dict(older).mean() == model.to_message()
+    for mean in ({}, {"gram": [[1.0]], "moment": [1.0] * 4}, {"gram": [[-1.0] * 4] * 4, "moment": [1.0] * 4}):
+        with pytest.raises(ValueError, match="not a step-time model"):
+            StepTimeModel.from_dict(kept | {"mean": mean})
 
 
 def test_a_lasting_change_gets_through() -> None:
