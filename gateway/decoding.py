@@ -142,12 +142,12 @@ class Decoding:
         if delta.token_ids or delta.outcome is not None:
             run.begin()
         if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s, self._clock):
-            run.events.put_nowait(Piece(index, delta.text, delta.logprobs))
+            run.events.put(Piece(index, delta.text, delta.logprobs))
         if delta.outcome is not None:
             use.ended(delta.outcome)
         self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
-            run.events.put_nowait(Ended(index, delta.outcome.finish))
+            run.events.put(Ended(index, delta.outcome.finish))
 
     async def _stop(
         self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]

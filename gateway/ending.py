@@ -89,7 +89,7 @@ class Ending:
             with contextlib.suppress(asyncio.CancelledError):
                 await call.binding.release()
         account = _account(run, outcome, use, charged, redemption)
-        run.events.put_nowait(Closed(account, error))
+        run.events.put(Closed(account, error))
 
     def _charge(self, run: Run, use: Use) -> Amounts:
         call = run.call
@@ -183,11 +183,10 @@ class Ending:
             credit_nanousd=credit_nanousd,
         )
         try:
-            async with asyncio.timeout(self._settle_wait_s):
-                await settlement.durable.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            return errors.settlement_pending()
-        return None
+            is_durable = await settlement.within(self._settle_wait_s)
+        except asyncio.CancelledError:
+            is_durable = False
+        return None if is_durable else errors.settlement_pending()
 
     def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
         call = run.call

@@ -311,7 +311,7 @@ class Lifecycle:
         if self._aftermath is not None:
             self._aftermath.in_line(run, ticket.entry)
         if call.wants_progress:
-            run.events.put_nowait(InLine())
+            run.events.put(InLine())
         try:
             run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
         finally:

@@ -37,8 +37,8 @@ class Listener:
             self._patience = None
 
     def _silent(self) -> None:
-        if self._run.events.empty():  # otherwise it is the client who takes its time
-            self._run.events.put_nowait(Silence())
+        if not len(self._run.events):  # otherwise it is the client who takes its time
+            self._run.events.put(Silence())
         self._patience = Patience(asyncio.get_running_loop(), self._silence_s, self._silent)
 
     async def next(self, timeout_s: float | None = None) -> Event:
@@ -66,9 +66,7 @@ class Listener:
 
     def at_once(self) -> list[Event]:
         """What is there already: a step's events go out together."""
-        found: list[Event] = []
-        while not self._run.events.empty():
-            found.append(self._run.events.get_nowait())
+        found = self._run.events.take()
         if self._patience is not None:
             self._patience.wait(self._silence_s)
         return found

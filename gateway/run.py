@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,46 +72,61 @@ class Interrupted(Exception):
         self.outcome = outcome
 
 
-class Events(asyncio.Queue[Event]):
-    """What the listener has not taken yet. Only pieces of text wait for room in it: everything else is at
+class Events:
+    """What the one listener has not taken yet. Only pieces of text wait for room in it: everything else is at
     most a few events a request, and must get through."""
 
     def __init__(self, most: int, *, is_whole: bool = False) -> None:
         """`is_whole`: nobody is to be woken before the last event, whose listener wants all together."""
-        super().__init__()
         self.most = most
-        self._is_whole = is_whole
-        self._kept: list[Event] = []
         self.most_waiting = 0
         """So many waited at once."""
-        self._taken = asyncio.Event()
+        self._waiting: deque[Event] = deque()
+        self._is_withheld = is_whole
+        self._listener: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        """So many may be taken at once."""
+        return 0 if self._is_withheld else len(self._waiting)
 
     async def wait_for_room(self) -> None:
-        """Returns when the listener has left room for another piece."""
-        while self.qsize() >= self.most:
-            self._taken.clear()
-            await self._taken.wait()
+        """Returns when the listener has left room for another piece. For one writer."""
+        while len(self) >= self.most:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
 
-    def put_nowait(self, item: Event) -> None:
+    def put(self, event: Event) -> None:
         """Tells the listener, now or with the last event."""
-        if self._is_whole and not isinstance(item, Closed):
-            self._kept.append(item)
-            return
-        for kept in self._kept:
-            super().put_nowait(kept)
-        self._kept.clear()
-        super().put_nowait(item)
+        self._waiting.append(event)
+        if self._is_withheld:
+            if not isinstance(event, Closed):
+                return
+            self._is_withheld = False
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        _wake(self._listener)
 
-    # The hooks that asyncio.Queue has for what happens when an item comes and when it is taken.
+    async def get(self) -> Event:
+        """The next event, once there is one. For one listener."""
+        while not len(self):
+            self._listener = asyncio.get_running_loop().create_future()
+            await self._listener
+        _wake(self._writer)
+        return self._waiting.popleft()
 
-    def _put(self, item: Event) -> None:
-        super()._put(item)
-        self.most_waiting = max(self.most_waiting, self.qsize())
+    def take(self) -> list[Event]:
+        """All that may be taken at once."""
+        if not len(self):
+            return []
+        _wake(self._writer)
+        found = list(self._waiting)
+        self._waiting.clear()
+        return found
 
-    def _get(self) -> Event:
-        event: Event = super()._get()
-        self._taken.set()
-        return event
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 @dataclass(eq=False)
@@ -172,13 +188,13 @@ class Run:
         """The first token of any sequence is here."""
         if not self.has_begun:
             self.has_begun = True
-            self.events.put_nowait(Begun())
+            self.events.put(Begun())
 
     async def has_room(self, timeout_s: float, now_s: Callable[[], float]) -> bool:
         """Waits until the listener has room for more. False: it is too slow, or nobody listens any more."""
         if self.interrupted.done():
             return False
-        if self.events.qsize() < self.events.most:
+        if len(self.events) < self.events.most:
             return True
         waiting = asyncio.create_task(self.events.wait_for_room())
         racing: set[asyncio.Future[Any]] = {waiting, self.interrupted}

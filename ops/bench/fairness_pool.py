@@ -43,8 +43,8 @@ QUIET_SHARE = 0.3
 EQUAL_SHARE = 0.5
 FLOOD_FACTOR = 10.0
 MAX_RATIO = 1.5
-BLOCKS = 4
-SKIPPED = 10
+BLOCKS = 16
+SKIPPED = 20
 """Requests at the start of each block that are not counted: the other tenant's queue fills."""
 MOST_OPEN = 100
 REFUSED_S = 0.2

@@ -267,7 +267,7 @@ async def test_the_settlement_of_one_that_was_adopted_changes_nothing(house: Hou
     assert await house.used() == (20, 0)
     # It comes back and settles by what it received.
     settlement = stalled.settle(call, more(9), RequestOutcome.ENGINE_LOST, {}, lambda: None)
-    await asyncio.wait_for(settlement.durable.wait(), 10)
+    assert await settlement.within(10)
     assert (await house.settlements())[call.request_id].amounts == more(15)
     assert await house.used() == (20, 0)
 
@@ -278,7 +278,7 @@ async def test_a_settle_row_of_an_adopter_that_died_is_counted_as_it_stands(hous
     [found] = await house.ledger.open_requests()
     await house.ledger.settle(structs.replace(found.reserve, kind="settle", amounts=more(15), charged_to=()))
     settlement = stalled.settle(call, more(9), RequestOutcome.ENGINE_LOST, {}, lambda: None)
-    await asyncio.wait_for(settlement.durable.wait(), 10)
+    assert await settlement.within(10)
     assert await house.used() == (20, 0)
 
 

@@ -314,7 +314,7 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     settle = house.ledger.settle
 
     async def watched(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
-        assert not any(isinstance(event, Closed) for event in list(run.events._queue))  # type: ignore[attr-defined]
+        assert not any(isinstance(event, Closed) for event in run.events.take())
         acknowledged_when_settled.append(len(house.engine.acknowledged))
         return await settle(row, credit)
 
@@ -1039,7 +1039,7 @@ async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     for _ in range(12):
         house.engine.emit(one, 1)
     house.engine.end(one, "stop")
-    await until(lambda: run.events.qsize() == 4)
+    await until(lambda: len(run.events) == 4)
     closed, events = await house.closed(run)
     assert closed.error is None
     assert "".join(event.text for event in events if isinstance(event, Piece)) == "x" * 12

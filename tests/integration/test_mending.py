@@ -73,7 +73,7 @@ class Gateway:
     async def settle(self, call: Call, output_tokens: int) -> None:
         amounts = Amounts(5, output_tokens, 0, 1)
         settlement = self.books.settle(call, amounts, RequestOutcome.COMPLETED, {}, lambda: None)
-        await asyncio.wait_for(settlement.durable.wait(), 30)
+        assert await settlement.within(30)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ async def test_a_silence_is_heard_again_and_again_until_something_comes() -> Non
     listener = Listener(running)
     with listener.noting_silence(AWHILE_S):
         assert [await listener.next() for _ in range(3)] == [Silence()] * 3
-        running.events.put_nowait(Begun())
+        running.events.put(Begun())
         assert await listener.next() == Begun()
 
 
@@ -40,7 +40,7 @@ async def test_what_comes_in_time_moves_the_next_silence() -> None:
     clock = asyncio.get_running_loop().time
     with listener.noting_silence(AWHILE_S):
         for _ in range(5):
-            running.events.put_nowait(InLine())
+            running.events.put(InLine())
             assert await listener.next() == InLine()
             assert listener.at_once() == []
             await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
@@ -55,7 +55,7 @@ async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> Non
     listener = Listener(running)
     with listener.noting_silence(AWHILE_S):
         piece = Piece(0, "a", ())
-        running.events.put_nowait(piece)
+        running.events.put(piece)
         await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
         assert [await listener.next(), *listener.at_once()] == [piece]
 
@@ -66,7 +66,7 @@ async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
     with listener.noting_silence(AWHILE_S):
         pass
     await asyncio.sleep(AWHILE_S * 3)
-    assert running.events.empty()
+    assert not len(running.events)
     running.interrupt(RequestOutcome.DISCONNECTED)
 
 
