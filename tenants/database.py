@@ -27,6 +27,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
+from tenants.lull import Lull
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -38,7 +39,8 @@ STATEMENT_TIMEOUT_S = 15
 SIBLINGS = 6
 """After a batch of so many writes others are expected to follow at once (PostgreSQL's `commit_siblings`)."""
 GATHER_S = 0.002
-"""They are waited for so long (its `commit_delay`): what a transaction costs by itself is shared by more."""
+"""They are waited for so long at most (its `commit_delay`), and only while the event loop is busy, which they
+come from: what a transaction costs by itself is shared by more."""
 COMMIT_S = 0.01
 """While a commit takes this long enough writes gather by themselves."""
 BUSY_TIMEOUT_S = 5
@@ -241,6 +243,7 @@ class Database:
         self._readers = ThreadPoolExecutor(max_workers=readers, thread_name_prefix="fairgate-read")
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
+        self._lull = Lull()
         self._kept: Connection | None = None
         """The writer's own connection, between its transactions."""
         self._closed = False
@@ -268,6 +271,7 @@ class Database:
         if self._queue.qsize() >= self._max_queued:
             raise Overloaded("too many writes wait for the database")
         self._queue.put(job)
+        self._lull.asked(job.loop)
         return job.future
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -317,7 +321,7 @@ class Database:
         are_many = False
         while (job := self._queue.get()) is not None:
             if are_many:
-                time.sleep(GATHER_S)
+                self._lull.wait(GATHER_S)
             batch, last = [job], False
             while len(batch) < self._max_batch:
                 try:
