@@ -24,19 +24,21 @@ class BoundedSend:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._patience: Patience | None = None
-        self._writing: asyncio.Task[Any] | None = None
-        """The task that waits for the client."""
+        self._task: asyncio.Task[Any] | None = None
+        """The one that writes."""
+        self._is_writing = False
+        """It waits for the client."""
         self._is_late = False
 
     async def __call__(self, message: object) -> None:
-        task = asyncio.current_task()
+        task = self._task = self._task or asyncio.current_task()
         assert task is not None
         cancelled_before = task.cancelling()
         if self._patience is None:
             self._patience = Patience(self._loop, self._timeout_s, self._late)
         else:
             self._patience.wait(self._timeout_s)
-        self._writing = task
+        self._is_writing = True
         try:
             await self._send(message)  # type: ignore[arg-type]
         except asyncio.CancelledError:
@@ -45,7 +47,7 @@ class BoundedSend:
                 raise TimeoutError from None
             raise
         finally:
-            self._writing = None
+            self._is_writing = False
 
     async def json(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """A whole JSON answer."""
@@ -58,6 +60,6 @@ class BoundedSend:
 
     def _late(self) -> None:
         self._patience = None
-        if self._writing is not None:
+        if self._is_writing and self._task is not None:
             self._is_late = True
-            self._writing.cancel()
+            self._task.cancel()

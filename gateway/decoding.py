@@ -94,7 +94,8 @@ class Decoding:
             # Asked once, unlike what `stop` does: a top-up under way must end before the request is settled.
             for keeper in keepers:
                 keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            if keepers:
+                await asyncio.gather(*keepers, return_exceptions=True)
         finishes = {use.outcome.finish for use in run.uses if use.outcome is not None}
         if "budget" in finishes:
             run.stop_cause = "budget"

@@ -21,7 +21,7 @@ class ObservedLoad:
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
-        self._pace = StepTimeModel()
+        self._pace = StepTimeModel(keeps_mean=False)
         self._snapshot: Snapshot | None = None
         self._snapshot_s = float("-inf")
 

@@ -121,6 +121,10 @@ def test_the_mean_is_kept_and_files_that_have_none_are_read() -> None:
     model = trained(SLOW_CPU, 300)
     kept = model.to_dict()
     assert StepTimeModel.from_dict(kept).mean() == model.mean() != model.to_message()
+    without = StepTimeModel(keeps_mean=False)
+    for _ in range(50):
+        without.observe(1, 10, 1, 0.1)
+    assert without.mean() == without.to_message(), "it keeps none"
     older = {name: value for name, value in kept.items() if name != "mean"}
     assert StepTimeModel.from_dict(older).mean() == model.to_message()
     for mean in ({}, {"gram": [[1.0]], "moment": [1.0] * 4}, {"gram": [[-1.0] * 4] * 4, "moment": [1.0] * 4}):
