@@ -42,7 +42,9 @@ CLIP_AFTER = 12
 """Samples before the prediction is good enough to clip by."""
 CHANGED_AFTER = 24
 """So many observations in a row that had to be clipped are no outliers."""
-REFIT_EVERY = 8
+REFIT_EVERY, REFIT_SETTLED_EVERY = 8, 32
+"""Samples between two fits, each of which costs as much as many of them: up to `SETTLED_AFTER`, and later."""
+SETTLED_AFTER = 64
 ERROR_SMOOTHING = 0.05
 MEAN_DECAY = 0.99999
 """Weight of the past per step in the mean: about 100,000 steps count, some minutes of a busy engine."""
@@ -138,7 +140,8 @@ class StepTimeModel:
         self._typical.add([value / duration_s for value in (1.0, tokens, context_tokens, sequences)], 1.0)
         self._samples += 1
         self._fitted += 1
-        if self._fitted <= REFIT_EVERY or self._fitted % REFIT_EVERY == 0:
+        every = REFIT_EVERY if self._fitted < SETTLED_AFTER else REFIT_SETTLED_EVERY
+        if self._fitted <= REFIT_EVERY or self._fitted % every == 0:
             self._coefficients = self._typical.fit(_coefficients(self._prior), _UNITS) or self._coefficients
 
     def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
