@@ -265,8 +265,7 @@ class VirtualStreams:
             elif self._database.changes == before:
                 break
         for stream in self.streams.values():
-            while stream.closed is None and not stream.run.events.empty():
-                event = stream.run.events.get_nowait()
+            for event in stream.run.events.take():
                 if isinstance(event, Closed):
                     stream.closed = event
 
