@@ -244,6 +244,8 @@ class Database:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
         self._lull = Lull()
+        self._are_many = False
+        """More writes are expected to follow the next one."""
         self._kept: Connection | None = None
         """The writer's own connection, between its transactions."""
         self._closed = False
@@ -271,7 +273,8 @@ class Database:
         if self._queue.qsize() >= self._max_queued:
             raise Overloaded("too many writes wait for the database")
         self._queue.put(job)
-        self._lull.asked(job.loop)
+        if self._are_many:
+            self._lull.asked(job.loop)
         return job.future
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -318,9 +321,8 @@ class Database:
             raise translate(error) from error
 
     def _write_forever(self) -> None:
-        are_many = False
         while (job := self._queue.get()) is not None:
-            if are_many:
+            if self._are_many:
                 self._lull.wait(GATHER_S)
             batch, last = [job], False
             while len(batch) < self._max_batch:
@@ -334,7 +336,7 @@ class Database:
                 batch.append(following)
             begun_s = time.monotonic()
             self._commit([job for job in batch if not job.future.cancelled()])
-            are_many = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
+            self._are_many = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
             if last:
                 break
         self._drop_kept()
