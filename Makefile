@@ -128,7 +128,7 @@ bench-scheduler: $(STAMP_DEMO) ## what a scheduling step costs without a model (
 bench-contract: $(STAMP_TEST) ## budgets through bursts and kill -9 (BENCH_ARGS="--scenario 'kill-*' --peers litellm ...")
 	$(BIN)/fairgate bench contract $(BENCH_ARGS)
 
-bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 50 minutes (BENCH_ARGS="--policy vtc ...")
+bench-fidelity: $(STAMP_DEMO) ## the simulator beside the real engine, 45 minutes (BENCH_ARGS="--policy vtc ...")
 	$(BIN)/fairgate bench fidelity $(BENCH_ARGS)
 
 bench-gateway: $(STAMP_DEMO) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ## what a gateway costs, ours beside its peers (BENCH_ARGS="--rounds 5 ...")

@@ -48,15 +48,16 @@ class Settlement:
     async def within(self, seconds: float) -> bool:
         """Whether it is durable after so long at most. For one who waits."""
         # What `asyncio.timeout` does, without its states: this is on every request's way.
-        timer = asyncio.get_running_loop().call_later(seconds, self._give_up)
+        timer = asyncio.get_running_loop().call_later(seconds, self.tell, False)
         try:
             return await self.is_durable
         finally:
             timer.cancel()
 
-    def _give_up(self) -> None:
+    def tell(self, is_durable: bool) -> None:
+        """Whoever waits hears of it; the first word counts."""
         if not self.is_durable.done():
-            self.is_durable.set_result(False)
+            self.is_durable.set_result(is_durable)
 
 
 class Settlements:
@@ -98,8 +99,7 @@ class Settlements:
             while not await self._try_to_settle(settlement):
                 await asyncio.sleep(delay_s)
                 delay_s = min(RETRY_MOST_S, delay_s * 2)
-            if not settlement.is_durable.done():
-                settlement.is_durable.set_result(True)
+            settlement.tell(True)
             settlement.acknowledge()
         finally:
             self._tasks.pop(settlement.row.request_id, None)

@@ -261,7 +261,7 @@ def _cluster_answers(url: str) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """A descriptor of each, readable once it has ended. None where the system does not tell: there they are
+    """A descriptor of each, readable once it has ended. Empty where the system does not tell: there they are
     left to notice by themselves."""
     try:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

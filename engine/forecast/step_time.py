@@ -111,7 +111,8 @@ class StepTimeModel:
             model._relative_error = float(data["relative_error"])
             if "mean" in data:  # Files of earlier versions have none.
                 model._mean.load(data["mean"])
-        except (KeyError, TypeError, ValueError) as error:
+                model.mean()  # of a damaged file there is none
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"not a step-time model: {error}") from None
         is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
         if not is_sound or model.predict(1, 1, 1) <= 0:

@@ -127,7 +127,12 @@ def test_the_mean_is_kept_and_files_that_have_none_are_read() -> None:
     assert without.mean() == without.to_message(), "it keeps none"
     older = {name: value for name, value in kept.items() if name != "mean"}
     assert StepTimeModel.from_dict(older).mean() == model.to_message()
-    for mean in ({}, {"gram": [[1.0]], "moment": [1.0] * 4}, {"gram": [[-1.0] * 4] * 4, "moment": [1.0] * 4}):
+    for mean in (
+        {},
+        {"gram": [[1.0]], "moment": [1.0] * 4},
+        {"gram": [[-1.0] * 4] * 4, "moment": [1.0] * 4},
+        {"gram": [[1.0] * 4] * 4, "moment": [0.0] * 4},
+    ):
         with pytest.raises(ValueError, match="not a step-time model"):
             StepTimeModel.from_dict(kept | {"mean": mean})
 
