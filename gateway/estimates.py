@@ -244,19 +244,22 @@ class Estimates:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        price = self._prices().entry(model, tier).cost_nanousd
-        count, tokens = size.sequences, size.input_tokens
+        count = size.sequences
+        p50, p90 = raw.output_tokens
         most = size.max_tokens * count
-        check_counts(tokens, 0, most)
-        total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
+        check_counts(size.input_tokens, 0, most)
+        total = (p50 * count, p90 * count)
+        cost_p50, cost_p90, cost_most = (
+            self._prices().entry(model, tier).costs_nanousd(size.input_tokens, 0, (*total, most))
+        )
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
             tpot_s=told.tpot_s,
             e2e_s=told.e2e_s,
             output_tokens=total,
-            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
-            max_cost_nanousd=price(tokens, 0, most),
+            cost_nanousd=(cost_p50, cost_p90),
+            max_cost_nanousd=cost_most,
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis + self._note,
             samples=self.lengths.samples(tenant_id, self._model),

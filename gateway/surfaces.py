@@ -89,7 +89,7 @@ class Surfaces:
         self._ahead_then: list[int] = []
         """By tier: requests that stood in line or ran when the surface was built."""
         self._prompts_since: list[int] = []
-        """By tier: prompt tokens that got in line since, in it and above."""
+        """By tier: prompt tokens that got in line since."""
         self._queued_then = 0
         """Requests that waited when it was built."""
         self._is_asked = False
@@ -98,9 +98,8 @@ class Surfaces:
     def arrived(self, entry: Entry) -> None:
         """A request gets in line: more like it are to be expected."""
         self._rates.observe(entry, entry.arrived_s)
-        since = self._prompts_since
-        for rank in range(entry.tier, len(since)):
-            since[rank] += entry.input_tokens
+        if self._surface is not None:
+            self._prompts_since[entry.tier] += entry.input_tokens
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Requests a second, of late."""
@@ -135,7 +134,7 @@ class Surfaces:
             size.sequences,
             output_tokens,
             more_ahead=self._ahead(rank) - self._ahead_then[rank],
-            more_prompt_tokens=self._prompts_since[rank],
+            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
         )
 
     def replay_for(

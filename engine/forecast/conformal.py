@@ -55,6 +55,10 @@ WAIT_RATIO = 3.0
 NUM_LOADS = 8
 VERSION = 1
 
+_Straight = tuple[float, float, float, float]
+"""Factor and summand of the p50, and of the p90."""
+AS_IT_IS: _Straight = (1.0, 0.0, 1.0, 0.0)
+
 Key = tuple[str, bool, int, int]
 """(kind, exact, tier or -1, load or -1)."""
 ANY = -1
@@ -181,7 +185,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[Key, What], Shifts] = {}
-        self._factors: dict[Bucket, Sequence[Seconds | None]] = {}
+        self._lines: dict[Bucket, Sequence[_Straight]] = {}
         """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
         and changed by the few that are learned from."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
@@ -191,11 +195,11 @@ class Calibration:
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The times as they are told: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
-        of_wait, of_ttft, of_tpot, of_e2e = self._factors.get(bucket) or self._look_up(bucket)
-        wait = _corrected(raw.wait_s, of_wait, FLOOR_S["wait"], AT_ONCE)
-        ttft = _corrected(raw.ttft_s, of_ttft, FLOOR_S["ttft"], wait)
-        tpot = _corrected(raw.tpot_s, of_tpot, FLOOR_S["tpot"], AT_ONCE)
-        return Figures(wait, ttft, tpot, _corrected(raw.e2e_s, of_e2e, FLOOR_S["e2e"], ttft))
+        of_wait, of_ttft, of_tpot, of_e2e = self._lines.get(bucket) or self._look_up(bucket)
+        wait = _corrected(raw.wait_s, of_wait, AT_ONCE)
+        ttft = _corrected(raw.ttft_s, of_ttft, wait)
+        tpot = _corrected(raw.tpot_s, of_tpot, AT_ONCE)
+        return Figures(wait, ttft, tpot, _corrected(raw.e2e_s, of_e2e, ttft))
 
     def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
@@ -244,13 +248,10 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
 
-    def _look_up(self, bucket: Bucket) -> Sequence[Seconds | None]:
+    def _look_up(self, bucket: Bucket) -> Sequence[_Straight]:
         keys = _chain(bucket)
-        found = [self._in_force(keys, what) for what in WHATS]
-        factors = self._factors[bucket] = [
-            None if shifts is None else (exp(shifts.at[0]), exp(shifts.at[1])) for shifts in found
-        ]
-        return factors
+        lines = self._lines[bucket] = [_line(self._in_force(keys, what), FLOOR_S[what]) for what in WHATS]
+        return lines
 
     def _in_force(self, keys: Sequence[Key], what: What) -> Shifts | None:
         """Of the finest bucket with enough answers."""
@@ -261,7 +262,7 @@ class Calibration:
         return None
 
     def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
-        self._factors.clear()
+        self._lines.clear()
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
         scores = (
@@ -282,12 +283,18 @@ class Calibration:
         return shifts
 
 
-def _corrected(raw_s: Seconds, factors: Seconds | None, floor_s: float, least: Seconds) -> Seconds:
+def _line(shifts: Shifts | None, floor_s: float) -> _Straight:
+    """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
+    if shifts is None:
+        return AS_IT_IS
+    p50, p90 = exp(shifts.at[0]), exp(shifts.at[1])
+    return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
+
+
+def _corrected(raw_s: Seconds, line: _Straight, least: Seconds) -> Seconds:
     """As the shifts in force have it, in order, and not below `least`."""
-    p50, p90 = raw_s
-    if factors is not None:
-        p50 = (p50 + floor_s) * factors[0] - floor_s
-        p90 = (p90 + floor_s) * factors[1] - floor_s
+    p50 = raw_s[0] * line[0] + line[1]
+    p90 = raw_s[1] * line[2] + line[3]
     # Not `max`: four calls of this for every request, and a call costs several times a comparison.
     if p50 < least[0]:
         p50 = least[0]

@@ -75,8 +75,10 @@ def build_surface(
     )
     for entry in promised:
         queue.add(entry, lane=lane_of(entry))
+    replay.begin()
+    sizes = knots_cost if len(queue) or not replay.takes_at_once(max(knots_cost)) else [max(knots_cost)]
     for line in [*list(lines)[:MAX_LINES], *newcomers]:
-        for cost in knots_cost:
+        for cost in sizes:
             replay.add_probe(line, cost)
     replay.run()
     return replay.conclude()
@@ -102,13 +104,13 @@ class Probing(Replay):
     """The engine's step and time at each probe's turn."""
 
     def add_probe(self, line: Line, cost: int) -> None:
-        """Puts one in line. Half of its cost is its prompt."""
-        output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
+        """Puts one in line."""
+        prompt, output = _halves(cost)
         entry = Entry(
             entry_id=f"\0probe {len(self.probes)}",
             tenant_id=line.tenant_id,
             arrived_s=self.start_s,
-            input_tokens=max(1, cost - output * OUTPUT_TOKEN_COST),
+            input_tokens=prompt,
             predicted_output_tokens=output,
             tier=line.tier,
             weight=line.weight,
@@ -116,9 +118,14 @@ class Probing(Replay):
         self.probes[entry.entry_id] = (line, Point(cost))
         self.queue.add(entry, lane=self.lane_of(entry))
 
+    def takes_at_once(self, cost: int) -> bool:
+        """Whether every engine has room for such a probe of any line: where nobody waits, those of smaller
+        sizes then see what it sees."""
+        kv_tokens = sum(_halves(cost))
+        return all(engine.has_room(self.candidate.tier, 1, kv_tokens) for engine in self.engines)
+
     def run(self) -> None:
-        """Until every probe had its turn, and `HORIZON_S` beyond."""
-        self.begin()
+        """From `begin` until every probe had its turn, and `HORIZON_S` beyond."""
         self.boarded = dict(self.had)
         for tier in {line.tier for line, _ in self.probes.values()}:
             self.free[tier] = sum(
@@ -284,6 +291,12 @@ class Probing(Replay):
         if began is not None and engine.step - began[0] >= MIN_STEPS:
             return (engine.now_s - began[1]) / (engine.step - began[0]) + own_s
         return _step_s(step_time, point.decodes, point.context_tokens) + own_s
+
+
+def _halves(cost: int) -> tuple[int, int]:
+    """A probe's prompt and output tokens: half of its cost is its prompt."""
+    output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
+    return max(1, cost - output * OUTPUT_TOKEN_COST), output
 
 
 def _step_s(step_time: StepTime, decodes: int, context_tokens: int) -> float:

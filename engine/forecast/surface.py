@@ -26,6 +26,8 @@ LENGTH_SPREAD = 0.7
 LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
 """Of one lognormal length over its mean; of n of them 1/n of it."""
 SMALLEST_ERROR = 0.1
+NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
+"""Shared by the forecasts of all requests that go at once: never changed."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -96,11 +98,14 @@ class Surface:
     basis: str = field(init=False)
     _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
     """What every probe of a line saw, where all saw the same: so it is where nobody waits."""
+    _off_alone: float = field(init=False, repr=False)
+    """Relative distance from p50 to p90 of what an engine does for one request."""
 
     def __post_init__(self) -> None:
         self.basis = "replay, extrapolated" if self.is_extrapolated else "replay"
         if not self.samples:
             self.basis += ", step time not measured yet"
+        self._off_alone = Z90 * max(SMALLEST_ERROR, self.error)
 
     def knows(self, tenant_id: str, tier: int) -> bool:
         """Whether this line had probes of its own."""
@@ -138,28 +143,26 @@ class Surface:
             wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
         prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
         start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
-        tpot_s, error = seen.tpot_s, self.error
-        own = LENGTH_VARIANCE / (seen.completed or 1)
-        off = Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + error**2)
-        off_alone = Z90 * (error if error > SMALLEST_ERROR else SMALLEST_ERROR)
+        tpot_s, off_alone = seen.tpot_s, self._off_alone
         ttft_s = wait_s + start_up_s
-        ttft_off_s = hypot(wait_s * off, start_up_s * off_alone)
+        ttft_off_s = start_up_s * off_alone
+        wait_p90_s, ahead = wait_s, NOTHING_AHEAD
+        if wait_s > 0:
+            own = LENGTH_VARIANCE / (seen.completed or 1)
+            off_s = wait_s * Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
+            wait_p90_s += off_s
+            ttft_off_s = hypot(off_s, ttft_off_s)
+            ahead = {"own": seen.ahead_own, "others": seen.ahead_others, "higher_tier": seen.ahead_higher}
         rest_s = tpot_s * (p50 - 1)
         e2e_s = ttft_s + rest_s
         e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
         return Forecast(
-            wait_s=(wait_s, wait_s * (1 + off)),
+            wait_s=(wait_s, wait_p90_s),
             ttft_s=(ttft_s, ttft_s + ttft_off_s),
             tpot_s=(tpot_s, tpot_s * (1 + off_alone)),
             e2e_s=(e2e_s, e2e_s + e2e_off_s),
             output_tokens=output_tokens,
-            tokens_ahead={
-                "own": seen.ahead_own,
-                "others": seen.ahead_others,
-                "higher_tier": seen.ahead_higher,
-            }
-            if wait_s > 0
-            else {"own": 0, "others": 0, "higher_tier": 0},
+            tokens_ahead=ahead,
             basis=self.basis,
             samples=self.samples,
             saturated=not seen.is_reached,

@@ -84,10 +84,10 @@ class Phase:
 
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
-COUPLES = 6
+COUPLES = 12
 """Of servers, one with estimates and one without: two processes of one program differ by a few per cent
 for as long as they live."""
-PAIRS = 25
+PAIRS = 15
 PAIR = Phase("pair", CONNECTIONS, False, 0.1)
 """Of measurements of each couple, in turn."""
 PHASES = (

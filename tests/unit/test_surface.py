@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from engine.forecast.arrivals import ArrivalStream
-from engine.forecast.probing import MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
 from engine.forecast.quote import EngineLoad, Flight, Forecast, forecast
 from engine.forecast.replay import one_lane
 from engine.forecast.surface import NEWCOMER, Line, Surface
@@ -41,6 +43,7 @@ def surface(
     promised: tuple[Entry, ...] = (),
     arrivals: tuple[ArrivalStream, ...] = (),
     order: str = "vtc",
+    knots_cost: Sequence[int] = KNOTS_COST,
 ) -> Surface:
     counters = ServiceCounters()
     queue = TieredQueue(order, counters)
@@ -49,6 +52,7 @@ def surface(
     return build_surface(
         lines, queue=queue, counters=counters, engines=engines, now_s=5.0, draw_length=exactly_predicted,
         sequences={}, kv_tokens={}, arrivals=arrivals, lane_of=one_lane, tiers=TIERS, promised=promised,
+        knots_cost=knots_cost,
     )  # fmt: skip
 
 
@@ -178,3 +182,29 @@ def test_where_all_sizes_see_the_same_a_search_finds_nothing_else(
         flat += quick._flat[tenant, tier] is not None
     if not waiting:
         assert flat == len(TIERS)
+
+
+@pytest.mark.parametrize("running", range(7))
+@pytest.mark.parametrize("kv_tokens", [100_000, 1_900, 1_100])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_probe_stands_for_all_sizes_only_where_each_would_see_the_same(
+    running: int, kv_tokens: int, replicas: int
+) -> None:
+    """A surface of one size is the plain twin: its probe is that size's own."""
+    loads = [
+        EngineLoad(f"e{index}", STEPS, 4, 256, 5, kv_tokens, flights(max(0, running - index)))
+        for index in range(replicas)
+    ]
+    lines = (Line("busy", 1), Line("b", 0))
+    found = surface([], *loads, lines=lines)
+    is_one = [len(points) == 1 for points in found.points.values()]
+    assert any(is_one) == all(is_one)
+    if kv_tokens == 100_000:
+        assert all(is_one) == (running < 5)
+    if not all(is_one):
+        return
+    for cost in KNOTS_COST:
+        single = surface([], *loads, lines=lines, knots_cost=[cost])
+        for tenant, tier in found.points:
+            asked = (tenant, tier, cost // 2, 1, (cost // 4, cost // 2))
+            assert found.read(*asked) == single.read(*asked)
