@@ -53,9 +53,8 @@ class Estimates:
         note: str = "",
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model`: the one that all upstreams serve; `are_told`: requests get an estimate, and replays keep
-        up what it is read off; `note` is said with every forecast's basis; `stopwatch` tells what a replay
-        takes."""
+        """`model`: the one that all upstreams serve; `note` is said with every forecast's basis; `stopwatch`
+        tells what a replay takes."""
         self.lengths = lengths
         self.observed = 0
         """Answers learned from since the start."""
@@ -64,7 +63,8 @@ class Estimates:
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
-        self._are_told = are_told
+        self.are_told = are_told
+        """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
         self._note = note
         self._paces = {upstream.replica_id: Pace() for upstream in upstreams}
         self.surfaces = Surfaces(
@@ -131,7 +131,7 @@ class Estimates:
 
     def arrived(self, entry: Entry) -> None:
         """A request gets in line: more like it are to be expected."""
-        if self._are_told:
+        if self.are_told:
             self.surfaces.arrived(entry)
 
     def watch(self, now_s: float) -> None:
@@ -139,7 +139,7 @@ class Estimates:
         times a second, beside the requests."""
         for upstream in self._upstreams:
             self._paces[upstream.replica_id].see(upstream.snapshot)
-        if self._are_told:
+        if self.are_told:
             self.surfaces.refresh(now_s)
 
     # ------------------------------------------------------------ estimates
@@ -149,57 +149,44 @@ class Estimates:
     ) -> Estimate | None:
         """The estimate made on arrival; `lengths`: p50 and p90 of one sequence's output, where they are
         known. None where none is told, and where forecasting itself fails: a request never does for it."""
-        if not self._are_told:
+        if not self.are_told:
             return None
+        principal, sampling = call.principal, call.sampling
+        tenant_id, tier = principal.tenant_id, call.tier
         size = Size(
             call.input_tokens,
-            len(call.prompts),
+            call.sequences,
             call.choices,
             call.max_tokens,
-            call.sampling.ignore_eos,
+            sampling.ignore_eos,
             call.traits,
         )
-        principal = call.principal
         try:
-            return self.estimate(
-                call.model,
-                principal.tenant_id,
-                principal.weight,
-                call.tier,
-                size,
-                arrived_s,
-                lengths if call.sequences == 1 else None,
-            )
+            if lengths is None or size.sequences > 1:
+                lengths = self._output_tokens(tenant_id, size)
+            raw = self.surfaces.read(tenant_id, principal.weight, TIER_RANKS[tier], size, lengths, arrived_s)
+            return self._told(call.model, tenant_id, tier, size, raw, "plain")
         except Exception:
             log.exception("no estimate for request %s", call.request_id)
             return None
 
     def estimate(
-        self,
-        model: str,
-        tenant_id: str,
-        weight: float,
-        tier: Tier,
-        size: Size,
-        now_s: float,
-        output_tokens: tuple[int, int] | None = None,
+        self, model: str, tenant_id: str, weight: float, tier: Tier, size: Size, now_s: float
     ) -> Estimate:
-        """A forecast with its price. `model` is the name that was asked for, which has the price;
-        `output_tokens`: p50 and p90 of its longest sequence, where they are known.
+        """A forecast with its price. `model` is the name that was asked for, which has the price.
 
         Raises `UnknownPrice`.
         """
-        rank = TIER_RANKS[tier]
-        if output_tokens is None:
-            output_tokens = self._output_tokens(tenant_id, size)
-        raw = self.surfaces.read(tenant_id, weight, rank, size, output_tokens, now_s)
+        output_tokens = self._output_tokens(tenant_id, size)
+        raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 
     def offers(
         self, model: str, tenant_id: str, weight: float, tiers: Sequence[Tier], size: Size, now_s: float
     ) -> dict[Tier, Estimate]:
         """For a quote: as `estimate`, for several tiers, from a replay for this request alone where there is
-        time for one. Raises `UnknownPrice`."""
+        time for one. Raises `UnknownPrice`, and `Invalid` for more tokens than any request may have."""
+        check_counts(size.input_tokens, 0, size.max_tokens * size.sequences)
         output_tokens = self._output_tokens(tenant_id, size)
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.surfaces.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
@@ -247,7 +234,6 @@ class Estimates:
         count = size.sequences
         p50, p90 = raw.output_tokens
         most = size.max_tokens * count
-        check_counts(size.input_tokens, 0, most)
         total = (p50 * count, p90 * count)
         cost_p50, cost_p90, cost_most = (
             self._prices().entry(model, tier).costs_nanousd(size.input_tokens, 0, (*total, most))
@@ -262,7 +248,7 @@ class Estimates:
             max_cost_nanousd=cost_most,
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis + self._note,
-            samples=self.lengths.samples(tenant_id, self._model),
+            samples=self.lengths.sketches.samples(tenant_id, self._model),
             saturated=raw.saturated,
             promise=Promise(bucket, raw),
         )

@@ -91,7 +91,7 @@ class Wanted:
     def size(self) -> Size:
         """As forecasts see it."""
         tokens = sum(len(prompt) for prompt in self.prompts)
-        return Size(tokens, len(self.prompts), self.choices, self.max_tokens, is_exact=False)
+        return Size(tokens, len(self.prompts) * self.choices, self.choices, self.max_tokens, is_exact=False)
 
 
 class Quotes:

@@ -138,6 +138,13 @@ class Gateway:
         self._engine_changed = asyncio.Event()
         self._saved_at_observation = 0
 
+    def switch_estimates(self) -> bool:
+        """Tells requests nothing any more, or again; returns whether they are told. Until the next start."""
+        are_told = not self.estimates.are_told
+        for pool in self.pools.values():
+            pool.estimates.are_told = are_told
+        return are_told
+
     def _make_pool(self, spec: PoolSpec) -> Pool:
         """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
         deps = self.deps

@@ -41,6 +41,8 @@ FORGET_S = 30.0
 """Lines that nobody asked about for so long have no probes any more."""
 NOTED_EVERY_S = 1.0
 """How often it is noted that a line is asked about."""
+MAX_COMING = 256
+"""Arrivals that are noted at once."""
 
 
 class Size(msgspec.Struct, frozen=True, gc=False):
@@ -48,16 +50,13 @@ class Size(msgspec.Struct, frozen=True, gc=False):
 
     input_tokens: int
     """All prompts."""
-    prompts: int
+    sequences: int
+    """All choices of all prompts."""
     choices: int
     max_tokens: int
     is_exact: bool
     traits: Features | None = None
     """What says how long each answer will be, where that is known."""
-
-    @property
-    def sequences(self) -> int:
-        return self.prompts * self.choices
 
 
 class Surfaces:
@@ -83,6 +82,8 @@ class Surfaces:
         self._every_s = every_s
         self._stopwatch = stopwatch
         self._rates = ArrivalRates()
+        self._coming: list[Entry] = []
+        """Arrivals that `_rates` has not heard of: it is told of many at once, which costs each a tenth."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         """With the instant at which each was last asked about, the latest last."""
         self._surface: Surface | None = None
@@ -97,13 +98,21 @@ class Surfaces:
 
     def arrived(self, entry: Entry) -> None:
         """A request gets in line: more like it are to be expected."""
-        self._rates.observe(entry, entry.arrived_s)
+        self._coming.append(entry)
+        if len(self._coming) >= MAX_COMING:
+            self._note_arrivals()
         if self._surface is not None:
             self._prompts_since[entry.tier] += entry.input_tokens
 
     def arrivals_per_s(self, now_s: float) -> float:
         """Requests a second, of late."""
+        self._note_arrivals()
         return sum(stream.rate_per_s for stream in self._rates.streams(now_s))
+
+    def _note_arrivals(self) -> None:
+        for entry in self._coming:
+            self._rates.observe(entry, entry.arrived_s)
+        self._coming.clear()
 
     def refresh(self, now_s: float) -> None:
         """Replays if anybody asked since the last time, and if there is time for it."""
@@ -123,9 +132,12 @@ class Surfaces:
         now_s: float,
     ) -> Forecast:
         """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
-        self._ask(tenant_id, weight, rank, now_s)
+        self._is_asked = True
+        asked = self._lines.get((tenant_id, rank))
+        if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
+            self._note_line(Line(tenant_id, rank, weight), now_s)
         surface = self._surface
-        if surface is None or self._is_too_old(surface, now_s):
+        if surface is None or (now_s - surface.at_s >= PAUSE_S and self._is_too_old(surface, now_s)):
             surface = self._build(now_s)
         return surface.read(
             tenant_id,
@@ -163,16 +175,12 @@ class Surfaces:
         return not self._queued_then and not len(self._flow)
 
     def _is_too_old(self, surface: Surface, now_s: float) -> bool:
-        age_s = now_s - surface.at_s
-        return age_s >= PAUSE_S and (age_s >= STALE_S or now_s >= self._rest_until_s)
+        """One from before a pause."""
+        return now_s - surface.at_s >= STALE_S or now_s >= self._rest_until_s
 
-    def _ask(self, tenant_id: str, weight: float, rank: int, now_s: float) -> None:
-        self._is_asked = True
-        key = (tenant_id, rank)
-        asked = self._lines.get(key)
-        if asked is not None and asked[0].weight == weight and now_s - asked[1] < NOTED_EVERY_S:
-            return
-        self._lines[key] = (Line(tenant_id, rank, weight), now_s)
+    def _note_line(self, line: Line, now_s: float) -> None:
+        key = (line.tenant_id, line.tier)
+        self._lines[key] = (line, now_s)
         self._lines.move_to_end(key)
         if len(self._lines) > MAX_LINES:
             self._lines.popitem(last=False)
@@ -202,6 +210,7 @@ class Surfaces:
     ) -> Surface:
         started_s = self._stopwatch()
         self.replays += 1
+        self._note_arrivals()
         sequences: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
         for ticket in self._flow.tickets():

@@ -3,6 +3,7 @@
 Everything that can be wrong is looked at before the first request, and each is one clear line and exit code
 1: the data directory, another server on it, the port, the model, the database, Redis, the engine. SIGTERM
 and SIGINT drain: no new connections, running requests end within the grace time; a second signal cuts them.
+SIGUSR2 switches estimates off and on: what they cost is seen by whoever looks at one running server.
 """
 
 from __future__ import annotations
@@ -223,6 +224,7 @@ async def _run(
     stopping = asyncio.Event()
     signals = _Signals(stopping)
     async with build(settings, pepper) as running:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
         if settings.engine.serve == "yes":
             log.info("engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
@@ -264,6 +266,13 @@ async def _run(
             server.should_exit = True
             await serving
             log.info("requests are done, the engine ends")
+
+
+def _switch_estimates(running: Running) -> None:
+    are_told = running.gateway.switch_estimates()
+    log.warning(
+        "SIGUSR2: requests are %s what they will wait, take and cost", "told" if are_told else "not told"
+    )
 
 
 def _calm_the_collector() -> None:

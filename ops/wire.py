@@ -32,6 +32,7 @@ from gateway.flow.control import Mode
 from gateway.flow.shared.mirror import require_shared
 from gateway.pools import PoolSpec
 from gateway.prompt import PromptRenderer
+from gateway.runtime import Gateway
 from gateway.sharing import Sharing
 from gateway.upstream.local_engine import LocalEngine
 from gateway.upstream.openai import OpenAIUpstream
@@ -66,6 +67,7 @@ class Running:
     directory: Directory
     supervisor: EngineSupervisor | SharedEngine | NoEngine
     app: Litestar
+    gateway: Gateway
     control_token: str
 
 
@@ -304,4 +306,5 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             sharing=sharing,
             elsewhere=elsewhere_of(settings),
         )
-        yield Running(settings, admin, directory, supervisor, create_app(deps), control_token)
+        app = create_app(deps)
+        yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -23,8 +23,6 @@ SILENCES = 3.0
 """After a silence of so many `memory_s` a stream begins anew."""
 SMOOTHING = 0.2
 """Weight of the newest request in a stream's typical size."""
-GRAIN_S = 0.05
-"""Requests that arrive within it count as one instant's."""
 NEGLIGIBLE = 0.1
 """A stream from which fewer requests than this are to be expected has ended."""
 
@@ -66,27 +64,22 @@ class ArrivalRates:
     def observe(self, entry: Entry, now_s: float) -> None:
         """A request arrived."""
         key = (entry.tenant_id, entry.tier)
-        seen = self._seen.get(key)
-        if seen is None or now_s - seen.last_s >= GRAIN_S:
-            seen = self._seen[key] = self._come_back(key, entry, now_s)
+        # Taken out and put back: the dictionary's order is that of the last arrivals.
+        seen = self._seen.pop(key, None)
+        if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
+            seen = _Seen(now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens)
+            if len(self._seen) >= self._max_streams:
+                del self._seen[next(iter(self._seen))]
+        if now_s > seen.last_s:
+            seen.count *= exp((seen.last_s - now_s) / self._memory_s)
+            seen.last_s = now_s
         seen.count += 1.0
         seen.weight = entry.weight
         seen.input_tokens += SMOOTHING * (entry.input_tokens - seen.input_tokens)
         seen.predicted_output_tokens += SMOOTHING * (
             entry.predicted_output_tokens - seen.predicted_output_tokens
         )
-
-    def _come_back(self, key: tuple[str, int], entry: Entry, now_s: float) -> _Seen:
-        """What is known of a stream, decayed to now. Taken out, to be put back: the dictionary's order is
-        that of the last arrivals."""
-        seen = self._seen.pop(key, None)
-        if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
-            if len(self._seen) >= self._max_streams:
-                del self._seen[next(iter(self._seen))]
-            return _Seen(now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens)
-        seen.count *= exp((seen.last_s - now_s) / self._memory_s)
-        seen.last_s = now_s
-        return seen
+        self._seen[key] = seen
 
     def streams(self, now_s: float) -> list[ArrivalStream]:
         """The streams that are alive, each with its mean rate lately.

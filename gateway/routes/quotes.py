@@ -41,9 +41,10 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     body = await body_of(request)
     principal = principal_of(request)
-    if not gateway.deps.config.estimates:
+    if not gateway.estimates.are_told:
         raise errors.bad_request(
-            "This server makes no estimates (setting gateway.estimates is no), so it has nothing to quote.",
+            "This server makes no estimates (setting gateway.estimates is no, or SIGUSR2 switched them off),"
+            " so it has nothing to quote.",
             None,
             "estimates_off",
         )

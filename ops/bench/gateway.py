@@ -4,8 +4,9 @@ Each round goes through all targets, each freshly started: one connection (what 
 latency), 32 connections (throughput, processor time per request), one stream at a time (what it adds to the
 time to the first token), 64 streams (tokens a second, processor time per token). All loops are closed.
 Upstream and clients are processes of their own; what each of them used is in the report, so that a reader
-sees which was full. What estimates cost is less than what a machine changes by within a round: with and
-without them are both up, and loaded in turn for short times.
+sees which was full. What estimates cost is less than what a machine changes by within a round, and than what
+two processes of one program differ by: one server is told to make them and to make none, in turn for short
+times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -23,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from ops.bench.engine import machine_name, rotated
 from ops.bench.engine_report import QUIET_CORES
 from ops.bench.gateway_figures import figures, one_run, promises
@@ -30,7 +34,6 @@ from ops.bench.gateway_process import cpu_s, machine_cpu_s, peak_bytes, process_
 from ops.bench.gateway_targets import (
     OURS,
     PEERS,
-    SILENT,
     PeerMissing,
     Serving,
     Target,
@@ -41,10 +44,18 @@ from ops.bench.gateway_targets import (
 )
 from ops.bench.gateway_upstream import MAX_TOKENS, MODEL
 from ops.bench.ledger import fsync_ms
-from ops.local_server import ROOT, ServerFailed
+from ops.local_server import ROOT, ServerFailed, until
 
 CONNECTIONS = 32
 STREAMS = 64
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": MAX_TOKENS,
+    "messages": [
+        {"role": "system", "content": "You are a helpful assistant. Answer briefly."},
+        {"role": "user", "content": "How far is it from Lisbon to Porto, and how long does it take?"},
+    ],
+}
 LOAD_S = 120.0
 """Most that one measurement may take beyond its time."""
 
@@ -84,12 +95,11 @@ class Phase:
 
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
-COUPLES = 12
-"""Of servers, one with estimates and one without: two processes of one program differ by a few per cent
-for as long as they live."""
-PAIRS = 15
+SERVERS = 6
+PAIRS = 25
 PAIR = Phase("pair", CONNECTIONS, False, 0.1)
-"""Of measurements of each couple, in turn."""
+"""Of measurements of each server, with estimates and without."""
+SWITCH_S = 10.0
 PHASES = (
     Phase("single", 1, False, 2 / 3),
     Phase("throughput", CONNECTIONS, False, 1.0),
@@ -169,33 +179,45 @@ async def _pairs(options: Options, progress: Report) -> list[float]:
     """Requests a second with estimates over those without, of each pair of measurements."""
     ratios: list[float] = []
     async with _upstream() as (port, upstreams):
-        for couple in range(COUPLES):
-            of_couple = [ratio async for ratio in _of_couple(options, couple % 2 == 0, port, upstreams)]
-            ratios += of_couple
+        for number in range(SERVERS):
+            of_server = [ratio async for ratio in _of_server(options, port, upstreams)]
+            ratios += of_server
             progress(
-                f"with and without estimates, {couple + 1}/{COUPLES}: median of {PAIRS} pairs "
-                f"{statistics.median(of_couple):.3f}"
+                f"with and without estimates, server {number + 1}/{SERVERS}: median of {PAIRS} pairs "
+                f"{statistics.median(of_server):.3f}"
             )
     return ratios
 
 
-async def _of_couple(
-    options: Options, told_first: bool, port: int, upstreams: Sequence[int]
-) -> AsyncIterator[float]:
-    async with contextlib.AsyncExitStack() as stack:
-        both: list[tuple[Target, Serving]] = []
-        for told in (told_first, not told_first):
-            target = fairgate(options.tokenizer_dir, estimates=told)
-            serving = await stack.enter_async_context(_opened(options, target, port))
-            await _warm_up(options, target, serving, upstreams)
-            both.append((target, serving))
+async def _of_server(options: Options, port: int, upstreams: Sequence[int]) -> AsyncIterator[float]:
+    target = fairgate(options.tokenizer_dir)
+    async with _opened(options, target, port) as serving:
+        await _warm_up(options, target, serving, upstreams)
         for number in range(PAIRS):
-            per_s: dict[str, float] = {}
-            for target, serving in both if number % 2 else reversed(both):
+            per_s: dict[bool, float] = {}
+            for told in (True, False) if number % 2 == 0 else (False, True):
+                await _tell(serving, told)
                 seen = await _measure(target, serving, PAIR, options.seconds, upstreams)
                 # To the last answer: a machine that stands still for a moment ends no request in time.
-                per_s[target.name] = seen["requests"] / seen["wall_s"]
-            yield per_s[OURS] / per_s[SILENT]
+                per_s[told] = seen["requests"] / seen["wall_s"]
+            yield per_s[True] / per_s[False]
+
+
+async def _tell(serving: Serving, told: bool) -> None:
+    """Switches estimates, and waits until answers show it. Raises `TargetFailed`."""
+    assert serving.process is not None
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{serving.port}", headers=serving.headers[0], timeout=SWITCH_S
+    ) as client:
+
+        async def is_so() -> bool:
+            answer = await client.post("/v1/chat/completions", json=CHAT)
+            return ("x-fairgate-estimate" in answer.headers) == told
+
+        if not await is_so():
+            os.kill(serving.process, signal.SIGUSR2)
+            if not await until(is_so, SWITCH_S):
+                raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
 
 
 async def _one(options: Options, target: Target, port: int, upstreams: Sequence[int]) -> dict[str, Any]:
@@ -258,16 +280,7 @@ def _processes(serving: Serving) -> list[int]:
 
 def _request(headers: Any, *, streams: bool) -> str:
     """Two messages, as in a short chat; a stream asks for its usage, so that no gateway has to count."""
-    body: dict[str, Any] = {
-        "model": MODEL,
-        "max_tokens": MAX_TOKENS,
-        "messages": [
-            {"role": "system", "content": "You are a helpful assistant. Answer briefly."},
-            {"role": "user", "content": "How far is it from Lisbon to Porto, and how long does it take?"},
-        ],
-    }
-    if streams:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body = CHAT | ({"stream": True, "stream_options": {"include_usage": True}} if streams else {})
     text = json.dumps(body)
     lines = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

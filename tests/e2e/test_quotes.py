@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,29 @@ def test_a_server_that_makes_no_estimates_serves_and_says_why_it_quotes_nothing(
             assert not [name for name in answer.headers if name.startswith("x-fairgate-estimate")]
         until(silent.is_idle)
         assert silent.verify()["ok"]
+
+
+def test_a_signal_switches_estimates_off_and_on_again(tmp_path: Path, chat_model: Path) -> None:
+    with server_process(tmp_path / "data", chat_model) as server:
+        key = server.tenant("now-and-then-told")
+        with server.http(key) as client:
+
+            def is_told() -> bool:
+                answer = client.post("/v1/completions", json=RUN)
+                in_header = "x-fairgate-estimate" in answer.headers
+                assert in_header == (answer.json()["fairgate"]["estimate"] is not None)
+                return in_header
+
+            assert server.process is not None
+            assert is_told()
+            server.process.send_signal(signal.SIGUSR2)
+            until(lambda: not is_told())
+            assert "SIGUSR2" in refused_quote(client.post("/v1/quotes", json=BODY))
+            server.process.send_signal(signal.SIGUSR2)
+            until(is_told)
+            assert client.post("/v1/quotes", json=BODY).status_code == 200
+        until(server.is_idle)
+        assert server.verify()["ok"]
 
 
 def refused_quote(answer: httpx.Response) -> str:

@@ -35,7 +35,7 @@ from tenants.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
 MODEL = "m"
-SIZE = Size(input_tokens=100, prompts=1, choices=1, max_tokens=300, is_exact=False)
+SIZE = Size(input_tokens=100, sequences=1, choices=1, max_tokens=300, is_exact=False)
 
 
 class StillEngine:
@@ -130,7 +130,7 @@ def test_costs_follow_the_price_book_and_the_most_is_what_is_held() -> None:
     assert estimate.cost_nanousd == (100 * 100 + 300 * 20, 100 * 100 + 300 * 20)
     assert estimate.max_cost_nanousd == 100 * 100 + 300 * 300
     assert estimate.samples == 200
-    three = Size(100, 1, 3, 300, is_exact=True)
+    three = Size(100, 3, 3, 300, is_exact=True)
     assert bench.estimates.estimate(MODEL, "me", 1.0, Tier.BATCH, three, 0.0).output_tokens == (900, 900)
 
 
