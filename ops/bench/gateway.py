@@ -96,8 +96,8 @@ class Phase:
 
 WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
 SERVERS = 6
-PAIRS = 25
-PAIR = Phase("pair", CONNECTIONS, False, 0.1)
+PAIRS = 20
+PAIR = Phase("pair", CONNECTIONS, False, 0.3)
 """Of measurements of each server, with estimates and without."""
 SWITCH_S = 10.0
 PHASES = (
