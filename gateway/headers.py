@@ -120,20 +120,15 @@ def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
     `x-fairgate-estimate: wait;p50=0.120;p90=0.480, ttft;p50=0.130;p90=0.500, …, basis="replay";samples=7`."""
     if estimate is None:
         return {}
-    return {
-        "x-fairgate-estimate": _ESTIMATE
-        % (
-            *estimate.wait_s,
-            *estimate.ttft_s,
-            *estimate.e2e_s,
-            *estimate.output_tokens,
-            *estimate.cost_nanousd,
-            estimate.max_cost_nanousd,
-            estimate.basis,
-            estimate.samples,
-            ";saturated" if estimate.saturated else "",
-        )
-    }
+    (wait_p50_s, wait_p90_s), (ttft_p50_s, ttft_p90_s) = estimate.wait_s, estimate.ttft_s
+    (e2e_p50_s, e2e_p90_s), (tokens_p50, tokens_p90) = estimate.e2e_s, estimate.output_tokens
+    cost_p50, cost_p90 = estimate.cost_nanousd
+    said = _ESTIMATE % (
+        wait_p50_s, wait_p90_s, ttft_p50_s, ttft_p90_s, e2e_p50_s, e2e_p90_s,
+        tokens_p50, tokens_p90, cost_p50, cost_p90, estimate.max_cost_nanousd,
+        estimate.basis, estimate.samples, ";saturated" if estimate.saturated else "",
+    )  # fmt: skip
+    return {"x-fairgate-estimate": said}
 
 
 def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:

@@ -25,7 +25,7 @@ from gateway.flow.controller import FlowController
 
 REST = 49.0
 """After a replay none is wanted for so many times what it took."""
-CALM = 4.0
+CALM = 8.0
 """While nobody waits a surface says how fast the engines are, and lasts so many times as long."""
 PAUSE_S = 0.5
 """An older surface is from before a pause: whoever comes first pays for a new one."""
