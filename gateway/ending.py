@@ -68,7 +68,7 @@ class Ending:
         run.times.ended_s = self._clock()
         taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
         use = use_of(run.uses, call.choices, dispatched=taken_up)
-        charged, redemption = NOTHING, None
+        charged, redemption, is_booked = NOTHING, None, False
         try:
             self._feed.leave(call.request_id)
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
@@ -77,11 +77,7 @@ class Ending:
                 redemption = self._redemption(run, outcome, charged)
                 credit = 0 if redemption is None else redemption.credit_nanousd
                 error = await self._write_books(run, outcome, charged, use, credit) or error
-                if use.input_tokens:
-                    self._prefix_hits.note(use.cached_tokens / use.input_tokens)
-                self._judge(run, outcome, charged)
-                if self._aftermath is not None:
-                    self._aftermath.ended(run, outcome, use, charged)
+                is_booked = True
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
             error = errors.internal(call.request_id)
@@ -90,6 +86,9 @@ class Ending:
                 await call.binding.release()
         account = _account(run, outcome, use, charged, redemption)
         run.events.put(Closed(account, error))
+        if is_booked:
+            # The answer goes out first; whoever waits for this task hears of its end after this.
+            asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
 
     def _charge(self, run: Run, use: Use) -> Amounts:
         call = run.call
@@ -187,6 +186,17 @@ class Ending:
         except asyncio.CancelledError:
             is_durable = False
         return None if is_durable else errors.settlement_pending()
+
+    def _learn(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
+        """10: nothing here can hurt the request any more."""
+        try:
+            if use.input_tokens:
+                self._prefix_hits.note(use.cached_tokens / use.input_tokens)
+            self._judge(run, outcome, charged)
+            if self._aftermath is not None:
+                self._aftermath.ended(run, outcome, use, charged)
+        except Exception:
+            log.exception("request %s: nothing was learned from it", run.call.request_id)
 
     def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
         call = run.call

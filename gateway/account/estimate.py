@@ -83,7 +83,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
             % (
                 wait_p50_s, wait_p90_s, ttft_p50_s, ttft_p90_s, tpot_p50_s, tpot_p90_s, e2e_p50_s, e2e_p90_s,
                 tokens_p50, tokens_p90, cost_p50, cost_p90, self.max_cost_nanousd,
-                ahead["own"], ahead["others"], ahead["higher_tier"],
+                ahead.get("own", 0), ahead.get("others", 0), ahead.get("higher_tier", 0),
                 _encode_basis(self.basis), self.samples, b"true" if self.saturated else b"false",
             )
         )  # fmt: skip

@@ -150,6 +150,7 @@ async def test_a_lost_engine_breaks_the_promise(house: House) -> None:
 
 async def test_binding_requests_are_judged_apart_from_the_plain_ones(house: House) -> None:
     await answered(house, AT_ONCE)
+    await until(lambda: not house.lifecycle.running)
     coverage = house.lifecycle._estimates.calibration.coverage
     assert coverage["binding", "ttft", 0.9].judged == 1
     assert ("plain", "ttft", 0.9) not in coverage
@@ -157,6 +158,7 @@ async def test_binding_requests_are_judged_apart_from_the_plain_ones(house: Hous
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
     await house.closed(run)
+    await until(lambda: not house.lifecycle.running)
     assert coverage["plain", "ttft", 0.9].judged == 1
 
 
