@@ -281,4 +281,4 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
 
 
 def _us(seconds: float) -> int:
-    return int(seconds * 1e6 + 0.5) if seconds < 1e9 else 10**15
+    return round(min(seconds, 1e9) * 1e6)

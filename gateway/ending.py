@@ -1,4 +1,4 @@
-"""What becomes of a request that is over: charged, written down, learned from, and told to its listener?
+"""What becomes of a request that is over: charged, written down, told to its listener, and learned from?
 
 The last two steps of `lifecycle.py`, the same for every outcome. They cannot be cut short: a cancellation
 ends the wait for the books, which are written all the same, and the listener hears of the end in any case.

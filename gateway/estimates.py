@@ -151,33 +151,46 @@ class Estimates:
         known. None where none is told, and where forecasting itself fails: a request never does for it."""
         if not self.are_told:
             return None
-        principal, sampling = call.principal, call.sampling
-        tenant_id, tier = principal.tenant_id, call.tier
+        principal = call.principal
         size = Size(
             call.input_tokens,
             call.sequences,
             call.choices,
             call.max_tokens,
-            sampling.ignore_eos,
+            call.sampling.ignore_eos,
             call.traits,
         )
         try:
-            if lengths is None or size.sequences > 1:
-                lengths = self._output_tokens(tenant_id, size)
-            raw = self.surfaces.read(tenant_id, principal.weight, TIER_RANKS[tier], size, lengths, arrived_s)
-            return self._told(call.model, tenant_id, tier, size, raw, "plain")
+            return self.estimate(
+                call.model,
+                principal.tenant_id,
+                principal.weight,
+                call.tier,
+                size,
+                arrived_s,
+                lengths if call.sequences == 1 else None,
+            )
         except Exception:
             log.exception("no estimate for request %s", call.request_id)
             return None
 
     def estimate(
-        self, model: str, tenant_id: str, weight: float, tier: Tier, size: Size, now_s: float
+        self,
+        model: str,
+        tenant_id: str,
+        weight: float,
+        tier: Tier,
+        size: Size,
+        now_s: float,
+        output_tokens: tuple[int, int] | None = None,
     ) -> Estimate:
-        """A forecast with its price. `model` is the name that was asked for, which has the price.
+        """A forecast with its price. `model` is the name that was asked for, which has the price;
+        `output_tokens`: p50 and p90 of its longest sequence, where they are known.
 
         Raises `UnknownPrice`.
         """
-        output_tokens = self._output_tokens(tenant_id, size)
+        if output_tokens is None:
+            output_tokens = self._output_tokens(tenant_id, size)
         raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 
@@ -185,8 +198,7 @@ class Estimates:
         self, model: str, tenant_id: str, weight: float, tiers: Sequence[Tier], size: Size, now_s: float
     ) -> dict[Tier, Estimate]:
         """For a quote: as `estimate`, for several tiers, from a replay for this request alone where there is
-        time for one. Raises `UnknownPrice`, and `Invalid` for more tokens than any request may have."""
-        check_counts(size.input_tokens, 0, size.max_tokens * size.sequences)
+        time for one. Raises `UnknownPrice`."""
         output_tokens = self._output_tokens(tenant_id, size)
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.surfaces.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
@@ -231,24 +243,22 @@ class Estimates:
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
         told = self.calibration.correct(raw, bucket)
-        count = size.sequences
-        p50, p90 = raw.output_tokens
+        price = self._prices().entry(model, tier).cost_nanousd
+        count, tokens = size.sequences, size.input_tokens
         most = size.max_tokens * count
-        total = (p50 * count, p90 * count)
-        cost_p50, cost_p90, cost_most = (
-            self._prices().entry(model, tier).costs_nanousd(size.input_tokens, 0, (*total, most))
-        )
+        check_counts(tokens, 0, most)
+        total = (raw.output_tokens[0] * count, raw.output_tokens[1] * count)
         return Estimate(
             wait_s=told.wait_s,
             ttft_s=told.ttft_s,
             tpot_s=told.tpot_s,
             e2e_s=told.e2e_s,
             output_tokens=total,
-            cost_nanousd=(cost_p50, cost_p90),
-            max_cost_nanousd=cost_most,
+            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
+            max_cost_nanousd=price(tokens, 0, most),
             tokens_ahead=raw.tokens_ahead,
             basis=raw.basis + self._note,
-            samples=self.lengths.sketches.samples(tenant_id, self._model),
+            samples=self.lengths.samples(tenant_id, self._model),
             saturated=raw.saturated,
             promise=Promise(bucket, raw),
         )

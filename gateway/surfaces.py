@@ -42,7 +42,7 @@ FORGET_S = 30.0
 NOTED_EVERY_S = 1.0
 """How often it is noted that a line is asked about."""
 MAX_COMING = 256
-"""Arrivals that are noted at once."""
+"""Arrivals that are noted together at most."""
 
 
 class Size(msgspec.Struct, frozen=True, gc=False):
@@ -83,7 +83,7 @@ class Surfaces:
         self._stopwatch = stopwatch
         self._rates = ArrivalRates()
         self._coming: list[Entry] = []
-        """Arrivals that `_rates` has not heard of: it is told of many at once, which costs each a tenth."""
+        """Arrivals that `_rates` has not heard of: it is told of many at once, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         """With the instant at which each was last asked about, the latest last."""
         self._surface: Surface | None = None
@@ -137,7 +137,7 @@ class Surfaces:
         if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
             self._note_line(Line(tenant_id, rank, weight), now_s)
         surface = self._surface
-        if surface is None or (now_s - surface.at_s >= PAUSE_S and self._is_too_old(surface, now_s)):
+        if surface is None or self._is_too_old(surface, now_s):
             surface = self._build(now_s)
         return surface.read(
             tenant_id,
@@ -175,8 +175,8 @@ class Surfaces:
         return not self._queued_then and not len(self._flow)
 
     def _is_too_old(self, surface: Surface, now_s: float) -> bool:
-        """One from before a pause."""
-        return now_s - surface.at_s >= STALE_S or now_s >= self._rest_until_s
+        age_s = now_s - surface.at_s
+        return age_s >= PAUSE_S and (age_s >= STALE_S or now_s >= self._rest_until_s)
 
     def _note_line(self, line: Line, now_s: float) -> None:
         key = (line.tenant_id, line.tier)

@@ -10,9 +10,10 @@ meanwhile. What a token counts for limits stands beside its price (`Weights`, se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import cast
 
 from tenants.errors import Invalid, UnknownPrice
 from tenants.types import Tier
@@ -102,17 +103,13 @@ class Entry:
 
     def cost_nanousd(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
         """See `PriceBook.cost_nanousd`; the counts are not checked."""
-        return self.costs_nanousd(input_tokens, cached_tokens, (output_tokens,))[0]
-
-    def costs_nanousd(
-        self, input_tokens: int, cached_tokens: int, output_tokens: Sequence[int]
-    ) -> Sequence[int]:
-        """The same for several lengths of the answer."""
-        price, multiplier = self.price, self.multiplier
-        computed_tokens = input_tokens - cached_tokens
-        of_input = computed_tokens * price.input_nanousd + cached_tokens * price.cached_input_nanousd
-        each = price.output_nanousd
-        return [-(-(of_input + tokens * each) * multiplier // 1_000) for tokens in output_tokens]
+        price = self.price
+        list_price = (
+            (input_tokens - cached_tokens) * price.input_nanousd
+            + cached_tokens * price.cached_input_nanousd
+            + output_tokens * price.output_nanousd
+        )
+        return -(-list_price * self.multiplier // 1_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +132,7 @@ class PriceBook:
     def entry(self, model: str, tier: Tier | str) -> Entry:
         """What the book says. Raises `UnknownPrice`."""
         try:
-            return self.entries[model, tier]  # type: ignore[index]  # a tier is equal to its name
+            return self.entries[model, cast(Tier, tier)]  # a tier is equal to its name
         except KeyError:
             raise UnknownPrice(model, str(tier)) from None
 

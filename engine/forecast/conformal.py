@@ -55,9 +55,9 @@ WAIT_RATIO = 3.0
 NUM_LOADS = 8
 VERSION = 1
 
-_Straight = tuple[float, float, float, float]
+_Correction = tuple[float, float, float, float]
 """Factor and summand of the p50, and of the p90."""
-AS_IT_IS: _Straight = (1.0, 0.0, 1.0, 0.0)
+AS_IT_IS: _Correction = (1.0, 0.0, 1.0, 0.0)
 
 Key = tuple[str, bool, int, int]
 """(kind, exact, tier or -1, load or -1)."""
@@ -185,7 +185,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[Key, What], Shifts] = {}
-        self._lines: dict[Bucket, Sequence[_Straight]] = {}
+        self._corrections: dict[Bucket, Sequence[_Correction]] = {}
         """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
         and changed by the few that are learned from."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
@@ -195,7 +195,7 @@ class Calibration:
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The times as they are told: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
-        of_wait, of_ttft, of_tpot, of_e2e = self._lines.get(bucket) or self._look_up(bucket)
+        of_wait, of_ttft, of_tpot, of_e2e = self._corrections.get(bucket) or self._look_up(bucket)
         wait = _corrected(raw.wait_s, of_wait, AT_ONCE)
         ttft = _corrected(raw.ttft_s, of_ttft, wait)
         tpot = _corrected(raw.tpot_s, of_tpot, AT_ONCE)
@@ -248,10 +248,12 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
 
-    def _look_up(self, bucket: Bucket) -> Sequence[_Straight]:
+    def _look_up(self, bucket: Bucket) -> Sequence[_Correction]:
         keys = _chain(bucket)
-        lines = self._lines[bucket] = [_line(self._in_force(keys, what), FLOOR_S[what]) for what in WHATS]
-        return lines
+        found = self._corrections[bucket] = [
+            _correction(self._in_force(keys, what), FLOOR_S[what]) for what in WHATS
+        ]
+        return found
 
     def _in_force(self, keys: Sequence[Key], what: What) -> Shifts | None:
         """Of the finest bucket with enough answers."""
@@ -262,7 +264,7 @@ class Calibration:
         return None
 
     def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
-        self._lines.clear()
+        self._corrections.clear()
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
         scores = (
@@ -283,7 +285,7 @@ class Calibration:
         return shifts
 
 
-def _line(shifts: Shifts | None, floor_s: float) -> _Straight:
+def _correction(shifts: Shifts | None, floor_s: float) -> _Correction:
     """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
     if shifts is None:
         return AS_IT_IS
@@ -291,10 +293,10 @@ def _line(shifts: Shifts | None, floor_s: float) -> _Straight:
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 
 
-def _corrected(raw_s: Seconds, line: _Straight, least: Seconds) -> Seconds:
+def _corrected(raw_s: Seconds, by: _Correction, least: Seconds) -> Seconds:
     """As the shifts in force have it, in order, and not below `least`."""
-    p50 = raw_s[0] * line[0] + line[1]
-    p90 = raw_s[1] * line[2] + line[3]
+    p50 = raw_s[0] * by[0] + by[1]
+    p90 = raw_s[1] * by[2] + by[3]
     # Not `max`: four calls of this for every request, and a call costs several times a comparison.
     if p50 < least[0]:
         p50 = least[0]

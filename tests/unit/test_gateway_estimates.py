@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from engine.forecast.arrivals import ArrivalRates
 from engine.forecast.length import LengthForecast
 from engine.forecast.step_time import PRIOR
 from engine.messages import (
@@ -29,7 +30,7 @@ from gateway.engine_loads import flights_of
 from gateway.estimates import LENGTHS_FILE, Estimates, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
-from gateway.surfaces import Size
+from gateway.surfaces import MAX_COMING, Size
 from gateway.understand import Call
 from tenants.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
@@ -186,6 +187,18 @@ def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_pace
     assert bench.estimates.surfaces.replays == 0
     assert bench.estimates.predicted_output_tokens(call) >= 1
     assert bench.estimates.predicted_gpu_ms(call, 50) >= 1
+
+
+def test_arrivals_that_are_noted_together_count_as_if_each_had_been_noted_at_once() -> None:
+    surfaces, one_by_one = Bench().estimates.surfaces, ArrivalRates()
+    for number in range(2 * MAX_COMING + 7):
+        entry = Entry(f"r{number}", "me", number * 0.01, 100, 80, 1)
+        surfaces.arrived(entry)
+        one_by_one.observe(entry, entry.arrived_s)
+        assert len(surfaces._coming) < MAX_COMING
+    (stream,) = one_by_one.streams(5.2)
+    assert stream.rate_per_s > 50
+    assert surfaces.arrivals_per_s(5.2) == stream.rate_per_s
 
 
 def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:

@@ -284,15 +284,6 @@ def test_a_steady_stream_is_seen_as_often_as_it_comes() -> None:
     assert stream.lasts_s == pytest.approx(99.75)
 
 
-def test_requests_that_come_as_one_instant_are_all_counted() -> None:
-    rates = ArrivalRates()
-    for number in range(20_000):
-        rates.observe(entry(f"e{number}"), number * 0.001)
-    (stream,) = rates.streams(20.0)
-    assert stream.rate_per_s == pytest.approx(1000.0, rel=0.01)
-    assert stream.lasts_s == pytest.approx(20.0, abs=0.06)
-
-
 def test_a_burst_is_not_a_rate() -> None:
     rates = ArrivalRates()
     for number in range(50):
