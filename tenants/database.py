@@ -26,6 +26,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from tenants import driver
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
 from tenants.lull import Lull
 
@@ -126,7 +127,7 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        driver.execute(connection, begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
@@ -175,13 +176,12 @@ def _alone(connection: Connection, works: Sequence[Callable[[Connection], T]]) -
 def _answer(jobs: Sequence[_Job]) -> None:
     """Tells the callers of one event loop, all of them in one turn of it: to wake it costs more than to
     answer."""
-    for loop, answered in groupby(sorted(jobs, key=_loop_id), key=attrgetter("loop")):
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, answered in by_loop.items():
         with suppress(RuntimeError):  # it was closed: nobody waits there any more
-            loop.call_soon_threadsafe(_tell, list(answered))
-
-
-def _loop_id(job: _Job) -> int:
-    return id(job.loop)
+            loop.call_soon_threadsafe(_tell, answered)
 
 
 def _tell(jobs: Sequence[_Job]) -> None:

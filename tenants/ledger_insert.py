@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table
 
+from tenants import driver
 from tenants.tables import ledger, ledger_charges
 
 ROWS_AT_ONCE = 32
@@ -41,7 +42,7 @@ def _insert(connection: Connection, table: Table, columns: tuple[str, ...], rows
     for start in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
         text = _statement(connection.dialect.name, table.name, columns, len(some))
-        new += connection.exec_driver_sql(text, _flat(some)).rowcount
+        new += driver.execute(connection, text, _flat(some))
     return new
 
 
