@@ -22,6 +22,7 @@ from engine.scheduling.order import Entry
 from gateway.account.displacement import Displacement, displacement
 from gateway.account.estimate import Estimate, Times
 from gateway.account.promise import Promise, calibrate
+from gateway.at_once import AtOnce
 from gateway.engine_loads import engine_loads
 from gateway.flow.controller import FlowController
 from gateway.lease import predicted_gpu_ms
@@ -66,6 +67,7 @@ class Estimates:
         self.are_told = are_told
         """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
         self._note = note
+        self._at_once = AtOnce(note)
         self._paces = {upstream.replica_id: Pace() for upstream in upstreams}
         self.surfaces = Surfaces(
             flow,
@@ -191,6 +193,27 @@ class Estimates:
         """
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
+        rank, surfaces = TIER_RANKS[tier], self.surfaces
+        surface = surfaces.current(tenant_id, weight, rank, now_s)
+        line = self._at_once.line(
+            surface, self._prices(), self.calibration, tenant_id, tier, model, size.is_exact
+        )
+        if line is not None and surfaces.more_ahead(rank) < line.free_places:
+            samples = self.lengths.samples(tenant_id, self._model)
+            return line.estimate(size, output_tokens, surfaces.more_prompt_tokens(rank), samples)
+        return self.plainly(model, tenant_id, weight, tier, size, now_s, output_tokens)
+
+    def plainly(
+        self,
+        model: str,
+        tenant_id: str,
+        weight: float,
+        tier: Tier,
+        size: Size,
+        now_s: float,
+        output_tokens: tuple[int, int],
+    ) -> Estimate:
+        """As `estimate`, of a request that may have to wait. Raises as that."""
         raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 

@@ -55,9 +55,9 @@ WAIT_RATIO = 3.0
 NUM_LOADS = 8
 VERSION = 1
 
-_Correction = tuple[float, float, float, float]
+Correction = tuple[float, float, float, float]
 """Factor and summand of the p50, and of the p90."""
-AS_IT_IS: _Correction = (1.0, 0.0, 1.0, 0.0)
+AS_IT_IS: Correction = (1.0, 0.0, 1.0, 0.0)
 
 Key = tuple[str, bool, int, int]
 """(kind, exact, tier or -1, load or -1)."""
@@ -185,21 +185,27 @@ class Calibration:
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[Key, What], Shifts] = {}
-        self._corrections: dict[Bucket, Sequence[_Correction]] = {}
+        self._corrections: dict[Bucket, Sequence[Correction]] = {}
         """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
         and changed by the few that are learned from."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
         """Of what was told, corrections included."""
         self.refused = Refused()
+        self.changes = 0
+        """So often corrections may have changed."""
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The times as they are told: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
-        of_wait, of_ttft, of_tpot, of_e2e = self._corrections.get(bucket) or self._look_up(bucket)
-        wait = _corrected(raw.wait_s, of_wait, AT_ONCE)
-        ttft = _corrected(raw.ttft_s, of_ttft, wait)
-        tpot = _corrected(raw.tpot_s, of_tpot, AT_ONCE)
-        return Figures(wait, ttft, tpot, _corrected(raw.e2e_s, of_e2e, ttft))
+        of_wait, of_ttft, of_tpot, of_e2e = self.corrections(bucket)
+        wait = corrected(raw.wait_s, of_wait, AT_ONCE)
+        ttft = corrected(raw.ttft_s, of_ttft, wait)
+        tpot = corrected(raw.tpot_s, of_tpot, AT_ONCE)
+        return Figures(wait, ttft, tpot, corrected(raw.e2e_s, of_e2e, ttft))
+
+    def corrections(self, bucket: Bucket) -> Sequence[Correction]:
+        """What is made of the figures of a bucket's forecasts, by `WHATS`; the same until `changes` grows."""
+        return self._corrections.get(bucket) or self._look_up(bucket)
 
     def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
         """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
@@ -248,7 +254,7 @@ class Calibration:
             raise ValueError(f"not a calibration: {error!r}") from None
         return calibration
 
-    def _look_up(self, bucket: Bucket) -> Sequence[_Correction]:
+    def _look_up(self, bucket: Bucket) -> Sequence[Correction]:
         keys = _chain(bucket)
         found = self._corrections[bucket] = [
             _correction(self._in_force(keys, what), FLOOR_S[what]) for what in WHATS
@@ -265,6 +271,7 @@ class Calibration:
 
     def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
         self._corrections.clear()
+        self.changes += 1
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
         scores = (
@@ -285,7 +292,7 @@ class Calibration:
         return shifts
 
 
-def _correction(shifts: Shifts | None, floor_s: float) -> _Correction:
+def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
     """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
     if shifts is None:
         return AS_IT_IS
@@ -293,7 +300,7 @@ def _correction(shifts: Shifts | None, floor_s: float) -> _Correction:
     return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
 
 
-def _corrected(raw_s: Seconds, by: _Correction, least: Seconds) -> Seconds:
+def corrected(raw_s: Seconds, by: Correction, least: Seconds) -> Seconds:
     """As the shifts in force have it, in order, and not below `least`."""
     p50 = raw_s[0] * by[0] + by[1]
     p90 = raw_s[1] * by[2] + by[3]

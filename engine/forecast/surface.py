@@ -98,14 +98,14 @@ class Surface:
     basis: str = field(init=False)
     _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
     """What every probe of a line saw, where all saw the same: so it is where nobody waits."""
-    _off_alone: float = field(init=False, repr=False)
+    off_alone: float = field(init=False, repr=False)
     """Relative distance from p50 to p90 of what an engine does for one request."""
 
     def __post_init__(self) -> None:
         self.basis = "replay, extrapolated" if self.is_extrapolated else "replay"
         if not self.samples:
             self.basis += ", step time not measured yet"
-        self._off_alone = Z90 * max(SMALLEST_ERROR, self.error)
+        self.off_alone = Z90 * max(SMALLEST_ERROR, self.error)
 
     def knows(self, tenant_id: str, tier: int) -> bool:
         """Whether this line had probes of its own."""
@@ -131,7 +131,7 @@ class Surface:
         """
         p50, p90 = output_tokens
         line = (tenant_id, tier)
-        seen = self._flat[line] if line in self._flat else self._look_along(line)
+        seen = self.point_of_all(tenant_id, tier)
         if seen is None:
             seen = _between(
                 self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
@@ -142,8 +142,8 @@ class Surface:
         elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
             wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
         prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
-        start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
-        tpot_s, off_alone = seen.tpot_s, self._off_alone
+        start_up_s = self.start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
+        tpot_s, off_alone = seen.tpot_s, self.off_alone
         ttft_s = wait_s + start_up_s
         ttft_off_s = start_up_s * off_alone
         wait_p90_s, ahead = wait_s, NOTHING_AHEAD
@@ -171,6 +171,11 @@ class Surface:
     def _points_of(self, line: tuple[str, int]) -> Sequence[Point]:
         return self.points.get(line) or self.points[NEWCOMER, line[1]]
 
+    def point_of_all(self, tenant_id: str, tier: int) -> Point | None:
+        """What every probe of a line saw; None: they saw different things. Raises as `read`."""
+        line = (tenant_id, tier)
+        return self._flat[line] if line in self._flat else self._look_along(line)
+
     def _look_along(self, line: tuple[str, int]) -> Point | None:
         """Once for each line that is asked about."""
         first, *others = self._points_of(line)
@@ -178,7 +183,7 @@ class Surface:
         seen = self._flat[line] = first if is_flat else None
         return seen
 
-    def _start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
+    def start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
         """From its place to its first token: the step under way, then prompts in chunks."""
         if not self.loads:
             return 0.0
