@@ -23,7 +23,7 @@ from tenants.pricing import Entry, PriceBook, check_counts
 from tenants.types import Tier
 
 
-class Line(msgspec.Struct, frozen=True):
+class LineAtOnce(msgspec.Struct, frozen=True):
     """Requests of one tenant in one tier for one model, as long as they go at once."""
 
     surface: Surface
@@ -85,7 +85,7 @@ class AtOnce:
         self._prices: PriceBook | None = None
         self._calibration: Calibration | None = None
         self._changes = 0
-        self._lines: dict[tuple[str, Tier, str, bool], Line | None] = {}
+        self._lines: dict[tuple[str, Tier, str, bool], LineAtOnce | None] = {}
 
     def line(
         self,
@@ -96,7 +96,7 @@ class AtOnce:
         tier: Tier,
         model: str,
         is_exact: bool,
-    ) -> Line | None:
+    ) -> LineAtOnce | None:
         """None: somebody waits there, or sizes differ in what they see. Raises `UnknownPrice`."""
         if (
             surface is not self._surface
@@ -121,7 +121,7 @@ class AtOnce:
         tenant_id: str,
         tier: Tier,
         is_exact: bool,
-    ) -> Line | None:
+    ) -> LineAtOnce | None:
         rank = TIER_RANKS[tier]
         point = surface.point_of_all(tenant_id, rank)
         if point is None or point.wait_s > 0:
@@ -129,7 +129,7 @@ class AtOnce:
         bucket = Bucket("plain", is_exact, rank, 0)
         of_wait, of_ttft, of_tpot, of_e2e = calibration.corrections(bucket)
         tpot_s = (point.tpot_s, point.tpot_s * (1 + surface.off_alone))
-        return Line(
+        return LineAtOnce(
             surface=surface,
             point=point,
             free_places=surface.free_places.get(rank, 0),
