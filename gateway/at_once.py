@@ -2,8 +2,8 @@
 
 The short way to an estimate where nobody waits, as is so for most requests of most days: what the surface,
 the calibration and the price book say of such a line is looked up once, until one of the three changes. The
-plain way, the one for everybody else, is `Surface.read`, `Calibration.correct` and `Estimates.plainly`; both
-say the same.
+plain way, for everybody else, is `Surface.read`, `Calibration.correct` and `Estimates._told`; both say the
+same.
 """
 
 from __future__ import annotations

@@ -201,20 +201,7 @@ class Estimates:
         if line is not None and surfaces.more_ahead(rank) < line.free_places:
             samples = self.lengths.samples(tenant_id, self._model)
             return line.estimate(size, output_tokens, surfaces.more_prompt_tokens(rank), samples)
-        return self.plainly(model, tenant_id, weight, tier, size, now_s, output_tokens)
-
-    def plainly(
-        self,
-        model: str,
-        tenant_id: str,
-        weight: float,
-        tier: Tier,
-        size: Size,
-        now_s: float,
-        output_tokens: tuple[int, int],
-    ) -> Estimate:
-        """As `estimate`, of a request that may have to wait. Raises as that."""
-        raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
+        raw = surfaces.read_off(surface, tenant_id, rank, size, output_tokens)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 
     def offers(

@@ -133,6 +133,12 @@ class Surfaces:
     ) -> Forecast:
         """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
         surface = self.current(tenant_id, weight, rank, now_s)
+        return self.read_off(surface, tenant_id, rank, size, output_tokens)
+
+    def read_off(
+        self, surface: Surface, tenant_id: str, rank: int, size: Size, output_tokens: tuple[int, int]
+    ) -> Forecast:
+        """As `read`, off the `current` surface."""
         return surface.read(
             tenant_id,
             rank,

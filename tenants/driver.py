@@ -23,19 +23,13 @@ def execute(connection: Connection, text: str, parameters: tuple[Any, ...] = ())
     if connection.in_nested_transaction():
         return connection.exec_driver_sql(text, parameters).rowcount
     driver: Any = connection.connection.driver_connection
+    dbapi: Any = connection.dialect.dbapi
     try:
         cursor = driver.execute(text, parameters)
         rows: int = cursor.rowcount
         cursor.close()
-    except Exception as error:
-        raise _wrapped(connection, text, parameters, error) from error
+    except dbapi.Error as error:
+        # As SQLAlchemy names it, so that callers need to know one family of errors.
+        wrapped = DBAPIError.instance(text, parameters, error, dbapi.Error, dialect=connection.dialect)
+        raise wrapped from error
     return rows
-
-
-def _wrapped(
-    connection: Connection, text: str, parameters: tuple[Any, ...], error: Exception
-) -> BaseException:
-    """As SQLAlchemy names it, so that callers need to know one family of errors."""
-    dialect = connection.dialect
-    driver: Any = dialect.dbapi
-    return DBAPIError.instance(text, parameters, error, driver.Error, dialect=dialect)

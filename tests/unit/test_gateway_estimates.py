@@ -392,7 +392,8 @@ def test_the_short_way_says_what_the_plain_one_does(
     for number in range(learned + 1):
         said = bench.estimates.estimate(MODEL, "me", 1.0, tier, size, 0.01)
         tokens = said.output_tokens[0] // choices, said.output_tokens[1] // choices
-        plain = bench.estimates.plainly(MODEL, "me", 1.0, tier, size, 0.01, tokens)
+        raw = bench.estimates.surfaces.read("me", 1.0, TIER_RANKS[tier], size, tokens, 0.01)
+        plain = bench.estimates._told(MODEL, "me", tier, size, raw, "plain")
         assert said.as_json() == plain.as_json()
         assert (said.wait_s, said.ttft_s, said.tpot_s, said.e2e_s) == (
             plain.wait_s, plain.ttft_s, plain.tpot_s, plain.e2e_s
