@@ -24,7 +24,8 @@ from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, t
 from tenants import queries, replay
 from tenants.database import Database
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger_insert import insert_charges, insert_rows
+from tenants.ledger_at_once import insert_at_once
+from tenants.ledger_insert import ROWS_AT_ONCE, insert_charges, insert_rows
 from tenants.quota import rules
 from tenants.records import from_us, to_us
 from tenants.tables import ledger, ledger_charges, settings
@@ -152,13 +153,14 @@ class Ledger:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._at_once = _append_at_once if database.dialect == "sqlite" else None
 
     async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
         """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
         With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. Raises
         `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
         _check(row)
-        return await self._database.write_together(_append, _Appended(row, epoch))
+        return await self._database.write_together(_append, _Appended(row, epoch), at_once=self._at_once)
 
     async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
         """Appends a settle row, and returns the one that counts: this, or the one that was there already.
@@ -333,6 +335,21 @@ def _append(connection: Connection, appended: Sequence[_Appended]) -> list[bool]
     if charges:
         insert_charges(connection, charges)
     return [True] * len(rows)
+
+
+def _append_at_once(connection: Connection, appended: Sequence[_Appended]) -> list[bool] | None:
+    """`_append` and COMMIT in one call, where all rows are new and under their epochs. None: too many rows.
+    Raises `IntegrityError`, having changed nothing, where one is not."""
+    if len(appended) > ROWS_AT_ONCE:
+        return None
+    insert_at_once(
+        connection,
+        [
+            (*_values(each.row), msgspec.json.encode(each.row.charged_to).decode(), each.epoch)
+            for each in appended
+        ],
+    )
+    return [True] * len(appended)
 
 
 def _values(row: LedgerRow) -> tuple[Any, ...]:
