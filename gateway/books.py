@@ -92,7 +92,7 @@ class Books:
         self._keeper = Keeper(
             ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
         )
-        self._settlements = Settlements(ledger, quota_store, self._mender)
+        self._settlements = Settlements(ledger, quota_store, self._mender, is_alone=self._is_alone)
 
     @property
     def pending(self) -> int:
@@ -184,7 +184,7 @@ class Books:
         }
         row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
         try:
-            await self._ledger.append(row, epoch=epoch)
+            await self._ledger.append(row, epoch=epoch, alone=self._is_alone())
             if asyncio.get_running_loop().time() - asked_s > self._lease_ttl_s / 2:
                 # We stood still. The hold may have been given up for dead meanwhile.
                 raise QuotaStoreUnavailable("the hold is too old to rely on")
@@ -268,6 +268,10 @@ class Books:
     async def keep_once(self) -> None:
         """Looks after the holds now, instead of when the next round is due."""
         await self._keeper.keep_once()
+
+    def _is_alone(self) -> bool:
+        """Whether no more than one request holds anything here: no other waits for the event loop."""
+        return len(self._live) <= 1
 
     async def _in_one_epoch(
         self, ask: Callable[[], Awaitable[Granted | Denied]]

@@ -29,6 +29,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 
 from tenants import driver
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
+from tenants.lone_write import LoneWriter
 from tenants.lull import Lull
 
 T = TypeVar("T")
@@ -230,9 +231,8 @@ class Database:
         self.dialect = parsed.get_backend_name()
         self.description = parsed.render_as_string(hide_password=True)
         """The URL without its password, fit for logs."""
-        self.commits = 0
-        self.writes = 0
-        """Writes answered since the start; `writes / commits` is what group commit saves."""
+        self._commits = 0
+        self._writes = 0
         self._max_batch = max_batch
         self._max_reads = max_reads
         self._reads_waiting = 0
@@ -251,6 +251,9 @@ class Database:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
         self._lull = Lull()
+        self._lone: LoneWriter | None = None
+        if self.dialect == "sqlite":
+            self._lone = LoneWriter(lambda: create_sql_engine(url, writing=True, busy_timeout_s=0))
         self._are_many = False
         """More writes are expected to follow the next one."""
         self._kept: Connection | None = None
@@ -258,6 +261,16 @@ class Database:
         self._closed = False
         self._writer = threading.Thread(target=self._write_forever, name="fairgate-write", daemon=True)
         self._writer.start()
+
+    @property
+    def commits(self) -> int:
+        """Transactions since the start."""
+        return self._commits + (0 if self._lone is None else self._lone.commits)
+
+    @property
+    def writes(self) -> int:
+        """Writes answered since the start; `writes / commits` is what group commit saves."""
+        return self._writes + (0 if self._lone is None else self._lone.commits)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in the writer's next transaction; returns its result after COMMIT.
@@ -270,12 +283,28 @@ class Database:
         return cast(T, await self._queued(_Job(_alone, work)))
 
     async def write_together(
-        self, work: Together[Item, T], item: Item, *, at_once: AtOnce[Item, T] | None = None
+        self,
+        work: Together[Item, T],
+        item: Item,
+        *,
+        at_once: AtOnce[Item, T] | None = None,
+        alone: bool = False,
     ) -> T:
         """As `write`, for small writes of one kind: `work` gets the items that wait one after the other all
         at once. Where it raises they are undone, and it gets each of them alone. `at_once` is a shorter way
-        to the same, tried first where nothing of another kind waits."""
+        to the same, tried first where nothing of another kind waits. `alone`: nobody else is waiting for this
+        event loop, so it may be held up for as long as a commit takes."""
+        if alone and at_once is not None and self._lone is not None and self._may_be_first():
+            try:
+                results = self._lone.write(at_once, item)
+            except SQLAlchemyError as error:
+                raise _unavailable(error) from error
+            if results is not None:
+                return cast(T, results[0])
         return cast(T, await self._queued(_Job(work, item, at_once)))
+
+    def _may_be_first(self) -> bool:
+        return not self._closed and self._queue.empty()
 
     def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:
@@ -313,6 +342,8 @@ class Database:
     def _close_now(self) -> None:
         self._queue.put(None)
         self._writer.join()
+        if self._lone is not None:
+            self._lone.close()
         self._readers.shutdown(wait=True)
         self._write_engine.dispose()
         self._read_engine.dispose()
@@ -369,8 +400,8 @@ class Database:
                     for job in jobs:
                         self._run(job, connection)
                         self._assert_in_transaction(connection)
-            self.commits += 1
-            self.writes += len(jobs)
+            self._commits += 1
+            self._writes += len(jobs)
         except _Conflict as conflict:
             if len(jobs) > 1:
                 # One by one nobody holds one row while waiting for another's.

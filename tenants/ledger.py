@@ -155,18 +155,23 @@ class Ledger:
         self._database = database
         self._at_once = _append_at_once if database.dialect == "sqlite" else None
 
-    async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
+    async def append(self, row: LedgerRow, *, epoch: str = "", alone: bool = False) -> bool:
         """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
-        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. Raises
-        `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
+        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. `alone`: nobody else is
+        waiting for this event loop. Raises `DatabaseUnavailable`, or `Invalid` for a row that cannot be
+        stored."""
         _check(row)
-        return await self._database.write_together(_append, _Appended(row, epoch), at_once=self._at_once)
+        return await self._database.write_together(
+            _append, _Appended(row, epoch), at_once=self._at_once, alone=alone
+        )
 
-    async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def settle(
+        self, row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool = False
+    ) -> LedgerRow:
         """Appends a settle row, and returns the one that counts: this, or the one that was there already.
         Durable on return; raises as `append` does. `credit` is written in the same transaction, or not at all
         where the settle row was there already."""
-        if await (self.append(row) if credit is None else self._append_both(row, credit)):
+        if await (self.append(row, alone=alone) if credit is None else self._append_both(row, credit)):
             return row
         return (await self.settled([row.request_id]))[row.request_id]
 

@@ -313,10 +313,10 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     acknowledged_when_settled: list[int] = []
     settle = house.ledger.settle
 
-    async def watched(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def watched(row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool) -> LedgerRow:
         assert not any(isinstance(event, Closed) for event in run.events.take())
         acknowledged_when_settled.append(len(house.engine.acknowledged))
-        return await settle(row, credit)
+        return await settle(row, credit, alone=alone)
 
     house.ledger.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 1)

@@ -1,0 +1,108 @@
+"""May the event loop commit a write itself, when nobody else is waiting for the loop?
+
+To hand a write to another thread and to be woken again takes nearly as long as a fast disk takes to commit
+it. So a caller that knows itself alone commits where it stands, on a connection of its own. That holds the
+loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where a
+commit took long the next ones do so, too.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from tenants import driver
+
+LONG_S = 0.002
+"""Nobody may hold the loop up for longer again and again."""
+REST_S = 10.0
+"""For so long the thread does it after that."""
+THREAD_EVERY = 100
+"""One of so many is the thread's in any case: its commits also move the log of writes into the database."""
+
+
+class LoneWriter:
+    """SQLite's. Safe to use from any thread: who finds it in use is not alone."""
+
+    def __init__(
+        self, make_engine: Callable[[], Engine], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`make_engine`: one whose connections wait for no lock."""
+        self.commits = 0
+        self._make_engine = make_engine
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._rests_until_s = -math.inf
+        self._turns = 0
+
+    def write(
+        self, at_once: Callable[[Connection, Sequence[Any]], Sequence[Any] | None], item: object
+    ) -> Sequence[Any] | None:
+        """The result, in a list, of one write that commits itself, durable; None where the thread must do it,
+        and nothing was changed. Raises `SQLAlchemyError`, after which nobody knows whether it was done."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._turns += 1
+            if self._turns % THREAD_EVERY == 0 or self._clock() < self._rests_until_s:
+                return None
+            return self._write(at_once, item)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Closes its connection; a later write opens another."""
+        with self._lock:
+            self._drop()
+
+    def _write(
+        self, at_once: Callable[[Connection, Sequence[Any]], Sequence[Any] | None], item: object
+    ) -> Sequence[Any] | None:
+        try:
+            connection = self._open()
+            begun_s = self._clock()
+            results = at_once(connection, [item])
+        except IntegrityError:
+            return None
+        except SQLAlchemyError as error:
+            if _is_busy(error):
+                return None
+            self._drop()
+            raise
+        ended_s = self._clock()
+        if ended_s - begun_s > LONG_S:
+            self._rests_until_s = ended_s + REST_S
+        if results is not None:
+            self.commits += 1
+        return results
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._engine = self._make_engine()
+            self._connection = self._engine.connect()
+            driver.execute(self._connection, "PRAGMA wal_autocheckpoint=0")
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with suppress(SQLAlchemyError):
+                self._connection.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._engine = self._connection = None
+
+
+def _is_busy(error: SQLAlchemyError) -> bool:
+    """Somebody else writes; nothing was changed."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_BUSY
