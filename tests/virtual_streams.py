@@ -63,8 +63,8 @@ class Watched:
     async def write(self, work: Callable[[Any], Any]) -> Any:
         return await self._counted(self._write(work))
 
-    async def write_together(self, work: Callable[[Any, Sequence[Any]], Any], item: Any) -> Any:
-        return await self._counted(self._write_together(work, item))
+    async def write_together(self, work: Callable[[Any, Sequence[Any]], Any], item: Any, **ways: Any) -> Any:
+        return await self._counted(self._write_together(work, item, **ways))
 
     async def _counted(self, working: Awaitable[Any]) -> Any:
         self.under_way += 1

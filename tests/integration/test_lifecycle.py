@@ -347,9 +347,9 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     run, (one,) = await house.running()
     settle, may_settle = house.ledger.settle, asyncio.Event()
 
-    async def held_up(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+    async def held_up(row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool) -> LedgerRow:
         await may_settle.wait()
-        return await settle(row, credit)
+        return await settle(row, credit, alone=alone)
 
     house.ledger.settle = held_up  # type: ignore[method-assign]
     house.engine.emit(one, 2)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from tenants.admin import Admin
-from tenants.database import Database
+from tenants.database import Database, create_sql_engine
 from tenants.gateways import GatewayRegistry
 from tenants.ledger import Ledger, LedgerRow, as_list, sum_of
 from tenants.quota.memory import MemoryQuotaStore
@@ -65,9 +65,9 @@ class Books:
         return await verify_ledger(self.database, self.store, running=running, pause_s=0.0)
 
     async def sql(self, *statements: str) -> None:
-        """Tampers: switches the triggers off first."""
+        """Tampers, from outside: switches the triggers off first."""
 
-        def run(connection) -> None:  # type: ignore[no-untyped-def]
+        def run(connection: Connection) -> None:
             if self.database.dialect == "postgresql":
                 connection.execute(text("ALTER TABLE ledger DISABLE TRIGGER ALL"))
                 connection.execute(text("ALTER TABLE ledger_charges DISABLE TRIGGER ALL"))
@@ -78,7 +78,10 @@ class Books:
             for statement in statements:
                 connection.execute(text(statement))
 
-        await self.database.write(run)
+        engine = create_sql_engine(self.database.url, writing=True)
+        with engine.begin() as connection:
+            run(connection)
+        engine.dispose()
 
 
 @pytest.fixture(params=["memory", "redis"])

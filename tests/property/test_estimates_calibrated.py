@@ -17,11 +17,11 @@ PER_S = 7.0
 
 @pytest.mark.parametrize("quotes", [False, True])
 def test_a_p90_is_exceeded_about_once_in_ten_times(quotes: bool) -> None:
-    found = scenario(3, 1.5 if quotes else PER_S, 350, quotes=quotes, warm_up=400)
+    found = scenario(3, 1.5 if quotes else PER_S, 1_000, quotes=quotes, warm_up=400)
     figures = found["groups"]["binding" if quotes else "plain"]
-    assert figures["requests"] >= 350
+    assert figures["requests"] >= 1_000
     for what in ("ttft", "tpot", "e2e"):
-        assert 0.84 <= figures[what]["p90"] <= 0.95, (what, figures[what])
+        assert 0.85 <= figures[what]["p90"] <= 0.94, (what, figures[what])
         assert 0.40 <= figures[what]["p50"] <= 0.60, (what, figures[what])
     assert figures["output_tokens"]["p90"] >= 0.85
     assert figures["above_max_cost"] == 0
