@@ -2,8 +2,8 @@
 
 To hand a write to another thread and to be woken again takes nearly as long as a fast disk takes to commit
 it. So a caller that knows itself alone commits where it stands, on a connection of its own. That holds the
-loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where a
-commit took long the next ones do so, too.
+loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where
+commits take long the next ones do so, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from tenants import driver
 
 LONG_S = 0.002
-"""Nobody may hold the loop up for longer again and again."""
-REST_S = 10.0
-"""For so long the thread does it after that."""
+"""Commits that usually take longer are the thread's. One that does is not yet usual: machines pause."""
+SMOOTHING = 0.25
+"""How much of what is usual is the latest commit."""
+REST_S = 2.0
+"""After so long it is tried again."""
 THREAD_EVERY = 100
 """One of so many is the thread's in any case: its commits also move the log of writes into the database."""
 
@@ -43,6 +45,7 @@ class LoneWriter:
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._rests_until_s = -math.inf
+        self._usual_s = 0.0
         self._turns = 0
 
     def write(
@@ -79,12 +82,15 @@ class LoneWriter:
                 return None
             self._drop()
             raise
-        ended_s = self._clock()
-        if ended_s - begun_s > LONG_S:
-            self._rests_until_s = ended_s + REST_S
+        self._look_at(begun_s, self._clock())
         if results is not None:
             self.commits += 1
         return results
+
+    def _look_at(self, begun_s: float, ended_s: float) -> None:
+        self._usual_s += SMOOTHING * (ended_s - begun_s - self._usual_s)
+        if self._usual_s > LONG_S:
+            self._rests_until_s, self._usual_s = ended_s + REST_S, 0.0
 
     def _open(self) -> Connection:
         if self._connection is None:
