@@ -314,3 +314,19 @@ def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
     )
     for case in CASES:
         assert Histories.met[case] > 0, f"no history came to: {case}"
+
+
+def test_who_is_owed_two_turns_has_two(client: redis.Redis) -> None:
+    """The first does not end what it is owed: a history that few of the random ones come to."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    # Something under way, so that it was not idle while the other had its turns.
+    history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=1)
+    history.arrive(at=1, tenant="three", tier=1, prompt=10, predicted=10, sequences=1, count=3)
+    assert history.met["owed"] == 0
+    history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=2)
+    assert history.met["owed"] == 2
+    history.the_mirrors_agree()
+    history.teardown()
