@@ -22,6 +22,7 @@ from gateway.run import Ended, Interrupted, Piece, Run
 from gateway.topping import Topping
 from gateway.upstream import bound
 from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
+from gateway.waiting import one_of
 from tenants.stopping import stop
 from tenants.types import OnLowBudget
 
@@ -81,13 +82,14 @@ class Decoding:
             for index in range(run.call.sequences):
                 deltas = upstream.run(_submit(run, index), _wording(run, index))
                 readers.append(asyncio.create_task(self._read(run, index, deltas, topping, cancel)))
-            pending: set[asyncio.Future[Any]] = {*readers, *keepers, run.interrupted}
-            while any(reader in pending for reader in readers):
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in (*readers, *keepers):
-                    if task in done:
+            pending: list[asyncio.Future[Any]] = [*readers, *keepers]
+            while not all(reader.done() for reader in readers):
+                await one_of(*pending, run.interrupted)
+                for task in pending:
+                    if task.done():
                         task.result()
-                if run.interrupted in done and any(reader in pending for reader in readers):
+                pending = [task for task in pending if not task.done()]
+                if run.interrupted.done() and not all(reader.done() for reader in readers):
                     raise Interrupted(run.interrupted.result())
         finally:
             await self._stop(run, upstream, readers, cancel)

@@ -189,7 +189,7 @@ class Dispatcher:
 
     def pump_soon(self) -> None:
         """`pump` once, at the loop's next turn: a step ends many sequences at once."""
-        if not self._pump_scheduled:
+        if not self._pump_scheduled and self._state.may_have_turns:
             self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump_scheduled_now)
 

@@ -63,6 +63,11 @@ class FlowState(Protocol):
         """A request that had its turn is over."""
         ...
 
+    @property
+    def may_have_turns(self) -> bool:
+        """Whether `pump` could let anything go."""
+        ...
+
     def pump(self, now_s: float) -> None:
         """Something may have changed: lets go what may go, now or soon."""
         ...
@@ -108,6 +113,10 @@ class LocalQueue:
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
+
+    @property
+    def may_have_turns(self) -> bool:
+        return len(self.flow) > 0
 
     def pump(self, now_s: float) -> None:
         if len(self.flow):

@@ -182,6 +182,10 @@ class SharedQueue:
             self._session.finished(entry_id, input_tokens, output_tokens)
             self._defer()
 
+    @property
+    def may_have_turns(self) -> bool:
+        return True
+
     def pump(self, now_s: float) -> None:
         if self.is_alone:
             self._on_turns(self.flow.dispatch(now_s, self._replicas()))
