@@ -119,7 +119,7 @@ class LocalQueue:
         return len(self.flow) > 0
 
     def pump(self, now_s: float) -> None:
-        if len(self.flow):
+        if self.may_have_turns:
             self._on_turns(self.flow.dispatch(now_s, self._replicas()))
 
     def require_order(self, name: str) -> None:

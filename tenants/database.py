@@ -3,10 +3,11 @@
 Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
 executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
 Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
-its own. Small writes of one kind are handed over together (`write_together`), so that they can share a
-statement as well, which SQLite can commit by itself: the fewer calls a transaction has, the less often the
-writer stands behind a busy event loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs
-in WAL mode with synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default is.
+its own. (One that nobody waits beside may be committed without the thread: `lone_write.py`.) Small writes
+of one kind are handed over together (`write_together`), so that they can share a statement as well, which
+SQLite can commit by itself: the fewer calls a transaction has, the less often the writer stands behind a
+busy event loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
+synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default is.
 """
 
 from __future__ import annotations
@@ -29,16 +30,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 
 from tenants import driver
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
-from tenants.lone_write import LoneWriter
+from tenants.lone_write import AtOnce, LoneWriter
 from tenants.lull import Lull
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 Together = Callable[[Connection, Sequence[Item]], Sequence[T]]
 """Does several writes of one kind; one result for each."""
-AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
-"""Does them in one statement, outside of a transaction, so that it commits itself. None: not so many. Raises
-`IntegrityError` where it changed nothing."""
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
@@ -253,7 +251,7 @@ class Database:
         self._lull = Lull()
         self._lone: LoneWriter | None = None
         if self.dialect == "sqlite":
-            self._lone = LoneWriter(lambda: create_sql_engine(url, writing=True, busy_timeout_s=0))
+            self._lone = LoneWriter(create_sql_engine(url, writing=True, busy_timeout_s=0))
         self._are_many = False
         """More writes are expected to follow the next one."""
         self._kept: Connection | None = None
@@ -294,17 +292,15 @@ class Database:
         at once. Where it raises they are undone, and it gets each of them alone. `at_once` is a shorter way
         to the same, tried first where nothing of another kind waits. `alone`: nobody else is waiting for this
         event loop, so it may be held up for as long as a commit takes."""
-        if alone and at_once is not None and self._lone is not None and self._may_be_first():
+        may_be_first = alone and not self._closed and self._queue.empty()
+        if may_be_first and at_once is not None and self._lone is not None:
             try:
                 results = self._lone.write(at_once, item)
             except SQLAlchemyError as error:
                 raise _unavailable(error) from error
             if results is not None:
-                return cast(T, results[0])
+                return results[0]
         return cast(T, await self._queued(_Job(work, item, at_once)))
-
-    def _may_be_first(self) -> bool:
-        return not self._closed and self._queue.empty()
 
     def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:
@@ -424,9 +420,7 @@ class Database:
         if at_once is None or any(job.at_once is not at_once for job in jobs):
             return False
         try:
-            if self._kept is None:
-                self._kept = self._write_engine.connect()
-            results = at_once(self._kept, [job.item for job in jobs])
+            results = at_once(self._keep(), [job.item for job in jobs])
         except IntegrityError:
             return False
         except DBAPIError:
@@ -446,15 +440,14 @@ class Database:
         savepoints. Raises what COMMIT raises, after which nobody knows whether it was done."""
         is_committing = False
         try:
-            if self._kept is None:
-                self._kept = self._write_engine.connect()
-            with self._kept.begin():
+            connection = self._keep()
+            with connection.begin():
                 for work, alike in groupby(jobs, key=attrgetter("work")):
                     some = list(alike)
-                    results = work(self._kept, [job.item for job in some])
+                    results = work(connection, [job.item for job in some])
                     for job, result in zip(some, results, strict=True):
                         job.result = result
-                    self._assert_in_transaction(self._kept)
+                    self._assert_in_transaction(connection)
                 is_committing = True
         except Exception:
             # Whatever is wrong with the connection, the next one is new.
@@ -463,6 +456,11 @@ class Database:
                 raise
             return False
         return True
+
+    def _keep(self) -> Connection:
+        if self._kept is None:
+            self._kept = self._write_engine.connect()
+        return self._kept
 
     def _drop_kept(self) -> None:
         if self._kept is not None:

@@ -25,7 +25,7 @@ from tenants import queries, replay
 from tenants.database import Database
 from tenants.errors import EpochEnded, Invalid
 from tenants.ledger_at_once import insert_at_once
-from tenants.ledger_insert import ROWS_AT_ONCE, insert_charges, insert_rows
+from tenants.ledger_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_charges, insert_rows
 from tenants.quota import rules
 from tenants.records import from_us, to_us
 from tenants.tables import ledger, ledger_charges, settings
@@ -33,7 +33,6 @@ from tenants.types import Amounts, Limit
 
 Kind = Literal["reserve", "top_up", "settle", "credit", "adjust"]
 KINDS = frozenset({"reserve", "top_up", "settle", "credit", "adjust"})
-EPOCH_SETTING = "quota_epoch"
 EPOCH_LOCK = 0x6661697267617465
 """PostgreSQL's advisory lock: shared by those who write under an epoch, alone by who opens the next one."""
 

@@ -19,7 +19,7 @@ from itertools import chain
 from sqlalchemy import Connection
 
 from tenants import driver
-from tenants.ledger_insert import COLUMNS, Values
+from tenants.ledger_insert import COLUMNS, EPOCH_SETTING, Values
 
 _VIEW = "ledger_appended"
 _GIVEN = (*COLUMNS, "charged_to", "epoch")
@@ -28,7 +28,7 @@ _CREATE_VIEW = f"CREATE TEMP VIEW {_VIEW} AS SELECT {', '.join(f'NULL AS {name}'
 _CREATE_TRIGGER = f"""
     CREATE TEMP TRIGGER {_VIEW}_row INSTEAD OF INSERT ON {_VIEW} BEGIN
         SELECT RAISE(ABORT, 'the epoch has ended') WHERE NEW.epoch != ''
-            AND NEW.epoch != coalesce((SELECT value FROM settings WHERE name = 'quota_epoch'), '');
+            AND NEW.epoch != coalesce((SELECT value FROM settings WHERE name = '{EPOCH_SETTING}'), '');
         INSERT INTO ledger ({", ".join(COLUMNS)}) VALUES ({", ".join(f"NEW.{name}" for name in COLUMNS)});
         INSERT INTO ledger_charges (counter, request_id)
             SELECT value, NEW.request_id FROM json_each(NEW.charged_to) WHERE true ON CONFLICT DO NOTHING;

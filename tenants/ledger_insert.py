@@ -21,6 +21,8 @@ from tenants.tables import ledger, ledger_charges
 
 ROWS_AT_ONCE = 32
 """In one statement. Its parameters stay below 999, which older builds of SQLite take at most."""
+EPOCH_SETTING = "quota_epoch"
+"""The setting that holds the epoch in force."""
 COLUMNS = tuple(column.name for column in ledger.columns if column.name != "id")
 """In the order in which a row's values are given; the id is the database's."""
 

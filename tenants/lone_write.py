@@ -14,12 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from tenants import driver
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
+"""Does writes in one statement, outside of a transaction, so that it commits itself. None: not so many.
+Raises `IntegrityError` where it changed nothing."""
 
 LONG_S = 0.002
 """Commits that usually take longer are the thread's. One that does is not yet usual: machines pause."""
@@ -34,23 +40,18 @@ THREAD_EVERY = 100
 class LoneWriter:
     """SQLite's. Safe to use from any thread: who finds it in use is not alone."""
 
-    def __init__(
-        self, make_engine: Callable[[], Engine], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """`make_engine`: one whose connections wait for no lock."""
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`engine`: of its own; its connections wait for no lock."""
         self.commits = 0
-        self._make_engine = make_engine
+        self._engine = engine
         self._clock = clock
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._rests_until_s = -math.inf
         self._usual_s = 0.0
         self._turns = 0
 
-    def write(
-        self, at_once: Callable[[Connection, Sequence[Any]], Sequence[Any] | None], item: object
-    ) -> Sequence[Any] | None:
+    def write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
         """The result, in a list, of one write that commits itself, durable; None where the thread must do it,
         and nothing was changed. Raises `SQLAlchemyError`, after which nobody knows whether it was done."""
         if not self._lock.acquire(blocking=False):
@@ -68,9 +69,7 @@ class LoneWriter:
         with self._lock:
             self._drop()
 
-    def _write(
-        self, at_once: Callable[[Connection, Sequence[Any]], Sequence[Any] | None], item: object
-    ) -> Sequence[Any] | None:
+    def _write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
         try:
             connection = self._open()
             begun_s = self._clock()
@@ -94,7 +93,6 @@ class LoneWriter:
 
     def _open(self) -> Connection:
         if self._connection is None:
-            self._engine = self._make_engine()
             self._connection = self._engine.connect()
             driver.execute(self._connection, "PRAGMA wal_autocheckpoint=0")
         return self._connection
@@ -103,9 +101,8 @@ class LoneWriter:
         if self._connection is not None:
             with suppress(SQLAlchemyError):
                 self._connection.close()
-        if self._engine is not None:
-            self._engine.dispose()
-        self._engine = self._connection = None
+            self._connection = None
+        self._engine.dispose()
 
 
 def _is_busy(error: SQLAlchemyError) -> bool:

@@ -146,7 +146,7 @@ class Disk:
 
 def test_while_commits_are_slow_the_loop_is_held_up_no_more(sqlite_url: str) -> None:
     disk = Disk()
-    lone = LoneWriter(lambda: create_sql_engine(sqlite_url, writing=True), disk.clock)
+    lone = LoneWriter(create_sql_engine(sqlite_url, writing=True), disk.clock)
     disk.commit_s = LONG_S * 3
     assert lone.write(disk.at_once, "one pause is not usual") is not None
     disk.commit_s = LONG_S / 4
@@ -166,7 +166,7 @@ def test_while_commits_are_slow_the_loop_is_held_up_no_more(sqlite_url: str) -> 
 
 def test_now_and_then_it_is_the_threads_turn_which_empties_the_log(sqlite_url: str) -> None:
     disk = Disk()
-    lone = LoneWriter(lambda: create_sql_engine(sqlite_url, writing=True), disk.clock)
+    lone = LoneWriter(create_sql_engine(sqlite_url, writing=True), disk.clock)
     found = [lone.write(disk.at_once, "a") for _ in range(2 * THREAD_EVERY)]
     assert [number for number, each in enumerate(found, 1) if each is None] == [
         THREAD_EVERY,
@@ -182,7 +182,7 @@ def test_now_and_then_it_is_the_threads_turn_which_empties_the_log(sqlite_url: s
 
 
 def test_who_finds_it_in_use_is_not_alone(sqlite_url: str) -> None:
-    lone = LoneWriter(lambda: create_sql_engine(sqlite_url, writing=True))
+    lone = LoneWriter(create_sql_engine(sqlite_url, writing=True))
     inner: list[Any] = []
 
     def at_once(connection: Connection, items: Sequence[str]) -> list[str]:
