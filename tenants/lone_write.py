@@ -28,9 +28,11 @@ AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
 Raises `IntegrityError` where it changed nothing."""
 
 LONG_S = 0.002
-"""Commits that usually take longer are the thread's. One that does is not yet usual: machines pause."""
+"""Commits that usually take longer are the thread's."""
 SMOOTHING = 0.25
 """How much of what is usual is the latest commit."""
+MOST_COUNTED_S = 2 * LONG_S
+"""One commit counts as no longer than this, so that one pause of the machine does not make it usual."""
 REST_S = 2.0
 """After so long it is tried again."""
 THREAD_EVERY = 100
@@ -87,7 +89,8 @@ class LoneWriter:
         return results
 
     def _look_at(self, begun_s: float, ended_s: float) -> None:
-        self._usual_s += SMOOTHING * (ended_s - begun_s - self._usual_s)
+        taken_s = min(ended_s - begun_s, MOST_COUNTED_S)
+        self._usual_s += SMOOTHING * (taken_s - self._usual_s)
         if self._usual_s > LONG_S:
             self._rests_until_s, self._usual_s = ended_s + REST_S, 0.0
 
