@@ -5,18 +5,23 @@ difference to what really happened at the end. Cost = computed input tokens + 2 
 
 **Lag.** A tenant whose line is empty while requests of it are under way is not idle: it asks for less than
 its share. So when it comes back to the line it may stand below those who wait there, by as much less as it
-had meanwhile, but at most by the KV tokens that are under way on all replicas (half of VTC's U, so the bound
-2U stays; lag as in Stoica et al., "A proportional share resource allocation algorithm", RTSS 1996). Its
-requests go first until it has caught up: who stays below its share hardly waits behind who floods. A tenant
-with nothing under way was idle, and is owed nothing.
+had meanwhile, but at most by what the KV tokens under way on all replicas cost (VTC's U; lag as in Stoica et
+al., "A proportional share resource allocation algorithm", RTSS 1996). Two tenants that wait then differ over
+any time by at most U and two requests. Its requests go first until it has caught up: who stays below its
+share hardly waits behind who floods.
+
+Requests that come at random leave a tenant with nothing under way for moments, the more often the fewer
+places there are. So it counts as idle, and is owed nothing, only when everybody together has had service of U
+since its last request ended: as much as it takes to serve all that is under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.scheduling.counters import ServiceCounters, scaled
+from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
 from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.scheduling.orders.recent import Recent
 from gateway.flow.placement import Placement
 from gateway.flow.reservations import Reservations
 from gateway.flow.tickets import Displaced, InFlight
@@ -33,6 +38,8 @@ class Flights:
         self._flights: dict[str, InFlight] = {}
         self._of_tenant: dict[str, int] = {}
         """Requests under way; who has none is not named."""
+        self._ended: Recent[int] = Recent(MAX_TENANTS)
+        """How much everybody had been served when a tenant's last request ended."""
 
     def begin(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         """A request goes; its predicted cost is charged."""
@@ -77,12 +84,13 @@ class Flights:
         """A request is over: corrects its charge to what was really computed and emitted, and returns it."""
         entry = flight.ticket.entry
         del self._flights[entry.entry_id]
-        self._of_tenant[entry.tenant_id] -= 1
-        if not self._of_tenant[entry.tenant_id]:
-            del self._of_tenant[entry.tenant_id]
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         if cost != flight.charged_cost:
             self._charge(flight, cost - flight.charged_cost)
+        self._of_tenant[entry.tenant_id] -= 1
+        if not self._of_tenant[entry.tenant_id]:
+            del self._of_tenant[entry.tenant_id]
+            self._ended.note(entry.tenant_id, self._counters.served_cost)
         if flight.by_reservation:
             self._reservations.ended(entry.tenant_id, now_s)
         self._placement.add(
@@ -119,9 +127,12 @@ class Flights:
     def lag(self, tenant_id: str, weight: float) -> int:
         """How far below the others a tenant of `weight` may stand that comes back to the line, on the
         counters' scale. O(replicas)."""
+        most = self._placement.kv_tokens * OUTPUT_TOKEN_COST
         if tenant_id not in self._of_tenant:
-            return 0
-        return scaled(self._placement.kv_tokens, weight)
+            ended = self._ended.get(tenant_id)
+            if ended is None or self._counters.served_cost - ended >= most:
+                return 0
+        return scaled(most, weight)
 
     def get(self, entry_id: str) -> InFlight | None:
         """A request under way."""

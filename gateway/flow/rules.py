@@ -9,7 +9,7 @@ Until nothing more may go, at one instant:
    lane holds back only itself.
 4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
    that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
-   stayed below its share with requests under way keeps its lag, within bounds (`flights.py`).
+   stayed below its share and was hardly ever without a request keeps its lag, within bounds (`flights.py`).
 5. **The window** (`window.py`), wider for who is owed service (`Backlog.is_owed`): where the first of the
    ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
    that finds none, the room is kept on one replica, and others go on beside it.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from engine.messages import StepTime
 from ops.bench.policies_figures import quantile
@@ -39,6 +39,7 @@ MEDIAN_OUTPUT = 40
 OUTPUT_SPREAD = 0.6
 """Standard deviation of the logarithm of an answer's length."""
 QUIET_SHARE = 0.3
+EQUAL_SHARE = 0.5
 QUIET_REQUESTS = 2_200
 WARM_UP_REQUESTS = 200
 FLOOD_FACTOR = 10.0
@@ -51,6 +52,12 @@ LEAST_RESERVED = 0.98
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 
 Report = dict[str, Any]
+
+
+class Draw(Protocol):
+    """Draws the sizes of one request."""
+
+    def __call__(self, at_s: float, tenant: str, rng: random.Random, *, tier: int) -> PoolRequest: ...
 
 
 def run(*, seed: int = 1, progress: Callable[[str], None] = lambda name: None) -> Report:
@@ -80,7 +87,7 @@ def flood(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
     rows: dict[str, Report] = {}
     for name, share in (
         ("alone", 0.0),
-        ("equal half", 0.5),
+        ("equal half", EQUAL_SHARE),
         ("fair share", fair_share),
         ("flood", FLOOD_FACTOR * fair_share),
     ):
@@ -279,13 +286,14 @@ def stream(
     count: int | None = None,
     seconds: float = math.inf,
     tier: int = STANDARD,
+    draw: Draw | None = None,
 ) -> list[PoolRequest]:
-    """A Poisson stream of `count` requests, or of those within `seconds`."""
+    """A Poisson stream of `count` requests, or of those within `seconds`; `draw` makes each."""
     rng = random.Random(seed)
     requests: list[PoolRequest] = []
     at_s = rng.expovariate(per_s)
     while at_s < seconds and (count is None or len(requests) < count):
-        requests.append(_request(at_s, tenant, rng, tier=tier))
+        requests.append((draw or _request)(at_s, tenant, rng, tier=tier))
         at_s += rng.expovariate(per_s)
     return requests
 

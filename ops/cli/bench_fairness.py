@@ -74,13 +74,21 @@ def fairness(
     --virtual --json answers:
       {"flood": {"rows": {"flood": {"ttft_p99_s": 0.11, …}, …}, "ratios": {"equal half": 1.05, …}, …},
        "weights": {"ratio": 2.99, "jain_index": 0.999996, "gap_over_bound": 0.022, "ok": true, …},
-       "tiers": {…}, "reservations": {…}, "ok": true}
+       "tiers": {…}, "reservations": {…}, "few_places": {"rows": {…}, "ratio": 0.4, "ok": true}, "ok": true}
     """
     if virtual:
-        from ops.bench import fairness_virtual
+        from ops.bench import fairness_few_places, fairness_virtual
 
         report = fairness_virtual.run(progress=tell)
-        verdict(report, lambda: fairness_virtual.show(report))
+        tell("few places")
+        few = report["few_places"] = fairness_few_places.few_places()
+        report["ok"] = report["ok"] and few["ok"]
+
+        def show_virtual() -> None:
+            fairness_virtual.show(report)
+            fairness_few_places.show(few)
+
+        verdict(report, show_virtual)
         return
     from ops.bench import fairness as weights
     from ops.bench import fairness_pool

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
-from engine.scheduling.order import Entry
+from engine.scheduling.order import OUTPUT_TOKEN_COST, Entry
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, OWED_PART, Replica, WindowRule
 
@@ -18,6 +18,8 @@ REPLICAS = [Replica("a", PLACES, 1_000_000)]
 INPUT, OUTPUT = 60, 20
 COST = INPUT + 2 * OUTPUT
 KV = INPUT + OUTPUT
+UNDER_WAY_COST = PLACES * KV * OUTPUT_TOKEN_COST
+"""Of as many tokens as are under way: VTC's U."""
 
 
 class House:
@@ -81,7 +83,7 @@ def test_a_tenant_with_something_under_way_comes_back_below_the_others_by_at_mos
 ) -> None:
     house = under_flood(weight)
     house.arrive("light", weight=weight)
-    assert house.stands("flood") - house.stands("light") == pytest.approx(PLACES * KV / weight)
+    assert house.stands("flood") - house.stands("light") == pytest.approx(UNDER_WAY_COST / weight)
 
 
 def test_what_it_had_no_less_is_no_lag() -> None:
@@ -91,9 +93,28 @@ def test_what_it_had_no_less_is_no_lag() -> None:
     assert house.stands("flood") - house.stands("light") == pytest.approx(50)
 
 
-def test_a_tenant_with_nothing_under_way_was_idle_and_is_owed_nothing() -> None:
+def test_a_tenant_with_nothing_under_way_was_idle_once_the_others_had_as_much_as_is_under_way() -> None:
+    """Requests that come at random leave moments without any, which are not idleness."""
     house = under_flood()
     house.finish("light 1")
+    house.dispatch()  # flood has all places now
+    house.counters.charge("flood", 1.0, UNDER_WAY_COST - COST - 1)
+    (last,) = house.arrive("light")
+    assert house.stands("flood") - house.stands("light") == pytest.approx(UNDER_WAY_COST)
+    assert house.flow.cancel(last, float(house.number))
+    house.counters.charge("flood", 1.0, 1)
+    house.arrive("light")
+    assert house.stands("light") == house.stands("flood")
+
+
+def test_between_two_requests_on_an_idle_pool_nothing_is_saved_up() -> None:
+    """What is under way bounds what is owed, and nothing is."""
+    house = House()
+    house.arrive("light")
+    house.dispatch()
+    house.counters.charge("flood", 1.0, 100_000)
+    house.finish("light 1")
+    house.arrive("flood")
     house.arrive("light")
     assert house.stands("light") == house.stands("flood")
 

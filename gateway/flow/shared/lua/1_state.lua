@@ -2,7 +2,7 @@
 --
 -- KEYS, all in the slot of {pool}:
 --   1 meta      hash: epoch, order, rule, and numbers that count up (seq, begun, turns, falls, queued1..6,
---               kv, began0..2)
+--               kv, served, began0..2)
 --   2 tenants   hash: tenant id -> counter, lifts, how much waits where, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
 --   4 lines     sorted by name: place, tenant, arrival, request id; who stands where
@@ -100,12 +100,13 @@ end
 
 -- By place: `lift`, what is added to the counter there; `stood`, where one that was lowered stood after its
 -- last turn; `count`, how many wait; `begun`, when that line began. `reserved`: {rate, tag_s, running}.
--- `under_way`: how many run; `weight`: of its latest request; `input`, `output`: tokens that wait, by place.
+-- `under_way`: how many run; `ended`: what `served` was when the last of them ended; `weight`: of its latest
+-- request; `input`, `output`: tokens that wait, by place.
 local tenants = records(K.tenants, function()
   return {
     counter = number_of('floor'), lift = {0, 0, 0, 0, 0, 0}, stood = {false, false, false, false, false, false},
     count = {0, 0, 0, 0, 0, 0}, begun = {0, 0, 0, 0, 0, 0}, reserved = false,
-    under_way = 0, weight = 1, input = {0, 0, 0, 0, 0, 0}, output = {0, 0, 0, 0, 0, 0},
+    under_way = 0, ended = false, weight = 1, input = {0, 0, 0, 0, 0, 0}, output = {0, 0, 0, 0, 0, 0},
   }
 end)
 local tickets = records(K.tickets)

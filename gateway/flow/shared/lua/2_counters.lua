@@ -25,6 +25,7 @@ local function charge(tenant_id, weight, cost)
   local tenant = tenants.get(tenant_id)
   tenant.counter = tenant.counter + rounded(cost * SCALE / weight)
   tenants.put(tenant_id, tenant)
+  add_to('served', cost)
   for place = 1, PLACES do
     if tenant.count[place] > 0 and is_fair() then
       redis.call('ZADD', standing_key(place), counter_in(tenant, place), tenant_id)

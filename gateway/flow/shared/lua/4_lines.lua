@@ -52,7 +52,9 @@ end
 
 -- How far below the others a tenant may stand that comes: see Flights.lag (gateway/flow/flights.py).
 local function lag(tenant)
-  return tenant.under_way > 0 and rounded(number_of('kv') * SCALE / tenant.weight) or 0
+  local most = number_of('kv') * rule.output_cost
+  local is_here = tenant.under_way > 0 or tenant.ended and number_of('served') - tenant.ended < most
+  return is_here and rounded(most * SCALE / tenant.weight) or 0
 end
 
 -- Counts a request that joins a place (1) or leaves it (-1), with its tokens as predicted.

@@ -30,6 +30,7 @@ local function stop(id, ticket, cost)
   end
   local tenant = tenants.get(ticket.tenant)
   tenant.under_way = math.max(0, tenant.under_way - 1)
+  tenant.ended = tenant.under_way == 0 and number_of('served')
   tenants.put(ticket.tenant, tenant)
   add_load(ticket, -ticket.live, -ticket.kv_now)
   forget_ticket(id, ticket)
