@@ -51,11 +51,13 @@ class Answer:
         self._call = call
         self._write_timeout_s = gateway.deps.config.write_timeout_s
         self._keep_alive_s = gateway.deps.config.keep_alive_s
+        self._headers_made: dict[str, str] | None = None
         self.closed: Closed | None = None
         """How the request ended, once it has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
+        run.get_ready = self._make_headers
         watcher = _Watcher(receive, run)
         events = Listener(run)
         bounded = BoundedSend(send, self._write_timeout_s)
@@ -153,7 +155,13 @@ class Answer:
         if error.code != "client_left":
             self._gateway.metrics.refused(error.code)
 
+    def _make_headers(self, run: Run) -> None:
+        # All that they say is known by then, and it is not the client's time.
+        self._headers_made = self._headers(run)
+
     def _headers(self, run: Run) -> dict[str, str]:
+        if self._headers_made is not None:
+            return self._headers_made
         call = run.call
         found = contract_headers(call.principal, call.tier)
         found.update(limit_headers(run.limit_states))

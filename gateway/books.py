@@ -116,7 +116,7 @@ class Books:
 
     async def ping(self) -> None:
         """Asks the quota store, and has it looked after where it fails. Raises `QuotaStoreUnavailable`."""
-        with self._mender.noticing():
+        with self._mender.noticing:
             await self._quota_store.ping()
 
     async def fill(self, *, is_new: bool) -> None:
@@ -125,7 +125,7 @@ class Books:
         if is_new:
             await self._mender.rebuild()
         else:
-            with self._mender.noticing():
+            with self._mender.noticing:
                 await self._mender.mend()
 
     def start(self) -> None:
@@ -279,7 +279,7 @@ class Books:
         """The store's answer, and the epoch of which it is. A repeated call changes nothing."""
         while True:
             epoch = self._quota_store.epoch
-            with self._mender.noticing():
+            with self._mender.noticing:
                 answer = await ask()
             if epoch == self._quota_store.epoch:
                 return epoch, answer
@@ -351,7 +351,7 @@ class Books:
 
     async def _release(self, request_id: str) -> None:
         try:
-            with self._mender.noticing():
+            with self._mender.noticing:
                 await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
         except QuotaStoreUnavailable:
             log.warning("the hold of %s could not be released; the keeper will", request_id)

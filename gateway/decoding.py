@@ -82,6 +82,8 @@ class Decoding:
             for index in range(run.call.sequences):
                 deltas = upstream.run(_submit(run, index), _wording(run, index))
                 readers.append(asyncio.create_task(self._read(run, index, deltas, topping, cancel)))
+            if run.get_ready is not None:
+                asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
             pending: list[asyncio.Future[Any]] = [*readers, *keepers]
             while not all(reader.done() for reader in readers):
                 await one_of(*pending, run.interrupted)

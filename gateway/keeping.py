@@ -74,7 +74,7 @@ class Keeper:
 
     async def keep_once(self) -> None:
         """One round of `run`. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
-        with self._mender.noticing():
+        with self._mender.noticing:
             if self._live:
                 await self._quota_store.renew(sorted(self._live), self._lease_ttl_s)
             await self._end_overdue(await self._quota_store.overdue())

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
+from types import TracebackType
 
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import Ledger
@@ -32,6 +32,23 @@ REBUILD_TTL_S = 30.0
 """Who began a rebuild and is silent for so long has lost the right to it."""
 
 log = logging.getLogger("fairgate.gateway.mending")
+
+
+class _Noticing:
+    """One for all uses, several at a time: it keeps nothing of any."""
+
+    def __init__(self, failed: asyncio.Event, quota_store: QuotaStore) -> None:
+        self._failed = failed
+        self._quota_store = quota_store
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._quota_store.is_local or isinstance(error, QuotaStoreUnavailable):
+            self._failed.set()
 
 
 class Mender:
@@ -57,24 +74,14 @@ class Mender:
         self._failed = asyncio.Event()
         self.mended = asyncio.Event()
         """Set each time that the store serves again; whoever waits for it clears it."""
+        self.noticing = _Noticing(self._failed, quota_store)
+        """Around every use of the store: after a failure it is looked after."""
 
     @property
     def is_needed(self) -> bool:
         """The store failed, and is not known to be right yet: nothing is admitted, or only what its local
         slices allow."""
         return self._failed.is_set()
-
-    @contextmanager
-    def noticing(self) -> Iterator[None]:
-        """Around every use of the store: after a failure it is looked after."""
-        try:
-            yield
-        except QuotaStoreUnavailable:
-            self._failed.set()
-            raise
-        finally:
-            if self._quota_store.is_local:
-                self._failed.set()
 
     async def run(self) -> None:
         """Mends whenever something failed, for ever."""

@@ -114,7 +114,7 @@ class Settlements:
         try:
             if settlement.counts is None:
                 settlement.counts = await self._ledger.settle(row, settlement.credit, alone=self._is_alone())
-            with self._mender.noticing():
+            with self._mender.noticing:
                 await self._quota_store.settle(row.request_id, settlement.counts.counted)
             return True
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:

@@ -34,7 +34,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
-from gateway.ids import new_request_id
+from gateway.ids import new_request_id, sequence_id
 from gateway.lifecycle import Lifecycle, Rule
 from gateway.metrics import Metrics
 from gateway.run import Closed, Ended, Event, Piece, Run
@@ -324,6 +324,27 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     await house.closed(run)
     assert acknowledged_when_settled == [0], "the engine may forget only what is durable"
     assert house.engine.acknowledged == [one]
+
+
+async def test_a_listener_gets_ready_while_an_upstream_works_and_not_before(house: House) -> None:
+    sent: list[tuple[Run, list[str]]] = []
+
+    def get_ready(run: Run) -> None:
+        sent.append((run, list(house.engine.submitted)))
+
+    run = house.begin()
+    run.get_ready = get_ready
+    await until(lambda: sent)
+    assert sent == [(run, [sequence_id(run.call.request_id, 0)])]
+    assert run.limit_states, "what is told of limits is known by then"
+    assert not run.events.take()
+    house.engine.is_up = False
+    unsent = house.begin()
+    unsent.get_ready = get_ready
+    await house.closed(unsent)
+    assert len(sent) == 1
+    house.engine.end(*sent[0][1], "stop")
+    await house.closed(run)
 
 
 async def test_a_cancellation_costs_no_settlement_also_while_a_move_is_under_way(house: House) -> None:
