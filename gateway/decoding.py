@@ -46,7 +46,7 @@ class Decoding:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        make_topping: Callable[[Run, Upstream], Topping],
+        make_topping: Callable[[Run, Upstream], Topping | None],
         clock: Callable[[], float],
         *,
         require_presence: Callable[[], None],
@@ -69,7 +69,7 @@ class Decoding:
         self._require_presence()
         upstream = run.turn.upstream
         topping = self._make_topping(run, upstream)
-        keepers = [asyncio.create_task(topping.run())] if topping.is_needed else []
+        keepers = [asyncio.create_task(topping.run())] if topping is not None else []
         readers: list[asyncio.Task[None]] = []
         cancelled: set[int] = set()
 
@@ -115,7 +115,7 @@ class Decoding:
         run: Run,
         index: int,
         deltas: AsyncIterator[Delta],
-        topping: Topping,
+        topping: Topping | None,
         cancel: Callable[[int], None],
     ) -> None:
         use = run.uses[index]
@@ -125,7 +125,8 @@ class Decoding:
                 if run.interrupted.done():
                     # Before the next delta is read, which would tell the engine that there is room for more.
                     cancel(index)
-                topping.seen(index)
+                if topping is not None:
+                    topping.seen(index)
         except ReaderTooSlow:
             run.interrupt(RequestOutcome.SLOW_READER)
             raise Interrupted(RequestOutcome.SLOW_READER) from None

@@ -354,9 +354,12 @@ class Lifecycle:
         """7 and 8: see `decoding.py`; the lease is topped up meanwhile (`topping.py`)."""
         return await self._decoding.decode(run), None
 
-    def _topping(self, run: Run, upstream: Upstream) -> Topping:
+    def _topping(self, run: Run, upstream: Upstream) -> Topping | None:
+        """None: all that can come is covered."""
         call = run.call
         assert run.leases is not None
+        if run.leases.is_whole:
+            return None
         return Topping(
             call.request_id,
             run.leases,

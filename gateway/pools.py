@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.messages import Ready
 from gateway import errors
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates
@@ -60,25 +61,28 @@ class Pool:
     def context_tokens(self) -> int | None:
         """What the smallest replica takes, prompt and answer together; None before any has announced
         itself."""
-        found: list[int] = []
-        for upstream in self.spec.upstreams:
-            ready = upstream.ready
-            if ready is not None:
-                kv_tokens = ready.num_blocks * ready.block_tokens
-                # The last token's own keys and values are never needed.
-                found.append(min(ready.model.context_tokens, kv_tokens + 1))
-        return min(found, default=None)
+        return _context_tokens(self._announced())
 
     def served(self, name: str) -> ServedModel:
         """What must be known to understand a request for `name`. Raises `ApiError` (503) before any replica
         has announced itself."""
-        context_tokens = self.context_tokens
+        announced = self._announced()
+        context_tokens = _context_tokens(announced)
         if context_tokens is None:
             raise errors.engine_unavailable()
-        vocabulary = next(
-            ready.model.vocabulary for each in self.spec.upstreams if (ready := each.ready) is not None
-        )
+        vocabulary = announced[0].model.vocabulary
         return ServedModel(name, context_tokens, vocabulary, self.spec.is_estimated, self.name)
+
+    def _announced(self) -> list[Ready]:
+        return [ready for upstream in self.spec.upstreams if (ready := upstream.ready) is not None]
+
+
+def _context_tokens(announced: Sequence[Ready]) -> int | None:
+    # The last token's own keys and values are never needed.
+    return min(
+        (min(each.model.context_tokens, each.num_blocks * each.block_tokens + 1) for each in announced),
+        default=None,
+    )
 
 
 class Lifecycles:

@@ -147,13 +147,10 @@ class Topping:
         self._hold_wait_s = hold_wait_s
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
-        self.is_needed = not leases.is_whole
-        """False: all that can come is covered, and `run` would have nothing to do."""
         self._counts_gpu = lease.has_gpu_limit(leases.limits)
         self._looks: list[int] = []
         """By sequence: whether more is due is asked when it has emitted so much, not every time."""
-        if self.is_needed:
-            self._look_ahead()
+        self._look_ahead()
         self._wake = asyncio.Event()
         self._is_untold = False
         """The engine did not take the last word on the leases."""
@@ -162,8 +159,6 @@ class Topping:
 
     def seen(self, index: int) -> None:
         """Something came from sequence `index`, or it ended."""
-        if not self.is_needed:
-            return
         use = self._leases.uses[index]
         if self._first_token_s is None:
             self._first_token_s = self._clock()
