@@ -6,14 +6,11 @@ plain way is `responses.text_chunk`, which the frame is cut out of.
 
 from __future__ import annotations
 
-import msgspec
-
 from gateway import responses
 from gateway.understand import Call
 
 _PLACE = "\ue000"
 """Stands where the text is to be; what follows the text in a chunk holds no words of clients."""
-_encode = msgspec.json.encode
 
 
 class TextChunks:
@@ -28,9 +25,9 @@ class TextChunks:
         frame = self._frames.get(index)
         if frame is None:
             frame = self._frames[index] = self._frame(index)
-        return frame[0] + _encode(text) + frame[1]
+        return frame[0] + responses.encode_line(text) + frame[1]
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         event = responses.event(responses.text_chunk(self._call, index, _PLACE, (), 0))
-        before, _, after = event.rpartition(_encode(_PLACE))
+        before, _, after = event.rpartition(responses.encode(_PLACE))
         return before, after

@@ -18,13 +18,26 @@ encode = msgspec.json.encode
 FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
 """The engine's word to OpenAI's closed set; a budget stop carries its cause in `fairgate.stop_cause`."""
 
+_LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
+"""Those that JSON does not escape by itself."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def event(value: object) -> bytes:
     """One server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
+    return b"data: " + encode_line(value) + b"\n\n"
+
+
+def encode_line(value: object) -> bytes:
+    """JSON without the characters at which Unicode breaks a line, and with it every client that reads a
+    stream by `str.splitlines` (httpx's `iter_lines`), in the middle of an event."""
+    data = encode(value)
+    if data.isascii():
+        return data
+    for character, escape in _LINE_BREAKS:
+        data = data.replace(character, escape)
+    return data
 
 
 def error_event(error: ApiError, account: Account) -> bytes:

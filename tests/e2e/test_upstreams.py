@@ -17,6 +17,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
 from sqlalchemy import create_engine, text
 
 from gateway.prompt import EstimatedRenderer
@@ -105,17 +106,26 @@ def test_streams_pass_through_piece_by_piece(gateway: Server) -> None:
     key = gateway.tenant("streams")
     whole = ask(gateway, key, max_tokens=20)
     with OpenAI(api_key=key, base_url=f"{gateway.url}/v1", max_retries=0) as client:
-        chunks = list(
-            client.chat.completions.create(
-                model=MODEL, messages=HELLO, max_tokens=20, temperature=0, stream=True,
-                stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
-            )
-        )  # fmt: skip
-    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
-    assert "".join(piece or "" for piece in pieces) == whole["choices"][0]["message"]["content"]
-    assert len([piece for piece in pieces if piece]) > 1
+
+        def stream(max_tokens: int) -> list[ChatCompletionChunk]:
+            return list(
+                client.chat.completions.create(
+                    model=MODEL, messages=HELLO, max_tokens=max_tokens, temperature=0, stream=True,
+                    stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+                )
+            )  # fmt: skip
+
+        chunks = stream(20)
+        # What comes while a process waits for a processor goes on in one piece: this is longer than that.
+        many = _pieces(stream(400))
+    assert "".join(_pieces(chunks)) == whole["choices"][0]["message"]["content"]
+    assert len(many) > 1
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 20
+
+
+def _pieces(chunks: list[ChatCompletionChunk]) -> list[str]:
+    return [piece for chunk in chunks if chunk.choices and (piece := chunk.choices[0].delta.content)]
 
 
 def test_whole_and_streamed_answers_are_the_same_and_cost_the_same(gateway: Server) -> None:

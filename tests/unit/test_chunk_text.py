@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,18 @@ def test_a_framed_chunk_is_the_plain_one(
     for number, text in enumerate(texts):
         index = number % call.choices
         assert chunks.event(index, text) == responses.event(responses.text_chunk(call, index, text, (), 0))
+
+
+@given(
+    text=st.text(st.characters(codec="utf-8") | st.sampled_from("\x0b\x0c\x1c\x85\u2028\u2029"), max_size=20)
+)
+@settings(max_examples=200, deadline=None)
+def test_no_text_breaks_an_events_line(text: str) -> None:
+    event = TextChunks(CALL).event(0, text)
+    line, nothing = event.decode().splitlines()
+    assert not nothing
+    chunk = msgspec.json.decode(line.removeprefix("data: "))
+    assert chunk["choices"][0]["delta"]["content"] == text
 
 
 @pytest.mark.parametrize("text", ["\ue000", "\ue000\ue000", '"', "\\", "\n\n", ""])
