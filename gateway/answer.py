@@ -57,7 +57,7 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
-        run.get_ready = self._make_headers
+        run.get_ready = self._headers
         watcher = _Watcher(receive, run)
         events = Listener(run)
         bounded = BoundedSend(send, self._write_timeout_s)
@@ -155,18 +155,15 @@ class Answer:
         if error.code != "client_left":
             self._gateway.metrics.refused(error.code)
 
-    def _make_headers(self, run: Run) -> None:
-        # All that they say is known by then, and it is not the client's time.
-        self._headers_made = self._headers(run)
-
     def _headers(self, run: Run) -> dict[str, str]:
-        if self._headers_made is not None:
-            return self._headers_made
-        call = run.call
-        found = contract_headers(call.principal, call.tier)
-        found.update(limit_headers(run.limit_states))
-        found.update(estimate_headers(run.estimate))
-        return found
+        """Made once: all that they say is known when an upstream has the request, and to make them then is
+        not the client's time."""
+        if self._headers_made is None:
+            call = run.call
+            self._headers_made = contract_headers(call.principal, call.tier)
+            self._headers_made.update(limit_headers(run.limit_states))
+            self._headers_made.update(estimate_headers(run.estimate))
+        return self._headers_made
 
     def _usage(self, account: Account) -> dict[str, object]:
         return responses.usage(

@@ -91,9 +91,6 @@ class FeedGate:
         """The part of `enter` that waits for nothing. None: it has to wait for `passing`."""
         if not needs:
             return False
-        if not self._waiting and self._feeds_all(needs, sequences):
-            self._pass(request_id, needs, sequences)
-            return any(self._running[bucket] > sequences for bucket in needs)
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise FeedFull(self._max_waiting)
@@ -123,20 +120,16 @@ class FeedGate:
         for request_id, waiting in list(self._waiting.items()):
             if waiting.may_pass.cancelled():
                 continue  # it is about to leave
-            if blocked.isdisjoint(waiting.needs) and self._feeds_all(waiting.needs, waiting.sequences):
+            if blocked.isdisjoint(waiting.needs) and all(
+                self._feeds(bucket, most, waiting.sequences) for bucket, most in waiting.needs.items()
+            ):
                 del self._waiting[request_id]
-                self._pass(request_id, waiting.needs, waiting.sequences)
+                self._passed[request_id] = waiting.needs, waiting.sequences
+                for bucket in waiting.needs:
+                    self._running[bucket] = self._running.get(bucket, 0) + waiting.sequences
                 waiting.may_pass.set_result(None)
             else:
                 blocked.update(waiting.needs)
-
-    def _pass(self, request_id: str, needs: Mapping[str, int], sequences: int) -> None:
-        self._passed[request_id] = needs, sequences
-        for bucket in needs:
-            self._running[bucket] = self._running.get(bucket, 0) + sequences
-
-    def _feeds_all(self, needs: Mapping[str, int], sequences: int) -> bool:
-        return all(self._feeds(bucket, most, sequences) for bucket, most in needs.items())
 
     def _feeds(self, bucket: str, most: int, sequences: int) -> bool:
         running = self._running.get(bucket, 0)

@@ -162,7 +162,7 @@ class Run:
     """Since when."""
     limited_s: float = 0.0
     """So long its tenant's own limits kept it out of the line."""
-    get_ready: Callable[[Run], None] | None = None
+    get_ready: Callable[[Run], object] | None = None
     """Called while an upstream works on it: what its listener can do before it hears anything."""
     timeline: Timeline = field(default_factory=Timeline)
     moves: list[TierMove] = field(default_factory=list)
