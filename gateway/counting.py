@@ -7,7 +7,7 @@ or each would stay in memory, with all that it holds, until the collector of cyc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -16,6 +16,9 @@ from gateway.understand import Call
 from tenants.metering import counted
 from tenants.pricing import PriceBook
 from tenants.types import NOTHING, Amounts
+
+MAX_SIZES = 16
+"""Remembered of one request: a long one asks for ever new ones."""
 
 
 def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
@@ -34,10 +37,18 @@ class Counting:
     """By sequence, as they grow."""
     reported: Amounts = NOTHING
     """What bills say of what was last reported as used: should everybody die, that is what is charged."""
+    _sized: Call | None = None
+    """Whose sizes are known: of the call as it stood then."""
+    _sizes: dict[int, Amounts] = field(default_factory=dict)
 
     def size(self, output_tokens: int) -> Amounts:
-        """`size_of` the request."""
-        return size_of(self.prices, self.call, output_tokens)
+        """`size_of` the request. The same few numbers are asked for again and again before it runs."""
+        if self._sized is not self.call or len(self._sizes) >= MAX_SIZES:
+            self._sized, self._sizes = self.call, {}
+        found = self._sizes.get(output_tokens)
+        if found is None:
+            found = self._sizes[output_tokens] = size_of(self.prices, self.call, output_tokens)
+        return found
 
     def report(self) -> Amounts:
         """What limits count of what came so far: never more than the settlement will say. What bills say of

@@ -147,8 +147,9 @@ class Ending:
                 upstream.acknowledge(sequence_ids)
 
         is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
+        held = run.held
         detail = {
-            "held": [run.held.input_tokens, run.held.output_tokens, run.held.cost_nanousd],
+            "held": [held.input_tokens, held.output_tokens, held.cost_nanousd],
             "top_ups": run.leases.top_ups if run.leases is not None else 0,
             "stop_cause": run.stop_cause,
             "cached_tokens": use.cached_tokens,
@@ -170,7 +171,7 @@ class Ending:
             "upstream": served_by(upstream, outcomes),
             "uncertain_tokens": uncertain_tokens(outcomes)
             if is_known
-            else max(0, run.held.output_tokens - use.output_tokens),
+            else max(0, held.output_tokens - use.output_tokens),
         }
         settlement = self._books.settle(
             run.call,
@@ -210,7 +211,7 @@ class Ending:
                 self._estimates.judge(run.estimate, run.times, charged.output_tokens)
             elif run.in_line and run.turn is None and run.times.ended_s is not None:
                 self._estimates.refused(run.estimate, run.times.ended_s - run.times.arrived_s)
-        self._metrics.ended(
+        self._metrics.ended.add(
             outcome.value,
             call.tier.value,
             run.times,

@@ -17,7 +17,7 @@ from engine.forecast.conformal import Calibration, Kind, bucket_of
 from engine.forecast.length import LengthForecast
 from engine.forecast.quote import Forecast
 from engine.forecast.step_time import PRIOR, predict_step_s
-from engine.messages import TIER_RANKS, StepTime
+from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.scheduling.order import Entry
 from gateway.account.displacement import Displacement, displacement
 from gateway.account.estimate import Estimate, Times
@@ -122,7 +122,7 @@ class Estimates:
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is not None:
-                return self._step_time(upstream), max(1, len(snapshot.running))
+                return self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
         return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int) -> None:
@@ -297,7 +297,9 @@ class Estimates:
 
     def _step_time(self, upstream: Upstream) -> StepTime:
         """The engine's step-time model, at the pace that it really has."""
-        snapshot = upstream.snapshot
+        return self._adjusted(upstream, upstream.snapshot)
+
+    def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
         return self._paces[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.lease import Sizes
-from tenants.quota.rules import identity
 from tenants.types import Limit, Mode
 
 MAX_WAITING_IN_ALL = 8_192
@@ -44,7 +43,7 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
             continue
         size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
         if size > 0:
-            fed[identity(limit)] = max(1, -int(-limit.rate_per_s // (size * stream_tokens_per_s)))
+            fed[limit.identity] = max(1, -int(-limit.rate_per_s // (size * stream_tokens_per_s)))
     return fed
 
 

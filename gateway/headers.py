@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from gateway.account.estimate import Estimate
 from tenants.quota.store import LimitState
@@ -80,17 +81,23 @@ def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
     policies: list[str] = []
     left: list[str] = []
     for state in hard[:MAX_POLICIES]:
-        limit = state.limit
-        name = f'"{policy_name(limit)}"'
-        window_s = _window_s(limit)
-        unit = QUOTA_UNITS.get(limit.meter, "tokens")
-        within = "" if window_s is None else f";w={window_s}"
-        policies.append(f'{name};q={min(limit.amount, MAX_INTEGER)}{within};qu="{unit}"')
+        name, policy = _policy(state.limit)
+        policies.append(policy)
         resets = f";t={math.ceil(state.reset_s)}" if 0 < state.reset_s < MAX_INTEGER else ""
         left.append(f"{name};r={min(state.available, MAX_INTEGER)}{resets}")
     if not policies:
         return {}
     return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(left)}
+
+
+@lru_cache(maxsize=4096)
+def _policy(limit: Limit) -> tuple[str, str]:
+    """A limit's name and its policy, which every answer repeats."""
+    name = f'"{policy_name(limit)}"'
+    window_s = _window_s(limit)
+    within = "" if window_s is None else f";w={window_s}"
+    unit = QUOTA_UNITS.get(limit.meter, "tokens")
+    return name, f'{name};q={min(limit.amount, MAX_INTEGER)}{within};qu="{unit}"'
 
 
 def policy_name(limit: Limit) -> str:

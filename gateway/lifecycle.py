@@ -26,7 +26,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 from engine.messages import TIER_RANKS
@@ -255,10 +254,9 @@ class Lifecycle:
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
         counting = Counting(call, run.prices, run.uses)
-        sizes_now = cache(counting.size)
         hold = lease.first_hold(
             limits,
-            sizes_now,
+            counting.size,
             lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
             call.sequences,
             run.predicted_tokens_to_hold * call.sequences,
@@ -267,7 +265,7 @@ class Lifecycle:
         )
         waits_since_s = self._clock()
         is_patient = await self._wait_for_feed(
-            run, fed_streams(limits, sizes_now, self._estimates.stream_tokens_per_s())
+            run, fed_streams(limits, counting.size, self._estimates.stream_tokens_per_s())
         )
         run.limited_s = self._clock() - waits_since_s
         until_s = self._expires_s(run)
@@ -312,10 +310,12 @@ class Lifecycle:
             self._aftermath.in_line(run, ticket.entry)
         if call.wants_progress:
             run.events.put(InLine())
-        try:
-            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
-        finally:
-            self._dispatcher.leave(call.request_id)
+        run.turn = self._dispatcher.turn_at_once(ticket)
+        if run.turn is None:
+            try:
+                run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+            finally:
+                self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
         if self._aftermath is not None:
             self._aftermath.dispatched(run)

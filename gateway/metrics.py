@@ -7,27 +7,13 @@ that the number of series does not grow with customers. Tenants are in `/admin/v
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from engine.messages import TIER_RANKS, Snapshot
-from gateway.account.estimate import Times
+from gateway.ended_metrics import EndedRequests
 
-WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class _OfTier:
-    """What is counted at the end of every request, found once for each tier."""
-
-    input_tokens: Counter
-    output_tokens: Counter
-    cost: Counter
-    wait: Histogram
-    ttft: Histogram
-    e2e: Histogram
 
 
 class Metrics:
@@ -37,33 +23,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.refusals_by_code: dict[str, int] = {}
         """The same numbers as `fairgate_refusals_total`, for the status page."""
-        self._by_tier: dict[str, _OfTier] = {}
-        self._requests = Counter(
-            "fairgate_requests", "Requests that came to an end.", ["outcome", "tier"], registry=self.registry
-        )
+        self.ended = EndedRequests()
+        """Requests that held budget and came to their end."""
+        self.registry.register(self.ended)
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
-        )
-        self._tokens = Counter("fairgate_tokens", "Tokens charged.", ["kind", "tier"], registry=self.registry)
-        self._cost = Counter(
-            "fairgate_cost_nanousd", "Nano-dollars charged.", ["tier"], registry=self.registry
-        )
-        self._wait = Histogram(
-            "fairgate_wait_seconds",
-            "Arrival to dispatch.",
-            ["tier"],
-            buckets=WAIT_BUCKETS,
-            registry=self.registry,
-        )
-        self._ttft = Histogram(
-            "fairgate_ttft_seconds",
-            "Arrival to first token.",
-            ["tier"],
-            buckets=WAIT_BUCKETS,
-            registry=self.registry,
-        )
-        self._e2e = Histogram(
-            "fairgate_e2e_seconds", "Arrival to end.", ["tier"], buckets=WAIT_BUCKETS, registry=self.registry
         )
         self._queued = Gauge("fairgate_queued", "Requests that wait.", ["tier"], registry=self.registry)
         self._running = Gauge(
@@ -112,32 +76,6 @@ class Metrics:
     def limit_event(self, kind: str) -> None:
         """`threshold`, `would_deny` or `dropped`."""
         self._limit_events.labels(kind).inc()
-
-    def ended(
-        self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
-    ) -> None:
-        """One request that held budget came to its end."""
-        of_tier = self._by_tier.get(tier)
-        if of_tier is None:
-            of_tier = self._by_tier[tier] = _OfTier(
-                self._tokens.labels("input", tier),
-                self._tokens.labels("output", tier),
-                self._cost.labels(tier),
-                self._wait.labels(tier),
-                self._ttft.labels(tier),
-                self._e2e.labels(tier),
-            )
-        self._requests.labels(outcome, tier).inc()
-        of_tier.input_tokens.inc(input_tokens)
-        of_tier.output_tokens.inc(output_tokens)
-        of_tier.cost.inc(cost_nanousd)
-        for histogram, value_s in (
-            (of_tier.wait, times.wait_s),
-            (of_tier.ttft, times.ttft_s),
-            (of_tier.e2e, times.e2e_s if outcome == "completed" else None),
-        ):
-            if value_s is not None:
-                histogram.observe(value_s)
 
     def render(
         self,

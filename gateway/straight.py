@@ -19,12 +19,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import (
     ASGIApp,
     HTTPScope,
-    LifeSpanReceive,
-    LifeSpanScope,
-    LifeSpanSend,
     Message,
     Receive,
-    Scope,
     Send,
 )
 
@@ -51,19 +47,14 @@ class Application(Litestar):
             if handler.opt.get("streams") and handler.http_methods == {"POST"}
         }
 
-    async def __call__(
-        self,
-        scope: Scope | LifeSpanScope,
-        receive: Receive | LifeSpanReceive,
-        send: Send | LifeSpanSend,
-    ) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
-        path = cast(HTTPScope, scope)["path"] if scope["type"] == ScopeType.HTTP else ""
-        handler = self._straight.get(path)
-        if handler is None or not _is_plain(cast(HTTPScope, scope)):
-            await super().__call__(scope, receive, send)
-        else:
-            await self._call(handler, cast(HTTPScope, scope), cast(Receive, receive), cast(Send, send))
+        if scope["type"] == ScopeType.HTTP:
+            handler = self._straight.get(scope["path"])
+            if handler is not None and _is_plain(scope):
+                await self._call(handler, scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
     async def _call(self, handler: HTTPRouteHandler, scope: HTTPScope, receive: Receive, send: Send) -> None:
         scope["app"] = scope["litestar_app"] = self

@@ -61,6 +61,11 @@ class Leases:
     """Granted."""
     timeline: Timeline = field(default_factory=Timeline)
     """Where they are noted."""
+    counts_gpu: bool = field(init=False)
+    """Whether the engine has to stop at a lease of device time."""
+
+    def __post_init__(self) -> None:
+        self.counts_gpu = lease.has_gpu_limit(self.limits)
 
     @property
     def uses(self) -> Sequence[SequenceUse]:
@@ -79,7 +84,7 @@ class Leases:
     def share_out(self) -> None:
         """What is covered and not used by those that have ended is for the others."""
         self.tokens = lease.share_out(self.covered_output_tokens, self.parts())
-        if not lease.has_gpu_limit(self.limits):
+        if not self.counts_gpu:
             self.gpu_us = [None] * len(self.uses)
             return
         before = self.gpu_us or [0] * len(self.uses)
@@ -105,7 +110,7 @@ class Leases:
     @property
     def is_whole(self) -> bool:
         """Nothing that the request can still emit, or take of the device, is uncovered: it needs no more."""
-        return not lease.has_gpu_limit(self.limits) and all(
+        return not self.counts_gpu and all(
             tokens >= self.most_each or use.outcome is not None
             for tokens, use in zip(self.tokens, self.uses, strict=True)
         )
@@ -147,7 +152,6 @@ class Topping:
         self._hold_wait_s = hold_wait_s
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
-        self._counts_gpu = lease.has_gpu_limit(leases.limits)
         self._looks: list[int] = []
         """By sequence: whether more is due is asked when it has emitted so much, not every time."""
         self._look_ahead()
@@ -168,7 +172,7 @@ class Topping:
             self._wake.set()
         if self.is_spent:
             self._stop_used_up()
-        elif (use.output_tokens >= self._looks[index] or self._counts_gpu) and not self._wake.is_set():
+        elif (use.output_tokens >= self._looks[index] or self._leases.counts_gpu) and not self._wake.is_set():
             if self._is_due():
                 self._wake.set()
             else:
@@ -262,7 +266,7 @@ class Topping:
             leases.parts(), self._chunk(), self._tokens_per_s()
         ):
             return True
-        if not lease.has_gpu_limit(leases.limits):
+        if not leases.counts_gpu:
             return False
         used_us = leases.used_gpu_us
         chunk_ms = lease.wanted_gpu_ms(leases.limits, 0)

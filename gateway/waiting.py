@@ -11,8 +11,9 @@ async def one_of(*futures: asyncio.Future[Any]) -> None:
 
     `asyncio.wait` for the path of every request: without its sets, which cost more than the wait.
     """
-    if any(each.done() for each in futures):
-        return
+    for each in futures:
+        if each.done():
+            return
     waiter = asyncio.get_running_loop().create_future()
 
     def wake(_: asyncio.Future[Any]) -> None:

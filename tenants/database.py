@@ -300,7 +300,8 @@ class Database:
                 raise _unavailable(error) from error
             if results is not None:
                 return results[0]
-        return cast(T, await self._queued(_Job(work, item, at_once)))
+        result: T = await self._queued(_Job(work, item, at_once))
+        return result
 
     def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import cast
 
 from tenants.errors import Invalid, UnknownPrice
 from tenants.types import Tier
@@ -132,7 +131,7 @@ class PriceBook:
     def entry(self, model: str, tier: Tier | str) -> Entry:
         """What the book says. Raises `UnknownPrice`."""
         try:
-            return self.entries[model, cast(Tier, tier)]  # a tier is equal to its name
+            return self.entries[model, tier]  # type: ignore[index]  # a tier is equal to its name
         except KeyError:
             raise UnknownPrice(model, str(tier)) from None
 

@@ -32,11 +32,11 @@ def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[
         if limit.window is not None:
             names[rules.charge_name(limit, rules.advance(limit, None, now_us))] = limit
     sums = charged_sums(connection, list(names))
-    used = {rules.identity(limit): sums.get(name, NOTHING).of(limit.meter) for name, limit in names.items()}
+    used = {limit.identity: sums.get(name, NOTHING).of(limit.meter) for name, limit in names.items()}
     for limit in limits:
         if limit.is_bucket:
-            used[rules.identity(limit)] = _bucket_used(connection, limit, now_us)
-    return [(limit, used.get(rules.identity(limit), 0)) for limit in limits]
+            used[limit.identity] = _bucket_used(connection, limit, now_us)
+    return [(limit, used.get(limit.identity, 0)) for limit in limits]
 
 
 def charged_sums(
@@ -73,7 +73,7 @@ def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
         select(ledger.c.at_us, *counted_columns(ledger))
         .select_from(ledger_charges.join(ledger, join))
         .where(
-            ledger_charges.c.counter == rules.identity(limit),
+            ledger_charges.c.counter == limit.identity,
             ledger.c.at_us > start_us,
             ledger.c.at_us <= now_us,
         )
@@ -105,6 +105,6 @@ def emptied(
     row yet, and nobody gains by a rebuild. Pure."""
     streaming = {name for each in open_requests if each.top_ups for name in each.reserve.charged_to}
     return [
-        (limit, limit.amount if limit.is_bucket and rules.identity(limit) in streaming else amount)
+        (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
     ]

@@ -82,6 +82,11 @@ class Override:
     reason: str
 
 
+def scale_of(meter: Meter) -> int:
+    """Fractions of a unit that a bucket's level counts, so chosen that the largest stays below 2**53."""
+    return 1_000 if meter is Meter.COST_NANOUSD else 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """One limit on one subject. Exactly one shape is set: `window`, or `rate_per_s` with `burst`,
@@ -108,8 +113,14 @@ class Limit:
     """What `at` puts in force while it lasts."""
     identity: str = field(init=False, compare=False, repr=False, default="")
     """What usage belongs to: subject, meter, shape and tier; not the amount."""
+    is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
+    """A token bucket: refills at `rate_per_s` up to `amount`."""
+    scale: int = field(init=False, compare=False, repr=False, default=0)
+    """Fractions of a unit that a bucket's level counts; see `scale_of`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_bucket", self.rate_per_s is not None)
+        object.__setattr__(self, "scale", scale_of(self.meter))
         if self.window is not None:
             shape = f"{self.window.value}/{self.time_zone}"
         else:
@@ -118,10 +129,9 @@ class Limit:
         identity = f"{self.kind.value}:{self.subject_id}:{self.meter.value}:{shape}:{tier}"
         object.__setattr__(self, "identity", identity)
 
-    @property
-    def is_bucket(self) -> bool:
-        """A token bucket: refills at `rate_per_s` up to `amount`."""
-        return self.rate_per_s is not None
+    def __hash__(self) -> int:
+        # Equal limits have the same identity, whose hash is known. What is kept by limit is found as fast.
+        return hash(self.identity)
 
     def at(self, now_s: float) -> Limit:
         """The limit in force at `now_s` (seconds since 1970): an override that lasts is applied, one that
@@ -194,7 +204,7 @@ class Principal:
     def limits_for(self, tier: Tier, now_s: float) -> tuple[Limit, ...]:
         """The limits that a request in `tier` must pass, as they are in force at `now_s` (seconds since
         1970)."""
-        return tuple(limit.at(now_s) for limit in self.limits if limit.tier is None or limit.tier == tier)
+        return tuple([limit.at(now_s) for limit in self.limits if limit.tier is None or limit.tier == tier])
 
 
 SCOPES = frozenset({"inference", "quote", "usage:read", "admin:read", "admin:write"})

@@ -76,16 +76,17 @@ class Use(msgspec.Struct, frozen=True):
 def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) -> Use:
     """Sums up; sequence i belongs to prompt `i // choices`."""
     input_tokens = computed_tokens = cached_tokens = output_tokens = gpu_us = 0
+    for sequence in sequences:
+        computed_tokens += sequence.computed_tokens
+        output_tokens += sequence.output_tokens
+        gpu_us += sequence.gpu_us
     for start in range(0, len(sequences), choices):
         of_prompt = sequences[start : start + choices]
-        most = max(of_prompt, key=lambda sequence: sequence.input_tokens)
-        input_tokens += most.input_tokens
-        computed_tokens += sum(sequence.computed_tokens for sequence in of_prompt)
+        input_tokens += max([sequence.input_tokens for sequence in of_prompt])
         # Choices after the first may find what the first computed: only what nobody computed was cached.
-        begun = [sequence for sequence in of_prompt if sequence.input_tokens] or of_prompt
-        cached_tokens += min(sequence.cached_tokens for sequence in begun)
-        output_tokens += sum(sequence.output_tokens for sequence in of_prompt)
-        gpu_us += sum(sequence.gpu_us for sequence in of_prompt)
+        begun = [sequence.cached_tokens for sequence in of_prompt if sequence.input_tokens]
+        if begun:
+            cached_tokens += min(begun)
     cached_tokens = min(cached_tokens, input_tokens)
     return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us)
 

@@ -102,17 +102,17 @@ class Times:
     @property
     def wait_s(self) -> float | None:
         """Arrival to dispatch."""
-        return _between(self.arrived_s, self.dispatched_s)
+        return None if self.dispatched_s is None else self.dispatched_s - self.arrived_s
 
     @property
     def ttft_s(self) -> float | None:
         """Arrival to the first token."""
-        return _between(self.arrived_s, self.first_token_s)
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     @property
     def e2e_s(self) -> float | None:
         """Arrival to the end."""
-        return _between(self.arrived_s, self.ended_s)
+        return None if self.ended_s is None else self.ended_s - self.arrived_s
 
     def tpot_s(self, output_tokens: int) -> float | None:
         """Time per output token after the first, as seen here."""
@@ -237,7 +237,3 @@ def _account(held: int, charged: int) -> dict[str, int]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
-
-
-def _between(start_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None else end_s - start_s

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import itemgetter
 
 import msgspec
 
@@ -26,6 +27,8 @@ MAX_NOTES = 64
 """Noted while it is under way."""
 OUTCOMES = tuple(RequestOutcome)
 """By the number in `ENDED`. New ones are added at the end."""
+_IN_ORDER = itemgetter(1, 0)
+"""Of notes: by time, and of one instant by kind."""
 
 
 class Kind(IntEnum):
@@ -186,7 +189,7 @@ def assemble(
         notes.append((Kind.FIRST_TOKEN, times.first_token_s, ()))
     if times.last_token_s is not None:
         notes.append((Kind.LAST_TOKEN, times.last_token_s, (output_tokens,)))
-    notes.sort(key=_in_order)
+    notes.sort(key=_IN_ORDER)
     ended_s = arrived_s if times.ended_s is None else times.ended_s
     # The engine's clock is not the gateway's: what it says came before the end must stand before the end.
     events = [
@@ -197,10 +200,6 @@ def assemble(
     events.append(Event(Kind.ENDED, ended_us, (OUTCOMES.index(outcome),)))
     events.append(Event(Kind.SETTLED, ended_us, charged))
     return bounded(events) if len(events) > MAX_EVENTS else events
-
-
-def _in_order(note: Note) -> tuple[float, int]:
-    return note[1], note[0]
 
 
 def _at_the_engine(

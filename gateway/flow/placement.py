@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
@@ -92,8 +93,8 @@ class Placement:
         self.window = window
         self.lanes = lanes
         self.scorer = scorer
-        self._loads: dict[str, Load] = {}
-        self._long_loads: dict[str, Load] = {}
+        self._loads: defaultdict[str, Load] = defaultdict(Load)
+        self._long_loads: defaultdict[str, Load] = defaultdict(Load)
 
     def load(self, replica_id: str) -> Load:
         """What one replica holds."""
@@ -106,9 +107,9 @@ class Placement:
 
     def add(self, replica_id: str, rank: int, is_long: bool, sequences: int, kv_tokens: int) -> None:
         """Counts work at a replica (negative: it left)."""
-        self._loads.setdefault(replica_id, Load()).add(rank, sequences, kv_tokens)
+        self._loads[replica_id].add(rank, sequences, kv_tokens)
         if is_long:
-            self._long_loads.setdefault(replica_id, Load()).add(rank, sequences, kv_tokens)
+            self._long_loads[replica_id].add(rank, sequences, kv_tokens)
 
     def find(
         self,
@@ -128,7 +129,7 @@ class Placement:
         for replica in replicas:
             if not self._lane_has_room(ticket, rank, lane, replica):
                 continue
-            load = self._loads.setdefault(replica.replica_id, Load())
+            load = self._loads[replica.replica_id]
             if self.window.has_room(
                 replica,
                 load,

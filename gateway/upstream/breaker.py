@@ -39,6 +39,8 @@ class Breaker:
         self._openings = 0
         """In a row, without a success between."""
         self._open_until_s: float | None = None
+        self.is_closed = True
+        """As nearly always, and whatever the time."""
         self._trials = 0
         self._epoch = 0
         """Calls begun before it last changed say nothing about it now."""
@@ -51,7 +53,7 @@ class Breaker:
 
     def allows(self, now_s: float) -> bool:
         """Whether a call may begin."""
-        if self._open_until_s is None:
+        if self.is_closed:
             return True
         return self.state(now_s) is State.HALF_OPEN and self._trials < self._rule.trials
 
@@ -92,6 +94,7 @@ class Breaker:
 
     def _change(self, open_until_s: float | None) -> None:
         self._open_until_s = open_until_s
+        self.is_closed = open_until_s is None
         self._failures = 0
         self._trials = 0
         self._epoch += 1

@@ -73,7 +73,7 @@ class ServerWatch:
     @property
     def is_up(self) -> bool:
         """It is there, has the model, and did not fail too often."""
-        return self._answers and self._breaker.allows(now())
+        return self._answers and (self._breaker.is_closed or self._breaker.allows(now()))
 
     @property
     def ready(self) -> Ready | None:

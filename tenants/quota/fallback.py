@@ -316,7 +316,7 @@ class FallbackQuotaStore:
         if self._outage is not None:
             return
         for state in states:
-            name = rules.identity(state.limit)
+            name = state.limit.identity
             self._seen[name] = state.available
             self._seen.move_to_end(name)
         while len(self._seen) > MAX_SEEN:
@@ -392,7 +392,7 @@ class FallbackQuotaStore:
         """Raises `QuotaStoreUnavailable` where a limit is too small for one."""
         slices: list[Limit] = []
         for limit in limits:
-            name = rules.identity(limit)
+            name = limit.identity
             available = outage.seen.get(name, 0)
             part = slice_of(limit, self._slice_percent, available)
             if part is None:
@@ -407,14 +407,12 @@ class FallbackQuotaStore:
 def _in_full(answer: Granted | Denied, limits: Sequence[Limit]) -> Granted | Denied:
     """The answer, speaking of the limits instead of their slices. Raises `QuotaStoreUnavailable` where a
     slice is used up and will not refill: the limit itself may well have room."""
-    whole = {rules.identity(limit): limit for limit in limits}
-    states = tuple(
-        structs.replace(state, limit=whole[rules.identity(state.limit)]) for state in answer.states
-    )
+    whole = {limit.identity: limit for limit in limits}
+    states = tuple(structs.replace(state, limit=whole[state.limit.identity]) for state in answer.states)
     if isinstance(answer, Granted):
         return structs.replace(answer, states=states)
     if not answer.limit.is_bucket or answer.retry_after_s is None:
         raise QuotaStoreUnavailable(
             "the quota store is away, and what may be given out without it is used up"
         )
-    return structs.replace(answer, limit=whole[rules.identity(answer.limit)], states=states)
+    return structs.replace(answer, limit=whole[answer.limit.identity], states=states)

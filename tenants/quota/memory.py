@@ -79,24 +79,30 @@ class MemoryQuotaStore:
             return self._granted(existing, self._current(existing.limits, now_us), (), now_us)
         counters = self._current(limits, now_us)
         wishes = [rules.wish(limit, hold) for limit in limits]
-        nothing = [Part()] * len(limits)
-        denied = rules.refuse(limits, counters, nothing, wishes, now_us)
-        if denied is not None:
-            return replace(denied, states=await self.states(limits))
+        taken = [each for each in map(rules.taken, limits, counters, wishes) if each is not None]
+        would_deny: tuple[Limit, ...] = ()
+        if len(taken) < len(limits):
+            nothing = [Part()] * len(limits)
+            denied = rules.refuse(limits, counters, nothing, wishes, now_us)
+            if denied is not None:
+                return replace(denied, states=await self.states(limits))
+            would_deny = _would_deny(limits, counters, nothing, wishes)
+            parts = map(rules.reach, limits, counters, nothing, wishes)
+            taken = [
+                (rules.changed(counter, Part(), part), part)
+                for counter, part in zip(counters, parts, strict=True)
+            ]
         if len(self._holds) >= self._max_holds:
             raise QuotaStoreUnavailable(f"{self._max_holds} requests hold budget already")
-        would_deny = _would_deny(limits, counters, nothing, wishes)
         held = _Hold(
             tuple(limits),
-            tuple(counter.start_us if isinstance(counter, WindowCounter) else 0 for counter in counters),
-            tuple(map(rules.reach, limits, counters, nothing, wishes)),
+            tuple([counter.start_us if isinstance(counter, WindowCounter) else 0 for counter in counters]),
+            tuple([part for _, part in taken]),
             tuple(map(rules.charge_name, limits, counters)),
             hold.ahead,
             now_us + round(lease_ttl_s * 1e6),
         )
-        counters = [
-            rules.changed(counter, Part(), part) for counter, part in zip(counters, held.parts, strict=True)
-        ]
+        counters = [counter for counter, _ in taken]
         for limit, counter in zip(limits, counters, strict=True):
             self._store(limit, counter)
         self._holds[request_id] = held
@@ -272,7 +278,7 @@ class MemoryQuotaStore:
         """The counter that a restored hold belongs to. Of a window that is over nobody knows how much is
         left: nothing."""
         limit, start_us, name = held.limits[index], held.starts_us[index], held.charged_to[index]
-        current, known = self._advance(limit, now_us), self._counters.get(rules.identity(limit))
+        current, known = self._advance(limit, now_us), self._counters.get(limit.identity)
         if limit.window is None:
             return current
         for found in (known, current):
@@ -286,11 +292,11 @@ class MemoryQuotaStore:
         return round(self._clock() * 1e6)
 
     def _advance(self, limit: Limit, now_us: int) -> Counter:
-        return rules.advance(limit, self._counters.get(rules.identity(limit)), now_us)
+        return rules.advance(limit, self._counters.get(limit.identity), now_us)
 
     def _store(self, limit: Limit, counter: Counter) -> None:
         """The only place that sets a counter: of the current window, or of one that is over."""
-        name = rules.identity(limit)
+        name = limit.identity
         current = self._counters.get(name)
         if isinstance(counter, WindowCounter) and isinstance(current, WindowCounter):
             if counter.start_us < current.start_us:
@@ -310,7 +316,7 @@ class MemoryQuotaStore:
     def _counter_of(self, held: _Hold, index: int, now_us: int) -> Counter | None:
         """The counter that a hold was taken from; None: of a window that is over and forgotten."""
         limit = held.limits[index]
-        counter = self._counters[rules.identity(limit)]
+        counter = self._counters[limit.identity]
         if not isinstance(counter, WindowCounter):
             return rules.advance(limit, counter, now_us)
         if counter.start_us == held.starts_us[index]:
@@ -351,11 +357,13 @@ class MemoryQuotaStore:
     ) -> Granted:
         pairs = list(zip(held.limits, counters, strict=True))
         return Granted(
-            states=tuple(rules.view(limit, counter, now_us) for limit, counter in pairs),
+            states=tuple([rules.view(limit, counter, now_us) for limit, counter in pairs]),
             exceeded=tuple(
-                limit
-                for limit, counter in pairs
-                if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
+                [
+                    limit
+                    for limit, counter in pairs
+                    if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
+                ]
             ),
             charged_to=held.charged_to,
             covered=rules.covered(held.limits, held.parts, held.ahead),

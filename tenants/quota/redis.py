@@ -213,11 +213,11 @@ class RedisQuotaStore:
         found: dict[str, LimitState] = {}
         async with self._reaching():
             for tenant_id, mine in by_tenant.items():
-                _, now, raws = await self._run("states", tenant_id, [rules.identity(limit) for limit in mine])
+                _, now, raws = await self._run("states", tenant_id, [limit.identity for limit in mine])
                 for limit, raw in zip(mine, raws, strict=True):
                     counter = wire.advanced(limit, raw, int(now))
-                    found[rules.identity(limit)] = rules.view(limit, counter, int(now))
-        return tuple(found[rules.identity(limit)] for limit in limits)
+                    found[limit.identity] = rules.view(limit, counter, int(now))
+        return tuple(found[limit.identity] for limit in limits)
 
     async def ping(self) -> None:
         """See `QuotaStore.ping`; also refuses a server that is too old."""

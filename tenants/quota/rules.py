@@ -71,7 +71,7 @@ class WindowCounter(msgspec.Struct, frozen=True):
 
 
 class BucketCounter(msgspec.Struct, frozen=True):
-    """`level` in units times `scale(meter)`, as of `at_ms`; `held` in units. Below zero: a debt of
+    """`level` in units times the limit's `scale`, as of `at_ms`; `held` in units. Below zero: a debt of
     GPU-milliseconds."""
 
     level: int
@@ -106,6 +106,9 @@ class Part(msgspec.Struct, frozen=True):
         return max(0, self.most - self.covered)
 
 
+_NO_PART = Part()
+
+
 class Wish(msgspec.Struct, frozen=True):
     """What is asked of one limit: totals of one request."""
 
@@ -115,22 +118,17 @@ class Wish(msgspec.Struct, frozen=True):
     """0: no promise is asked for."""
 
 
-# ---------------------------------------------------------------- identity
-
-
-def identity(limit: Limit) -> str:
-    """What usage belongs to: subject, meter, shape and tier; not the amount."""
-    return limit.identity
+# ---------------------------------------------------------------- names
 
 
 def charge_name(limit: Limit, counter: Counter) -> str:
     """The counter that a request reserved now is charged to: the identity and, for windows, which one."""
-    return counter_name(identity(limit), counter)
+    return counter_name(limit.identity, counter) if limit.window is not None else limit.identity
 
 
 def charge_name_at(limit: Limit, start_us: int) -> str:
     """`charge_name` where the start of the window is known (0 where there is none)."""
-    return identity(limit) if limit.window is None else f"{identity(limit)}@{start_us // _SECOND_US}"
+    return limit.identity if limit.window is None else f"{limit.identity}@{start_us // _SECOND_US}"
 
 
 def counter_name(identity_: str, counter: Counter) -> str:
@@ -147,7 +145,7 @@ def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[t
     for name in charged_to:
         identity_, _, start_s = name.partition("@")
         starts[identity_] = int(start_s or 0) * _SECOND_US
-    return [(limit, starts[identity(limit)]) for limit in limits if identity(limit) in starts]
+    return [(limit, starts[limit.identity]) for limit in limits if limit.identity in starts]
 
 
 # ---------------------------------------------------------------- windows
@@ -198,19 +196,14 @@ def _instant_us(local: datetime, zone: ZoneInfo) -> int:
 # ---------------------------------------------------------------- buckets
 
 
-def scale(meter: Meter) -> int:
-    """Fractions of a unit that a level counts; chosen so that the largest level stays below 2**53."""
-    return 1_000 if meter is Meter.COST_NANOUSD else 1_000_000
-
-
 def rate_per_ms(limit: Limit) -> int:
-    """What flows into the bucket in a millisecond, in units times `scale`: a whole number."""
+    """What flows into the bucket in a millisecond, in units times its `scale`: a whole number."""
     assert limit.rate_per_s is not None
-    return round(limit.rate_per_s * scale(limit.meter)) // 1_000
+    return round(limit.rate_per_s * limit.scale) // 1_000
 
 
 def _refill(limit: Limit, level: int, since_ms: int) -> int:
-    cap, rate = limit.amount * scale(limit.meter), rate_per_ms(limit)
+    cap, rate = limit.amount * limit.scale, rate_per_ms(limit)
     level = min(level, cap)
     # Dividing first keeps the product below 2**53 (Lua).
     if since_ms > (cap - level) // rate:
@@ -227,7 +220,7 @@ def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
     if limit.is_bucket:
         now_ms = now_us // 1_000
         if counter is None:
-            return BucketCounter(limit.amount * scale(limit.meter), now_ms, 0)
+            return BucketCounter(limit.amount * limit.scale, now_ms, 0)
         assert isinstance(counter, BucketCounter)
         level = _refill(limit, counter.level, now_ms - counter.at_ms)
         return BucketCounter(level, max(now_ms, counter.at_ms), counter.held)
@@ -247,7 +240,7 @@ def room(limit: Limit, counter: Counter) -> int:
         case WindowCounter():
             return max(0, limit.amount - counter.used - counter.held - counter.worst_open)
         case BucketCounter():
-            return max(0, counter.level // scale(limit.meter) - counter.held)
+            return max(0, counter.level // limit.scale - counter.held)
         case ConcurrencyCounter():
             return max(0, limit.amount - counter.held)
 
@@ -304,6 +297,16 @@ def reach(limit: Limit, counter: Counter, part: Part, wish: Wish) -> Part:
     return Part(max(part.held, upto - part.charged), part.charged, max(part.most, wish.most))
 
 
+def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, Part] | None:
+    """`is_short`, `reach` and `changed` with one look at the room, for a request that holds nothing yet: the
+    counter, and what is held of it. None: the limit is short, or not a hard one."""
+    free = room(limit, counter)
+    if limit.mode is not Mode.HARD or wish.first > free or wish.most > free:
+        return None
+    part = Part(min(wish.ahead, free), most=wish.most)
+    return changed(counter, _NO_PART, part), part
+
+
 def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
     """Counts what was used. The counter is that of the hold's window; a bucket's is advanced."""
     match counter:
@@ -312,7 +315,7 @@ def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
                 counter.start_us, counter.end_us, counter.used + amount, counter.held, counter.worst_open
             )
         case BucketCounter():
-            level = max(lowest_level(limit), counter.level - amount * scale(limit.meter))
+            level = max(lowest_level(limit), counter.level - amount * limit.scale)
             return BucketCounter(level, counter.at_ms, counter.held)
         case ConcurrencyCounter():
             return counter
@@ -340,7 +343,7 @@ def use(limit: Limit, counter: Counter, part: Part, used: int) -> tuple[Counter,
 
 def settle(limit: Limit, counter: Counter, part: Part, actual: int) -> Counter:
     """Ends a hold, and charges of `actual` what is not charged yet."""
-    return charge(limit, changed(counter, part, Part()), max(0, actual - part.charged))
+    return charge(limit, changed(counter, part, _NO_PART), max(0, actual - part.charged))
 
 
 def is_exact(limit: Limit) -> bool:
@@ -351,7 +354,7 @@ def is_exact(limit: Limit) -> bool:
 def check_covered(limit: Limit, part: Part, used: int) -> None:
     """Raises `Overrun` where more was used than a hard limit holds."""
     if is_exact(limit) and used > part.covered:
-        raise Overrun(identity(limit), part.covered, used)
+        raise Overrun(limit.identity, part.covered, used)
 
 
 def covered(limits: Sequence[Limit], parts: Sequence[Part], ahead: Amounts) -> Amounts:
@@ -385,7 +388,7 @@ def is_exceeded(limit: Limit, counter: Counter) -> bool:
         case WindowCounter():
             return counter.used + counter.held > limit.amount
         case BucketCounter():
-            return counter.held * scale(limit.meter) > counter.level
+            return counter.held * limit.scale > counter.level
         case ConcurrencyCounter():
             return counter.held > limit.amount
 
@@ -396,7 +399,7 @@ def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
         case WindowCounter():
             return replace(counter, used=used)
         case BucketCounter():
-            return replace(counter, level=max(0, limit.amount - used) * scale(limit.meter))
+            return replace(counter, level=max(0, limit.amount - used) * limit.scale)
         case ConcurrencyCounter():
             return counter
 
@@ -414,8 +417,8 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
                 limit, counter.used, counter.held, available, max(0.0, reset_s), name, counter.worst_open
             )
         case BucketCounter():
-            missing = limit.amount * scale(limit.meter) - counter.level
-            used = limit.amount - counter.level // scale(limit.meter)
+            missing = limit.amount * limit.scale - counter.level
+            used = limit.amount - counter.level // limit.scale
             return LimitState(limit, used, counter.held, available, _flow_s(limit, missing), name)
         case ConcurrencyCounter():
             return LimitState(limit, 0, counter.held, available, 0.0, name)
@@ -436,9 +439,9 @@ def retry_after_s(
                 return min(HOLD_RETRY_S, left_s)
             return None if left_s == math.inf else left_s
         case BucketCounter():
-            missing = wanted * scale(limit.meter) - counter.level
+            missing = wanted * limit.scale - counter.level
             if counter.held + wanted <= limit.amount:
-                return _flow_s(limit, missing + counter.held * scale(limit.meter))
+                return _flow_s(limit, missing + counter.held * limit.scale)
             return max(HOLD_RETRY_S, _flow_s(limit, missing))
         case ConcurrencyCounter():
             return HOLD_RETRY_S
@@ -517,7 +520,7 @@ def check_limits(limits: Sequence[Limit]) -> None:
         raise Invalid("limits", f"more than {MAX_LIMITS} limits on one request")
     if len({limit.tenant_id for limit in limits}) > 1:
         raise Invalid("limits", "of more than one tenant")
-    if len({identity(limit) for limit in limits}) < len(limits):
+    if len({limit.identity for limit in limits}) < len(limits):
         raise Invalid("limits", "the same limit twice")
     for limit in limits:
         _check_limit(limit)
@@ -530,8 +533,8 @@ def _check_limit(limit: Limit) -> None:
     if (limit.window is not None) + limit.is_bucket + (limit.meter is Meter.CONCURRENCY) != 1:
         raise Invalid("limit", "needs exactly one shape: window, rate_per_s, or meter concurrency")
     if limit.is_bucket:
-        if not 1 <= limit.amount <= MAX_COUNT // scale(limit.meter):
-            raise Invalid("amount", f"a bucket holds 1 to {MAX_COUNT // scale(limit.meter)}")
+        if not 1 <= limit.amount <= MAX_COUNT // limit.scale:
+            raise Invalid("amount", f"a bucket holds 1 to {MAX_COUNT // limit.scale}")
         if not 1 <= rate_per_ms(limit) <= MAX_COUNT // 1_000:
             raise Invalid("rate_per_s", "is too small or too large to be counted exactly")
 

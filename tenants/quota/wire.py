@@ -48,19 +48,19 @@ def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
     """The arguments of one limit whose counter is set."""
     start_us, end_us = _bounds(limit, now_us)
     return [
-        rules.identity(limit),
+        limit.identity,
         _shape(limit),
         used,
         limit.amount,
         start_us,
         end_us,
-        rules.scale(limit.meter),
+        limit.scale,
     ]
 
 
 def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int]) -> list[Any]:
     return [
-        rules.identity(limit),
+        limit.identity,
         _shape(limit),
         _MODES[limit.mode],
         _METERS.index(limit.meter) + 1,
@@ -68,7 +68,7 @@ def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int
         *numbers,
         limit.amount,
         *bounds,
-        rules.scale(limit.meter),
+        limit.scale,
         rules.rate_per_ms(limit) if limit.is_bucket else 0,
         rules.lowest_level(limit),
     ]

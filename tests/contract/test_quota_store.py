@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tenants.errors import Invalid
-from tenants.quota import rules
 from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
@@ -837,7 +836,7 @@ async def test_a_window_may_end_while_its_holds_are_restored(new_store: QuotaSto
 
 
 def _name(of: Limit) -> str:
-    return rules.identity(of)
+    return of.identity
 
 
 @pytest.mark.parametrize(

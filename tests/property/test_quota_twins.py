@@ -78,7 +78,7 @@ BUCKETS = [index for index, each in enumerate(LIMITS) if each.is_bucket]
 #: So many per cent of the amounts above are the largest that a rule below ever sets.
 LARGEST_PER_CENT = 150
 LARGEST = {
-    rules.identity(each): each.amount * LARGEST_PER_CENT // 100
+    each.identity: each.amount * LARGEST_PER_CENT // 100
     for each in LIMITS
     if each.mode is Mode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
 }
@@ -677,7 +677,7 @@ class Twins(RuleBasedStateMachine):
             if not each.is_bucket or each.mode is not Mode.HARD or each.meter is Meter.GPU_MS:
                 continue
             assert each.rate_per_s is not None
-            burst, flows = each.amount * LARGEST_PER_CENT // 100, self.flows[rules.identity(each)]
+            burst, flows = each.amount * LARGEST_PER_CENT // 100, self.flows[each.identity]
             for start in range(len(flows)):
                 total = 0
                 for at_s, amount in flows[start:]:

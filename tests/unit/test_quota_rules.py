@@ -12,7 +12,7 @@ from tenants.quota import rules, wire
 from tenants.quota.rules import BucketCounter, Part, WindowCounter, Wish
 from tenants.quota.store import Hold
 from tenants.records import from_us, to_us
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window, scale_of
 from tests.quota import limit
 
 ZONES = (
@@ -128,7 +128,7 @@ def test_money_buckets_refill_whole_nanodollars() -> None:
 
 def test_no_number_of_any_counter_leaves_the_range_that_doubles_hold_exactly() -> None:
     for meter in Meter:
-        assert (rules.MAX_COUNT // rules.scale(meter)) * rules.scale(meter) < 2**53
+        assert (rules.MAX_COUNT // scale_of(meter)) * scale_of(meter) < 2**53
 
 
 def test_the_charge_name_says_which_window() -> None:
@@ -214,3 +214,37 @@ def test_a_limit_survives_the_way_to_redis_and_back() -> None:
         limit(Meter.CONCURRENCY, 3),
     ]
     assert wire.unpack(wire.pack(limits).encode()) == limits
+
+
+@given(
+    st.sampled_from([Mode.HARD, Mode.HARD, Mode.SOFT, Mode.SHADOW]),
+    st.sampled_from(["window", "bucket", "concurrency"]),
+    st.lists(st.integers(0, 60), min_size=3, max_size=3),
+    st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.booleans()),
+)
+@settings(max_examples=600, derandomize=True)
+def test_what_a_first_hold_takes_at_once_is_what_it_takes_step_by_step(
+    mode: Mode, shape: str, counts: list[int], asked: tuple[int, int, int, bool]
+) -> None:
+    used, held, worst_open = counts
+    first, more, still_more, promises = asked
+    wish = Wish(first, first + more, first + more + still_more if promises else 0)
+    meter = Meter.CONCURRENCY if shape == "concurrency" else Meter.TOTAL_TOKENS
+    subject = limit(
+        meter,
+        100,
+        window=Window.DAY if shape == "window" else None,
+        rate_per_s=10.0 if shape == "bucket" else None,
+        mode=mode,
+    )
+    counter: rules.Counter = {
+        "window": WindowCounter(0, 10**9, used, held, worst_open),
+        "bucket": BucketCounter(used * scale_of(meter), 0, held),
+        "concurrency": rules.ConcurrencyCounter(held),
+    }[shape]
+    at_once = rules.taken(subject, counter, wish)
+    if mode is not Mode.HARD or rules.is_short(subject, counter, Part(), wish):
+        assert at_once is None
+        return
+    part = rules.reach(subject, counter, Part(), wish)
+    assert at_once == (rules.changed(counter, Part(), part), part)
