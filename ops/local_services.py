@@ -17,7 +17,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from pathlib import Path
 
 import psycopg
 import redis
+
+from ops.free_port import free_port
 
 OLDEST_POSTGRES = 14
 OLDEST_REDIS = (6, 2)
@@ -288,14 +289,6 @@ def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
             break
     atexit.register(started.stop)
     return started
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _unprivileged_user() -> tuple[int, int] | None:

@@ -16,10 +16,10 @@ import psycopg
 import redis
 from psycopg import sql
 
+from ops.free_port import free_port
 from ops.local_services import (
     NoServer,
     Service,
-    free_port,
     postgres_binaries,
     redis_binaries,
     start_postgres,

@@ -23,8 +23,8 @@ from ops.bench.contract_house import House, ScenarioFailed
 from ops.bench.contract_load import Answer, Ask, persist
 from ops.bench.contract_scenarios import MAX_TOKENS, SHARE, Evidence, Question, judged_burst
 from ops.bench.peer_process import end
+from ops.free_port import free_port
 from ops.local_server import until
-from ops.local_services import free_port
 
 CLIENTS = 50
 PATIENCE_S = 15.0

@@ -23,8 +23,8 @@ import httpx
 
 from ops.bench.gateway_upstream import CONTEXT_TOKENS, MODEL
 from ops.bench.peer_process import end
+from ops.free_port import free_port
 from ops.local_server import LocalServer, local_server, until
-from ops.local_services import free_port
 
 OURS = "fairgate"
 SILENT = "fairgate, no estimates"

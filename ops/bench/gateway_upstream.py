@@ -5,6 +5,10 @@ request with `"stream": true` gets one chunk for each of its `max_tokens` tokens
 get their next chunk in turn, as from an engine that gives each of its sequences a token a step, so chunks
 reach a gateway one by one as long as it keeps up. Any other request gets its whole answer in one piece.
 
+It stands for a machine of its own. A client whose first token is here may find both of two cores in use, by
+the gateway and by this process, which sends the tokens after it: while there is one stream only, who waits
+for this core goes first.
+
 Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does. Standard
 library only, for a quick start.
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import select
 import socket
@@ -175,6 +180,8 @@ class Upstream:
             for connection in list(self._streaming.values()):
                 if not connection.unsent:
                     self._next_piece(connection)
+            if len(self._streaming) == 1:
+                os.sched_yield()
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
