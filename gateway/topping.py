@@ -62,7 +62,8 @@ class Leases:
     timeline: Timeline = field(default_factory=Timeline)
     """Where they are noted."""
     counts_gpu: bool = field(init=False)
-    """Whether the engine has to stop at a lease of device time."""
+    """Whether the engine has to stop at a lease of device time. A move to another tier changes nothing about
+    it: only between tiers with the same limits is there one."""
 
     def __post_init__(self) -> None:
         self.counts_gpu = lease.has_gpu_limit(self.limits)

@@ -39,11 +39,14 @@ class Breaker:
         self._openings = 0
         """In a row, without a success between."""
         self._open_until_s: float | None = None
-        self.is_closed = True
-        """As nearly always, and whatever the time."""
         self._trials = 0
         self._epoch = 0
         """Calls begun before it last changed say nothing about it now."""
+
+    @property
+    def is_closed(self) -> bool:
+        """As nearly always, and whatever the time."""
+        return self._open_until_s is None
 
     def state(self, now_s: float) -> State:
         """What it is at `now_s`."""
@@ -94,7 +97,6 @@ class Breaker:
 
     def _change(self, open_until_s: float | None) -> None:
         self._open_until_s = open_until_s
-        self.is_closed = open_until_s is None
         self._failures = 0
         self._trials = 0
         self._epoch += 1

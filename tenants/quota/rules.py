@@ -123,7 +123,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 def charge_name(limit: Limit, counter: Counter) -> str:
     """The counter that a request reserved now is charged to: the identity and, for windows, which one."""
-    return counter_name(limit.identity, counter) if limit.window is not None else limit.identity
+    return counter_name(limit.identity, counter)
 
 
 def charge_name_at(limit: Limit, start_us: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from ops.free_port import free_port
 from tests.server_process import PRICE, Server, server_process, until
 
 SERVING = os.environ.get("FAIRGATE_TEST_SERVING", "")
@@ -35,13 +35,6 @@ pytestmark = pytest.mark.skipif(
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 CONTEXT_TOKENS = 512
 POOL = "tiny-elsewhere"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
