@@ -12,7 +12,7 @@ top-up row is only taken under the epoch in which its hold was granted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter, gt
@@ -21,14 +21,14 @@ from typing import Any, Literal, cast
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, text, update
 
-from tenants import queries, replay
+from tenants import counter_sets, queries, replay
 from tenants.database import Database
 from tenants.errors import EpochEnded, Invalid
 from tenants.ledger_at_once import insert_at_once
-from tenants.ledger_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_charges, insert_rows
+from tenants.ledger_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_rows, insert_sets
 from tenants.quota import rules
 from tenants.records import from_us, to_us
-from tenants.tables import ledger, ledger_charges, settings
+from tenants.tables import CHARGES, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
 Kind = Literal["reserve", "top_up", "settle", "credit", "adjust"]
@@ -153,6 +153,7 @@ class Ledger:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._at_once = _append_at_once if database.dialect == "sqlite" else None
+        self._known_sets = counter_sets.KnownSets()
 
     async def append(self, row: LedgerRow, *, epoch: str = "", alone: bool = False) -> bool:
         """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
@@ -160,9 +161,11 @@ class Ledger:
         waiting for this event loop. Raises `DatabaseUnavailable`, or `Invalid` for a row that cannot be
         stored."""
         _check(row)
-        return await self._database.write_together(
-            _append, _Appended(row, epoch), at_once=self._at_once, alone=alone
-        )
+        appended = _appended(row, epoch, self._known_sets)
+        is_new = await self._database.write_together(_append, appended, at_once=self._at_once, alone=alone)
+        if is_new and not appended.is_known and appended.counter_set is not None:
+            self._known_sets.add((row.gateway_id, appended.counter_set))
+        return is_new
 
     async def settle(
         self, row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool = False
@@ -179,9 +182,9 @@ class Ledger:
         _check(credit)
 
         def write(connection: Connection) -> bool:
-            [is_new] = _append(connection, [_Appended(row, "")])
+            [is_new] = _append(connection, [_appended(row)])
             if is_new:
-                _append(connection, [_Appended(credit, "")])
+                _append(connection, [_appended(credit)])
             return is_new
 
         return await self._database.write(write)
@@ -269,7 +272,7 @@ class Ledger:
                     *groups,
                     *(func.sum(ledger.c[name]).label(name) for name in _SUMMED),
                 )
-                .where(ledger.c.kind.in_(("settle", "credit", "adjust")))
+                .where(CHARGES)
                 .group_by(*groups)
                 .order_by(*groups)
             )
@@ -319,6 +322,15 @@ class _Appended(msgspec.Struct, frozen=True):
 
     row: LedgerRow
     epoch: str
+    counter_set: str | None
+    """The name of what it is charged to."""
+    is_known: bool
+    """That set is in the database."""
+
+
+def _appended(row: LedgerRow, epoch: str = "", known: Container[tuple[str, str]] = ()) -> _Appended:
+    name = counter_sets.set_id(row.charged_to)
+    return _Appended(row, epoch, name, name is None or (row.gateway_id, name) in known)
 
 
 class _SomeWereThere(Exception):
@@ -329,16 +341,20 @@ def _append(connection: Connection, appended: Sequence[_Appended]) -> list[bool]
     """Appends rows together, under their epochs; says of each whether it is new."""
     for epoch in {each.epoch for each in appended if each.epoch}:
         _require_epoch(connection, epoch)
-    rows = [each.row for each in appended]
-    new = insert_rows(connection, [_values(row) for row in rows])
-    if new < len(rows):
-        if len(rows) > 1:
+    new = insert_rows(connection, [_values(each) for each in appended])
+    if new < len(appended):
+        if len(appended) > 1:
             raise _SomeWereThere
         return [False]
-    charges = [(name, row.request_id) for row in rows for name in dict.fromkeys(row.charged_to)]
-    if charges:
-        insert_charges(connection, charges)
-    return [True] * len(rows)
+    members = {
+        (each.row.gateway_id, each.counter_set, counter)
+        for each in appended
+        if each.counter_set is not None and not each.is_known
+        for counter in each.row.charged_to
+    }
+    if members:
+        insert_sets(connection, sorted(members))
+    return [True] * len(appended)
 
 
 def _append_at_once(connection: Connection, appended: Sequence[_Appended]) -> list[bool] | None:
@@ -349,15 +365,16 @@ def _append_at_once(connection: Connection, appended: Sequence[_Appended]) -> li
     insert_at_once(
         connection,
         [
-            (*_values(each.row), msgspec.json.encode(each.row.charged_to).decode(), each.epoch)
+            (*_values(each), None if each.is_known else _as_json(each.row.charged_to), each.epoch)
             for each in appended
         ],
     )
     return [True] * len(appended)
 
 
-def _values(row: LedgerRow) -> tuple[Any, ...]:
+def _values(appended: _Appended) -> tuple[Any, ...]:
     """By `ledger_insert.COLUMNS`."""
+    row = appended.row
     amounts = row.amounts
     return (
         row.request_id,
@@ -379,8 +396,13 @@ def _values(row: LedgerRow) -> tuple[Any, ...]:
         row.price_version,
         row.outcome,
         to_us(row.at),
-        msgspec.json.encode(row.detail).decode(),
+        _as_json(row.detail),
+        appended.counter_set,
     )
+
+
+def _as_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _epoch(connection: Connection) -> str:
@@ -436,7 +458,7 @@ def _open(
 def _reserved(
     connection: Connection, conditions: list[ColumnElement[bool]], most: int | None
 ) -> list[OpenRequest]:
-    query = select(ledger).where(ledger.c.kind == "reserve", *conditions)
+    query = select(ledger).where(RESERVES, *conditions)
     reserves = _rows(connection, query.order_by(ledger.c.id).limit(most))
     top_ups: dict[str, list[LedgerRow]] = {}
     for chunk in queries.chunks([row.request_id for row in reserves]):
@@ -456,11 +478,7 @@ def is_settled(rows: Table) -> ColumnElement[bool]:
 
 def _rows(connection: Connection, query: Any) -> list[LedgerRow]:
     found = list(connection.execute(query).mappings())
-    charged: dict[str, list[str]] = {}
-    for chunk in queries.chunks([row["request_id"] for row in found if row["kind"] == "reserve"]):
-        charges = select(ledger_charges).where(ledger_charges.c.request_id.in_(chunk))
-        for name, request_id in connection.execute(charges.order_by(ledger_charges.c.counter)):
-            charged.setdefault(request_id, []).append(name)
+    charged = counter_sets.counters_of(connection, {row["counter_set"] for row in found} - {None})
     return [
         LedgerRow(
             request_id=row["request_id"],
@@ -475,7 +493,7 @@ def _rows(connection: Connection, query: Any) -> list[LedgerRow]:
             outcome=row["outcome"],
             at=from_us(row["at_us"]),
             detail=row["detail"],
-            charged_to=tuple(charged.get(row["request_id"], ())) if row["kind"] == "reserve" else (),
+            charged_to=charged.get(row["counter_set"], ()),
             number=row["number"],
             counted_input=row["counted_input"],
             counted_output=row["counted_output"],

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from tenants import driver
-from tenants.tables import ledger, ledger_charges
+from tenants.tables import counter_sets, ledger
 
 ROWS_AT_ONCE = 32
 """In one statement. Its parameters stay below 999, which older builds of SQLite take at most."""
@@ -34,9 +34,9 @@ def insert_rows(connection: Connection, rows: Sequence[Values]) -> int:
     return _insert(connection, ledger, COLUMNS, rows)
 
 
-def insert_charges(connection: Connection, charges: Sequence[tuple[str, str]]) -> None:
-    """Notes which counters requests are charged to: (counter, request id)."""
-    _insert(connection, ledger_charges, ("counter", "request_id"), charges)
+def insert_sets(connection: Connection, members: Sequence[tuple[str, str, str]]) -> None:
+    """Notes which counters are in which sets: (gateway, set id, counter)."""
+    _insert(connection, counter_sets, ("gateway_id", "set_id", "counter"), members)
 
 
 def _insert(connection: Connection, table: Table, columns: tuple[str, ...], rows: Sequence[Values]) -> int:

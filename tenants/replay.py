@@ -9,15 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, select, true
 
 from tenants import queries
 from tenants.quota import rules
-from tenants.tables import ledger, ledger_charges
+from tenants.tables import counter_sets, ledger
 from tenants.types import NOTHING, Amounts, Limit
 
 if TYPE_CHECKING:
     from tenants.ledger import OpenRequest
+
+_reserve = ledger.alias("reserve")
+_SETTLED_BY_COUNTER = counter_sets.join(
+    _reserve,
+    and_(
+        _reserve.c.gateway_id == counter_sets.c.gateway_id,
+        _reserve.c.counter_set == counter_sets.c.set_id,
+        # In the words of the index: see `RESERVES`.
+        _reserve.c.kind == literal_column("'reserve'"),
+    ),
+).join(ledger, and_(ledger.c.request_id == _reserve.c.request_id, ledger.c.kind == "settle"))
+"""Each settle row (`ledger`) once for each counter that its request was reserved on."""
 
 
 def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:
@@ -46,13 +58,12 @@ def charged_sums(
 ) -> dict[str, Amounts]:
     """Per counter, the sum of the settle rows of the requests that are charged to it."""
     found: dict[str, Amounts] = {}
-    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == "settle")
     for chunk in queries.chunks(names):
         query = (
-            select(ledger_charges.c.counter, *(func.sum(column) for column in counted_columns(ledger)))
-            .select_from(ledger_charges.join(ledger, join))
-            .where(ledger_charges.c.counter.in_(chunk), true() if condition is None else condition)
-            .group_by(ledger_charges.c.counter)
+            select(counter_sets.c.counter, *(func.sum(column) for column in counted_columns(ledger)))
+            .select_from(_SETTLED_BY_COUNTER)
+            .where(counter_sets.c.counter.in_(chunk), true() if condition is None else condition)
+            .group_by(counter_sets.c.counter)
         )
         for name, *amounts in connection.execute(query):
             found[name] = Amounts(*(int(amount) for amount in amounts))
@@ -68,12 +79,11 @@ def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
     assert limit.rate_per_s is not None
     fill_us = int(limit.amount / limit.rate_per_s * 1e6) + 1_000
     start_us = now_us - 2 * fill_us
-    join = and_(ledger.c.request_id == ledger_charges.c.request_id, ledger.c.kind == "settle")
     charges = (
         select(ledger.c.at_us, *counted_columns(ledger))
-        .select_from(ledger_charges.join(ledger, join))
+        .select_from(_SETTLED_BY_COUNTER)
         .where(
-            ledger_charges.c.counter == limit.identity,
+            counter_sets.c.counter == limit.identity,
             ledger.c.at_us > start_us,
             ledger.c.at_us <= now_us,
         )

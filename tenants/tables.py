@@ -1,7 +1,7 @@
 """What is stored, in which tables?
 
 Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` stands for "any" or
-"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `ledger_charges`,
+"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `counter_sets`,
 `audit` and `prices` are append-only: triggers made by the migrations refuse UPDATE and DELETE.
 """
 
@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
 )
 
 metadata = MetaData(
@@ -162,6 +163,11 @@ prices = Table(
     Index("ix_prices_model_tier_version", "model", "tier", "version"),
 )
 
+#: Conditions of indexes that leave out what nobody looks for by them: each page of an index is another one to
+#: write with every row. SQLite uses such an index only where a query says the condition in these very words.
+RESERVES = text("kind = 'reserve'")
+CHARGES = text("kind IN ('settle', 'credit', 'adjust')")
+
 ledger = Table(
     "ledger",
     metadata,
@@ -189,18 +195,28 @@ ledger = Table(
     Column("outcome", String(64), nullable=False),
     Column("at_us", BigInteger, nullable=False),
     Column("detail", JSON, nullable=False),
+    # Reserve rows: which counters the request was held on, and so will be charged to; NULL: none.
+    Column("counter_set", String(16)),
     UniqueConstraint("request_id", "kind", "number"),
-    Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us"),
-    Index("ix_ledger_gateway_id_kind_at_us", "gateway_id", "kind", "at_us"),
+    Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us", sqlite_where=CHARGES, postgresql_where=CHARGES),
+    Index(
+        "ix_ledger_gateway_id_counter_set",
+        "gateway_id",
+        "counter_set",
+        sqlite_where=RESERVES,
+        postgresql_where=RESERVES,
+    ),
 )
 
-# Which counters (limit and window) a request was held on, and so will be charged to.
-ledger_charges = Table(
-    "ledger_charges",
+# Sets of counters (limit and window), each by a digest of what is in it: requests of one key are charged to
+# the same ones until a window turns. Each gateway has its own: what one is writing keeps no other waiting.
+counter_sets = Table(
+    "counter_sets",
     metadata,
+    Column("gateway_id", String(80), primary_key=True),
+    Column("set_id", String(16), primary_key=True),
     Column("counter", String(256), primary_key=True),
-    Column("request_id", String(80), primary_key=True),
-    Index("ix_ledger_charges_request_id", "request_id"),
+    Index("ix_counter_sets_counter", "counter"),
 )
 
 audit = Table(

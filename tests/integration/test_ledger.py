@@ -10,14 +10,17 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, select, text
 
+from tenants.counter_sets import set_id
 from tenants.database import Database, open_database
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger import Kind, Ledger, LedgerRow, _append, _Appended
+from tenants.ledger import Kind, Ledger, LedgerRow, _append, _appended
 from tenants.ledger_insert import ROWS_AT_ONCE
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
+from tenants.replay import charged_sums
+from tenants.tables import counter_sets
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
 from tests.quota import NOON_S, Clock, limit
 
@@ -153,6 +156,70 @@ async def test_what_was_reserved_and_not_settled_is_open(ledger: Ledger) -> None
     assert (await ledger.open_requests("gw_0"))[0].reserve.charged_to == ("a",)
 
 
+async def test_what_many_are_charged_to_is_written_once(database: Database, ledger: Ledger) -> None:
+    await ledger.append(row("r0", charged_to=("b", "a", "b")))
+    await ledger.append(row("r1", charged_to=("a", "b")))
+    await asyncio.gather(*(ledger.append(row(f"r{index}", charged_to=("b", "a"))) for index in range(2, 9)))
+    # Somebody who does not know that it is there writes it again.
+    await Ledger(database).append(row("r9", charged_to=("a", "b")))
+    await ledger.append(row("other", charged_to=("a",)))
+    await ledger.append(row("none"))
+    written = await database.read(
+        lambda connection: [tuple(each) for each in connection.execute(select(counter_sets))]
+    )
+    names = {counters: set_id(counters) for counters in [("a", "b"), ("a",)]}
+    expected = [("gw_1", name, each) for counters, name in names.items() for each in counters]
+    assert sorted(written) == sorted(expected)
+    found = await ledger.open_requests()
+    assert [each.reserve.charged_to for each in found] == [("a", "b")] * 10 + [("a",), ()]
+
+
+async def test_a_set_is_not_taken_for_written_before_it_is(ledger: Ledger) -> None:
+    ended = await ledger.next_epoch()
+    await ledger.next_epoch()
+    with pytest.raises(EpochEnded):
+        await ledger.append(row(charged_to=("a",)), epoch=ended)
+    await ledger.append(row(charged_to=("a",)))
+    # And not where the row was there already, charged to something else.
+    assert not await ledger.append(row(charged_to=("b",)))
+    await ledger.append(row("next", charged_to=("b",)))
+    assert [each.reserve.charged_to for each in await ledger.open_requests()] == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize("look", ["open requests", "totals", "sums"])
+async def test_what_is_looked_for_is_found_by_its_index(sqlite_url: str, look: str) -> None:
+    # Partial indexes: SQLite does not use one where the query says its condition in other words.
+    database = open_database(sqlite_url)
+    plans: list[str] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
+        if statement.startswith("SELECT"):
+            rows = connection.connection.driver_connection.execute(
+                f"EXPLAIN QUERY PLAN {statement}", parameters
+            )
+            plans.append("; ".join(each[3] for each in rows))
+
+    event.listen(database._read_engine, "before_cursor_execute", explain)
+    ledger = Ledger(database)
+    match look:
+        case "open requests":
+            await ledger.open_requests("gw_1", most=5)
+            expected = ["SEARCH ledger USING INDEX ix_ledger_gateway_id_counter_set (gateway_id=?)"]
+        case "totals":
+            await ledger.totals(tenant_id="ten_a", since=NOON)
+            expected = ["SEARCH ledger USING INDEX ix_ledger_tenant_id_at_us (tenant_id=? AND at_us>?)"]
+        case _:
+            await database.read(lambda connection: charged_sums(connection, ["a"]))
+            of_set = "ix_ledger_gateway_id_counter_set (gateway_id=? AND counter_set=?)"
+            expected = [
+                "SEARCH counter_sets USING INDEX ix_counter_sets_counter (counter=?)",
+                f"SEARCH reserve USING INDEX {of_set}",
+                "SEARCH ledger USING INDEX sqlite_autoindex_ledger_1 (request_id=? AND kind=?)",
+            ]
+    assert [each for each in expected if each not in plans[0]] == [], plans
+    await database.close()
+
+
 async def test_top_ups_are_numbered_written_once_and_add_up(ledger: Ledger) -> None:
     await ledger.append(row(detail={"most": [10, 100, 9_000, 1, 0], "may_be_cut": False}))
     first = row(
@@ -246,7 +313,7 @@ async def test_the_next_epoch_waits_for_what_is_being_written(postgres_url: str)
     entered, leave = threading.Event(), threading.Event()
 
     def half_way(connection: Connection) -> None:
-        _append(connection, [_Appended(row("slow"), old)])
+        _append(connection, [_appended(row("slow"), old)])
         entered.set()
         assert leave.wait(30)
 
@@ -287,7 +354,8 @@ async def test_many_requests_of_one_key_wait_for_no_common_row(postgres_url: str
     def half_way(connection: Connection) -> None:
         for kind in ("reserve", "settle"):
             charged_to = ("same",) if kind == "reserve" else ()
-            _append(connection, [_Appended(row("slow", cast(Kind, kind), charged_to=charged_to), epoch)])
+            slow_row = row("slow", cast(Kind, kind), gateway_id="gw_slow", charged_to=charged_to)
+            _append(connection, [_appended(slow_row, epoch)])
         entered.set()
         assert leave.wait(30)
 

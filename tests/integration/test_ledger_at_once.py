@@ -15,9 +15,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from migrations import runner
 from tenants.database import Database, create_sql_engine, open_database
 from tenants.errors import DatabaseUnavailable, EpochEnded
-from tenants.ledger import Ledger, LedgerRow, _append, _append_at_once, _Appended
+from tenants.ledger import Ledger, LedgerRow, _append, _append_at_once, _appended
 from tenants.ledger_insert import ROWS_AT_ONCE
-from tenants.tables import ledger_charges
 from tenants.types import Amounts
 from tests.integration.test_database import Gate
 from tests.integration.test_ledger import row
@@ -50,10 +49,10 @@ def connection(sqlite_url: str) -> Any:
 def everything(connection: Connection) -> list[Any]:
     """Every value of the two tables, with the type in which SQLite keeps it; without the ids."""
     found: list[Any] = []
-    for table in ("ledger", "ledger_charges"):
+    for table, order in (("ledger", "id"), ("counter_sets", "set_id, counter")):
         names = [each[1] for each in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
         shown = ", ".join(f"{name}, typeof({name})" for name in names if name != "id")
-        found.append(connection.exec_driver_sql(f"SELECT {shown} FROM {table} ORDER BY rowid").all())
+        found.append(connection.exec_driver_sql(f"SELECT {shown} FROM {table} ORDER BY {order}").all())
     return found
 
 
@@ -62,7 +61,7 @@ def never(connection: Connection, appended: Sequence[Any]) -> list[bool]:
 
 
 async def test_the_same_values_are_written(sqlite: Database, tmp_path: Path) -> None:
-    appended = [_Appended(each, "") for each in ROWS]
+    appended = [_appended(each) for each in ROWS]
     at_once = [sqlite.write_together(never, each, at_once=_append_at_once) for each in appended]
     assert await asyncio.gather(*at_once) == [True] * 5
     runner.upgrade(url := f"sqlite:///{tmp_path}/twin.db")
@@ -93,7 +92,7 @@ async def test_where_one_cannot_be_taken_nothing_is_changed(
     ledger = Ledger(sqlite)
     await ledger.append(row("old"))
     before = await sqlite.read(everything)
-    batch = [_Appended(row("first", charged_to=("x",)), ""), _Appended(bad, epoch)]
+    batch = [_appended(row("first", charged_to=("x",))), _appended(bad, epoch)]
     with pytest.raises(IntegrityError):
         _append_at_once(connection, batch)
     driver_connection: Any = connection.connection.driver_connection
@@ -108,10 +107,10 @@ async def test_where_one_cannot_be_taken_nothing_is_changed(
 
 async def test_an_epoch_in_force_is_looked_at(sqlite: Database, connection: Connection) -> None:
     epoch = await Ledger(sqlite).next_epoch()
-    _append_at_once(connection, [_Appended(row("r"), epoch)])
+    _append_at_once(connection, [_appended(row("r"), epoch)])
     await Ledger(sqlite).next_epoch()
     with pytest.raises(IntegrityError):
-        _append_at_once(connection, [_Appended(row("late"), epoch)])
+        _append_at_once(connection, [_appended(row("late"), epoch)])
 
 
 async def test_more_rows_than_a_statement_holds_are_written_plainly(sqlite: Database) -> None:
@@ -124,9 +123,9 @@ async def test_more_rows_than_a_statement_holds_are_written_plainly(sqlite: Data
     gate.opened.set()
     assert all(await asyncio.gather(*sent))
     await held
-    assert _append_at_once(None, [_Appended(each, "") for each in rows]) is None  # type: ignore[arg-type]
-    count = await sqlite.read(lambda connection: len(connection.execute(ledger_charges.select()).all()))
-    assert count == len(rows)
+    assert _append_at_once(None, [_appended(each) for each in rows]) is None  # type: ignore[arg-type]
+    found = await Ledger(sqlite).open_requests()
+    assert [each.reserve.charged_to for each in found] == [("x",)] * len(rows)
 
 
 class Way:

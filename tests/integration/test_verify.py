@@ -70,9 +70,9 @@ class Books:
         def run(connection: Connection) -> None:
             if self.database.dialect == "postgresql":
                 connection.execute(text("ALTER TABLE ledger DISABLE TRIGGER ALL"))
-                connection.execute(text("ALTER TABLE ledger_charges DISABLE TRIGGER ALL"))
+                connection.execute(text("ALTER TABLE counter_sets DISABLE TRIGGER ALL"))
             else:
-                for table in ("ledger", "ledger_charges"):
+                for table in ("ledger", "counter_sets"):
                     for change in ("update", "delete"):
                         connection.execute(text(f"DROP TRIGGER IF EXISTS {table}_no_{change}"))
             for statement in statements:
@@ -173,7 +173,6 @@ async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> 
         "UPDATE ledger SET output_tokens = 51 WHERE request_id = 'more' AND kind = 'settle'",
         "UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'other' AND kind = 'settle'",
         "UPDATE ledger SET input_tokens = -1 WHERE request_id = 'minus' AND kind = 'settle'",
-        "INSERT INTO ledger_charges (counter, request_id) VALUES ('c', 'nobody')",
     )
     report = await verify_ledger(books.database, None, running={"open"}, pause_s=0.0)
     assert set(report.problems) == {
@@ -181,10 +180,26 @@ async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> 
         "more: more was charged than reserved and topped up",
         "other: reserved for one tenant, project or key and settled or topped up for another",
         "minus: a negative amount",
-        "nobody: charged to a limit but never reserved",
         "lost: reserved, not running, and never settled",
     }
     assert (report.limits, report.open_requests) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO counter_sets SELECT gateway_id, counter_set, 'one more' FROM ledger",
+        "UPDATE counter_sets SET counter = counter || 'x'",
+        "DELETE FROM counter_sets",
+    ],
+    ids=["a counter more", "another counter", "none"],
+)
+async def test_what_requests_are_charged_to_is_not_changed_unseen(books: Books, change: str) -> None:
+    await books.start("r")
+    assert (await verify_ledger(books.database, None, pause_s=0.0)).ok
+    await books.sql(change)
+    report = await verify_ledger(books.database, None, pause_s=0.0)
+    assert report.problems == ("r: what it is charged to was changed",)
 
 
 async def test_a_second_settlement_in_a_tampered_database_is_found(books: Books) -> None:
