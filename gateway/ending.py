@@ -200,17 +200,18 @@ class Ending:
             log.exception("request %s: nothing was learned from it", run.call.request_id)
 
     def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
-        call = run.call
+        call, ended_s = run.call, run.times.ended_s
+        assert ended_s is not None
         if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
             for each in run.uses:
                 if each.outcome is not None and each.outcome.finish != "budget":
-                    self._estimates.learn(call, each.output_tokens)
+                    self._estimates.learn(call, each.output_tokens, ended_s)
         # What changed its tier was told something else later, of what was left then.
         if run.estimate is not None and not run.moves:
             if outcome is RequestOutcome.COMPLETED:
                 self._estimates.judge(run.estimate, run.times, charged.output_tokens)
-            elif run.in_line and run.turn is None and run.times.ended_s is not None:
-                self._estimates.refused(run.estimate, run.times.ended_s - run.times.arrived_s)
+            elif run.in_line and run.turn is None:
+                self._estimates.refused(run.estimate, ended_s - run.times.arrived_s)
         self._metrics.ended.add(
             outcome.value,
             call.tier.value,

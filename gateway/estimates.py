@@ -24,6 +24,7 @@ from gateway.account.estimate import Estimate, Times
 from gateway.account.promise import Promise, calibrate
 from gateway.at_once import AtOnce
 from gateway.engine_loads import engine_loads
+from gateway.even_sample import EvenSample
 from gateway.flow.controller import FlowController
 from gateway.lease import predicted_gpu_ms
 from gateway.pace import Pace
@@ -34,6 +35,7 @@ from tenants.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
+LEARNED_PER_S = 50.0
 
 log = logging.getLogger("fairgate.gateway.estimates")
 
@@ -77,10 +79,10 @@ class Estimates:
             stopwatch=stopwatch,
         )
         self._flow = flow
-        self._gap_s = 1.0
-        """Between the ends of requests, of late."""
-        self._judged_s = 0.0
-        self._due = 0.0
+        self._judged = EvenSample(JUDGED_PER_S)
+        self._learned = EvenSample(LEARNED_PER_S)
+        self._rate: tuple[Snapshot, StepTime, int] | None = None
+        """What `_pace_now` said of the latest snapshot."""
 
     # ------------------------------------------------------------ lengths
 
@@ -121,14 +123,19 @@ class Estimates:
         """The step-time model of an upstream that serves, and how many sequences it runs."""
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
-            if snapshot is not None:
-                return self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
+            if snapshot is None:
+                continue
+            if self._rate is None or self._rate[0] is not snapshot:
+                self._rate = snapshot, self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
+            return self._rate[1:]
         return PRIOR, 1
 
-    def learn(self, call: Call, output_tokens: int) -> None:
-        """One sequence ended by itself, or at its `max_tokens`."""
+    def learn(self, call: Call, output_tokens: int, now_s: float) -> None:
+        """One sequence ended by itself, or at its `max_tokens`. All are counted; of many, some
+        `LEARNED_PER_S` are learned from by what their requests said of themselves."""
         if not call.sampling.ignore_eos:
-            self.lengths.observe(call.principal.tenant_id, self._model, output_tokens, call.traits)
+            traits = call.traits if self._learned.takes(now_s) else None
+            self.lengths.observe(call.principal.tenant_id, self._model, output_tokens, traits)
             self.observed += 1
 
     def arrived(self, entry: Entry) -> None:
@@ -139,6 +146,7 @@ class Estimates:
     def watch(self, now_s: float) -> None:
         """Looks at the engines' latest snapshots, and replays where that is due; to be called some twenty
         times a second, beside the requests."""
+        self._rate = None
         for upstream in self._upstreams:
             self._paces[upstream.replica_id].see(upstream.snapshot)
         if self.are_told:
@@ -232,14 +240,10 @@ class Estimates:
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
         """A request that was told `estimate` has had its answer: what came of it? Of plain requests no more
         than `JUDGED_PER_S` are looked at, evenly chosen: that is enough to follow."""
-        if estimate.promise is not None and estimate.promise.bucket.kind == "plain":
-            ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
-            self._gap_s += 0.02 * (max(0.0, ended_s - self._judged_s) - self._gap_s)
-            self._judged_s = ended_s
-            self._due += min(1.0, self._gap_s * JUDGED_PER_S)
-            if self._due < 1.0:
-                return
-            self._due -= 1.0
+        ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
+        is_plain = estimate.promise is not None and estimate.promise.bucket.kind == "plain"
+        if is_plain and not self._judged.takes(ended_s):
+            return
         calibrate(self.calibration, estimate, times, output_tokens)
 
     def refused(self, estimate: Estimate, waited_s: float) -> None:

@@ -90,6 +90,9 @@ class FeedGate:
         """The part of `enter` that waits for nothing. None: it has to wait for `passing`."""
         if not needs:
             return False
+        if not self._waiting and self._feed(needs, sequences):
+            self._pass(request_id, needs, sequences)
+            return self._is_shared(needs, sequences)
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise FeedFull(self._max_waiting)
@@ -97,9 +100,7 @@ class FeedGate:
             raise FeedFull(self._max_waiting_in_all)
         waiting = self._waiting[request_id] = _Waiting(needs, sequences)
         self._let_pass()
-        if waiting.may_pass.done():
-            return any(self._running[bucket] > sequences for bucket in needs)
-        return None
+        return self._is_shared(needs, sequences) if waiting.may_pass.done() else None
 
     def leave(self, request_id: str) -> None:
         """The request is over, or waits no more. Harmless to repeat."""
@@ -111,7 +112,8 @@ class FeedGate:
                 self._running[bucket] -= sequences
                 if not self._running[bucket]:
                     del self._running[bucket]
-        self._let_pass()
+        if self._waiting:
+            self._let_pass()
 
     def _let_pass(self) -> None:
         """Nobody overtakes somebody who waits for one of the same buckets."""
@@ -119,17 +121,26 @@ class FeedGate:
         for request_id, waiting in list(self._waiting.items()):
             if waiting.may_pass.cancelled():
                 continue  # it is about to leave
-            if blocked.isdisjoint(waiting.needs) and all(
-                self._feeds(bucket, most, waiting.sequences) for bucket, most in waiting.needs.items()
-            ):
+            if blocked.isdisjoint(waiting.needs) and self._feed(waiting.needs, waiting.sequences):
                 del self._waiting[request_id]
-                self._passed[request_id] = waiting.needs, waiting.sequences
-                for bucket in waiting.needs:
-                    self._running[bucket] = self._running.get(bucket, 0) + waiting.sequences
+                self._pass(request_id, waiting.needs, waiting.sequences)
                 waiting.may_pass.set_result(None)
             else:
                 blocked.update(waiting.needs)
 
-    def _feeds(self, bucket: str, most: int, sequences: int) -> bool:
-        running = self._running.get(bucket, 0)
-        return running == 0 or running + sequences <= most
+    def _pass(self, request_id: str, needs: Mapping[str, int], sequences: int) -> None:
+        self._passed[request_id] = needs, sequences
+        for bucket in needs:
+            self._running[bucket] = self._running.get(bucket, 0) + sequences
+
+    def _feed(self, needs: Mapping[str, int], sequences: int) -> bool:
+        """Whether every one of its buckets feeds it, too."""
+        for bucket, most in needs.items():
+            running = self._running.get(bucket, 0)
+            if running and running + sequences > most:
+                return False
+        return True
+
+    def _is_shared(self, needs: Mapping[str, int], sequences: int) -> bool:
+        """Whether others are fed by one of the buckets of a request that has passed."""
+        return any(self._running[bucket] > sequences for bucket in needs)

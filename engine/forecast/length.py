@@ -27,9 +27,6 @@ LAYERS = ("sketches", "features")
 MAX_MODELS = 64
 """Served models that have weights of their own; those heard of longest ago are forgotten first."""
 VERSION = 2
-LEARN_ALL = 2_000
-"""So many answers of a model are all learned from and judged by; thinking about each costs some 0.1 ms."""
-LEARN_ONE_IN = 8
 
 
 class LengthForecast:
@@ -40,16 +37,16 @@ class LengthForecast:
         self.gate = Gate(len(LAYERS), max_keys=max_sketches)
         self._regressions: dict[str, LengthRegression] = {}
         self._scores: dict[str, tuple[LayerScore, ...]] = {}
-        self._seen: dict[str, int] = {}
-        """Answers with features since the start, by model."""
 
     def observe(
         self, tenant_id: str, model_id: str, output_tokens: int, features: Features | None = None
     ) -> None:
-        """An answer ended after `output_tokens`, its end-of-sequence token included; 0 says nothing."""
+        """An answer ended after `output_tokens`, its end-of-sequence token included; 0 says nothing. To count
+        it takes some microseconds; to judge both layers by it, and to learn, where `features` are given, some
+        0.1 ms."""
         if output_tokens < 1:
             return
-        if features is not None and self._is_due(model_id):
+        if features is not None:
             self._judge(tenant_id, model_id, output_tokens, features)
         self.sketches.observe(tenant_id, model_id, output_tokens)
 
@@ -157,11 +154,6 @@ class LengthForecast:
             raise ValueError(f"not a length forecast: {error!r}") from None
         return forecast
 
-    def _is_due(self, model_id: str) -> bool:
-        """Whether this answer is one to learn from: of very many, one in `LEARN_ONE_IN` says enough."""
-        seen = self._seen[model_id] = self._seen.get(model_id, 0) + 1
-        return seen <= LEARN_ALL or seen % LEARN_ONE_IN == 0
-
     def _judge(self, tenant_id: str, model_id: str, output_tokens: int, features: Features) -> None:
         """Every layer says what it would have said, then learns: nobody is judged by what it has seen."""
         lengths = self.sketches.quantiles(tenant_id, model_id, QUANTILES)
@@ -180,4 +172,3 @@ class LengthForecast:
             oldest = next(iter(self._regressions))
             del self._regressions[oldest]
             self._scores.pop(oldest, None)
-            self._seen.pop(oldest, None)

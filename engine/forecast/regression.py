@@ -17,6 +17,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from math import exp, log
+from operator import itemgetter, mul
 from typing import Any
 
 import msgspec
@@ -66,15 +67,12 @@ class LengthRegression:
 
     def locate(self, features: Features, median: float) -> Located:
         """`median`: what the layer below expects."""
-        place, spread = log(median), FIRST_LOG_SPREAD
-        places, spreads, squares = self._place, self._spread, self._place_squares
-        unseen = 0
-        for index, value in zip(features.places, features.values, strict=True):
-            place += places[index] * value
-            spread += spreads[index] * value
-            if not squares[index]:
-                unseen += 1
-        spread += _novelty(unseen, features) * spreads[NOVELTY]
+        look, values = itemgetter(*features.places, NOVELTY), features.values
+        spreads = look(self._spread)
+        place = log(median) + sum(map(mul, look(self._place), values))
+        spread = FIRST_LOG_SPREAD + sum(map(mul, spreads, values))
+        # The last one of those looked up is no feature's: `map` ends before it, and here it is left out.
+        spread += _novelty(look(self._place_squares)[:-1].count(0.0), features) * spreads[-1]
         return Located(
             min(max(place, 0.0), self._most), exp(min(max(spread, LEAST_LOG_SPREAD), MOST_LOG_SPREAD))
         )

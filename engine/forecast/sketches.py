@@ -24,6 +24,8 @@ TENANT_BORROWS = 8.0
 """Samples that a model's distribution is worth in a tenant's."""
 MODEL_BORROWS = 4.0
 """Samples that the prior is worth in a model's distribution."""
+MAX_QUANTILES = 64
+"""Remembered of one distribution."""
 EXACT = 16
 """Lengths up to here have a bucket each."""
 GROWTH = 1.1
@@ -95,6 +97,8 @@ class _Blend:
     model_samples: int
     survival: list[float]
     """Share of answers longer than TOPS[i - 1]; one entry more than there are buckets."""
+    quantiles: dict[float, int] = field(default_factory=dict)
+    """Those that were asked for at the start of an answer, as most are."""
 
 
 class LengthSketches:
@@ -135,16 +139,17 @@ class LengthSketches:
     def quantiles(self, tenant_id: str, model_id: str, qs: Sequence[float], generated: int = 0) -> list[int]:
         """For each of `qs`, the length that such a share of answers does not exceed, given that `generated`
         tokens are out and more will come: at least `generated + 1`."""
-        survival = self._survival(tenant_id, model_id)
-        certain = _survives(survival, generated)
-        lengths = []
-        for q in qs:
-            target = certain * (1 - q)
-            # Survival falls, its negative rises: find the bucket in which it crosses the target.
-            index = bisect_left(survival, -target, key=neg)
-            length = _length_at(survival, min(max(index, 1), len(TOPS)) - 1, target)
-            lengths.append(max(length, generated + 1))
-        return lengths
+        blend = self._blend(tenant_id, model_id)
+        if generated <= 0:
+            known = blend.quantiles
+            if len(known) > MAX_QUANTILES:
+                known.clear()
+            for q in qs:
+                if q not in known:
+                    known[q] = _quantile(blend.survival, 1.0, q, 0)
+            return [known[q] for q in qs]
+        certain = _survives(blend.survival, generated)
+        return [_quantile(blend.survival, certain, q, generated) for q in qs]
 
     def quantile(self, tenant_id: str, model_id: str, q: float, generated: int = 0) -> int:
         """One of `quantiles`."""
@@ -154,7 +159,7 @@ class LengthSketches:
         self, tenant_id: str, model_id: str, generated: int = 0, max_tokens: int | None = None
     ) -> float:
         """The mean length under the same conditions."""
-        survival = self._survival(tenant_id, model_id)
+        survival = self._blend(tenant_id, model_id).survival
         certain = _survives(survival, generated)
         if certain <= 0:
             median = self.quantile(tenant_id, model_id, 0.5, generated)
@@ -190,7 +195,7 @@ class LengthSketches:
             sketches._tenants[str(tenant_id), str(model_id)] = _unpack(packed)
         return sketches
 
-    def _survival(self, tenant_id: str, model_id: str) -> list[float]:
+    def _blend(self, tenant_id: str, model_id: str) -> _Blend:
         key = (tenant_id, model_id)
         tenant = self._tenants.get(key)
         model = self._models.get(model_id)
@@ -203,7 +208,7 @@ class LengthSketches:
             and blend.tenant_samples <= tenant_samples <= blend.tenant_samples * 1.02
             and blend.model_samples <= model_samples <= blend.model_samples * 1.05
         ):
-            return blend.survival
+            return blend
         shares = PRIOR if model is None else model.blended(PRIOR, MODEL_BORROWS)
         if tenant is not None:
             shares = tenant.blended(shares, TENANT_BORROWS)
@@ -212,8 +217,18 @@ class LengthSketches:
             survival.append(max(0.0, survival[-1] - share))
         if len(self._blends) >= self._max_sketches:
             self._blends.clear()
-        self._blends[key] = _Blend(tenant_samples, model_samples, survival)
-        return survival
+        blend = self._blends[key] = _Blend(tenant_samples, model_samples, survival)
+        return blend
+
+
+def _quantile(survival: list[float], certain: float, q: float, generated: int) -> int:
+    """The length that such a share of the answers, of which `certain` are longer than `generated`, does not
+    exceed."""
+    target = certain * (1 - q)
+    # Survival falls, its negative rises: find the bucket in which it crosses the target.
+    index = bisect_left(survival, -target, key=neg)
+    length = _length_at(survival, min(max(index, 1), len(TOPS)) - 1, target)
+    return max(length, generated + 1)
 
 
 def _survives(survival: list[float], length: int) -> float:

@@ -10,8 +10,10 @@ from collections.abc import Collection
 
 from engine.forecast.step_time import StepTimeModel
 from engine.messages import Ready, RunningSequence, Snapshot
+from gateway.even_sample import EvenSample
 from gateway.upstream.foreign_sequence import ForeignSequence
 
+LEARNED_PER_S = 50.0
 SNAPSHOT_EVERY_S = 0.05
 """As often as our own engine sends one."""
 
@@ -22,13 +24,16 @@ class ObservedLoad:
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
         self._pace = StepTimeModel(keeps_mean=False)
+        self._learned = EvenSample(LEARNED_PER_S)
         self._snapshot: Snapshot | None = None
         self._snapshot_s = float("-inf")
 
     def learn(self, sequence: ForeignSequence, beside: int) -> None:
         """A sequence ended, `beside` so many others: two points of the server's pace, the prefill and a
-        decode step."""
+        decode step. Of many sequences some `LEARNED_PER_S` are looked at."""
         if sequence.first_token_s is None or sequence.last_token_s is None:
+            return
+        if not self._learned.takes(sequence.last_token_s):
             return
         prompt_tokens = len(sequence.submit.prompt_token_ids)
         width = beside + 1

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from engine.forecast.features import HEAD_CHARACTERS, PLACES, TAIL_CHARACTERS, Features, features_of, place_of
-from engine.forecast.length import LEARN_ALL, LEARN_ONE_IN, LengthForecast
+from engine.forecast.length import LengthForecast
 from engine.forecast.regression import LengthRegression
 from engine.forecast.residuals import CELLS, Residuals
 from engine.forecast.scores import QUANTILES, LayerScore, concordance, pinball_tokens
@@ -156,13 +156,12 @@ def test_damaged_weights_are_refused(damage: dict[str, object]) -> None:
         LengthForecast.from_dict(data)
 
 
-def test_of_very_many_answers_it_learns_from_some() -> None:
+def test_an_answer_without_features_is_counted_and_not_judged() -> None:
     forecast = LengthForecast()
-    features = asked("Is 3 even?")
-    for _ in range(LEARN_ALL + 10 * LEARN_ONE_IN):
-        forecast.observe("t", "m", 2, features)
-    assert forecast.report()["m"]["layers"]["features"]["samples"] == LEARN_ALL + 10
-    assert forecast.samples("t", "m") == LEARN_ALL + 10 * LEARN_ONE_IN
+    forecast.observe("t", "m", 2, asked("Is 3 even?"))
+    forecast.observe("t", "m", 2)
+    assert forecast.report()["m"]["layers"]["features"]["samples"] == 1
+    assert forecast.samples("t", "m") == 2
 
 
 def test_features_see_the_ends_of_a_long_text_and_have_a_place_each() -> None:
