@@ -170,9 +170,23 @@ MUTATIONS = [
     Mutation(
         "run more streams than the rate feeds",
         "gateway/feed.py",
-        "        return running == 0 or running + sequences <= most\n",
-        "        return True\n",
+        "            if running and running + sequences > most:\n",
+        "            if False:\n",
         "tests/integration/test_rate_shape.py::test_a_hundred_streams_of_a_slow_tenant_leave_the_others_alone",
+    ),
+    Mutation(
+        "take for written what a request is charged to before it is",
+        "tenants/ledger.py",
+        "        if is_new and not appended.is_known and appended.counter_set is not None:\n",
+        "        if not appended.is_known and appended.counter_set is not None:\n",
+        "tests/integration/test_ledger.py::test_a_set_is_not_taken_for_written_before_it_is",
+    ),
+    Mutation(
+        "let what a request is charged to be changed unseen",
+        "tenants/counter_sets.py",
+        "        if set_id.__wrapped__(tuple(members.get((gateway_id, name), ()))) != name\n",
+        "        if (gateway_id, name) not in members\n",
+        "tests/integration/test_verify.py::test_what_requests_are_charged_to_is_not_changed_unseen",
     ),
     Mutation(
         "settle while a top-up is under way",
