@@ -79,6 +79,9 @@ class ForeignSequence:
         self._waiter: asyncio.Future[None] | None = None
         self.is_held_up = False
         """Its reader, or its lease, is so far behind that the server is made to wait."""
+        self._has_first_words = False
+        """Nobody has taken them yet: they are on their way before more is read, of which a fast server, or a
+        network that delivers in bursts, has a lot by then."""
         self._patience = Patience(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._goodbye: asyncio.TimerHandle | None = None
 
@@ -180,6 +183,10 @@ class ForeignSequence:
                 self._waiter = None
         delta, size = self._deltas.popleft()
         self._unread_bytes -= size
+        if self._has_first_words:
+            self._has_first_words = False
+            # Not now: whoever waits for them is called at the loop's next turn, and it reads before that.
+            self._loop.call_soon(self._read_on)
         if self.is_held_up and self._waiting_bytes < LOW_BYTES:
             self._hold_up(False)
         return delta
@@ -205,6 +212,9 @@ class ForeignSequence:
         if self.first_token_s is None:
             self.first_token_s = self.last_token_s
             self._on_verdict(Verdict.ANSWERS, "")
+            if self._connection is not None:
+                self._has_first_words = True
+                self._connection.pause()
 
     def _complete(self) -> None:
         """The answer is complete: what it really was is known now."""
@@ -299,10 +309,14 @@ class ForeignSequence:
         if not self._is_over:
             self._patience.wait(self._timeouts.between_s)
 
+    def _read_on(self) -> None:
+        if self._connection is not None and not self.is_held_up:
+            self._connection.resume()
+
     def _late(self) -> None:
         if self._is_over:
             return
-        if self.is_held_up:
+        if self.is_held_up or self._has_first_words:
             self._patience = Patience(self._loop, self._timeouts.between_s, self._late)
         elif self._status == 0:
             self._fail(

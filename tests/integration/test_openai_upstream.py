@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -291,6 +292,36 @@ async def test_a_reader_that_falls_behind_holds_the_server_up() -> None:
         text, outcome = await answer_of(deltas)
         assert len(first + text) == 20_000_000
         assert outcome.finish == "length"
+
+
+async def test_the_first_words_are_taken_before_more_is_read() -> None:
+    more, has_more = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: PeerRequest) -> None:
+        await request.head()
+        await request.events(piece("first "))
+        await more.wait()
+        await request.events(piece("and more"), piece("", "stop"), "[DONE]")
+        await request.last()
+        has_more.set()
+
+    timeouts = replace(FAST, between_s=0.05)
+    async with Peer(answer) as peer, upstream_of(peer, timeouts=timeouts) as upstream:
+        deltas = upstream.run(sequence(), CHAT)
+        [running] = upstream._sequences.values()
+        await until(lambda: running._deltas)
+        more.set()
+        await has_more.wait()
+        # However long nobody takes them: that is no fault of the server.
+        before = running._patience
+        await until(lambda: running._patience is not before)
+        assert len(running._deltas) == 1
+        assert running.answer.finish is None
+        assert upstream.describe()["held_up"] == 0
+        assert (await anext(deltas)).text == "first "
+        text, outcome = await answer_of(deltas)
+        assert (text, outcome.finish) == ("and more", "stop")
+        await until(lambda: len(upstream._client._idle) == 1)
 
 
 # ---------------------------------------------------------------- cancels and failures

@@ -175,6 +175,13 @@ MUTATIONS = [
         "tests/integration/test_rate_shape.py::test_a_hundred_streams_of_a_slow_tenant_leave_the_others_alone",
     ),
     Mutation(
+        "read on before the first words are taken",
+        "gateway/upstream/foreign_sequence.py",
+        "                self._connection.pause()\n",
+        "                pass\n",
+        "tests/integration/test_openai_upstream.py::test_the_first_words_are_taken_before_more_is_read",
+    ),
+    Mutation(
         "take for written what a request is charged to before it is",
         "tenants/ledger.py",
         "        if is_new and not appended.is_known and appended.counter_set is not None:\n",
