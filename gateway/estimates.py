@@ -24,7 +24,7 @@ from gateway.account.estimate import Estimate, Times
 from gateway.account.promise import Promise, calibrate
 from gateway.at_once import AtOnce
 from gateway.engine_loads import engine_loads
-from gateway.even_sample import EvenSample
+from gateway.even_sample import LEARNED_PER_S, EvenSample
 from gateway.flow.controller import FlowController
 from gateway.lease import predicted_gpu_ms
 from gateway.pace import Pace
@@ -35,7 +35,6 @@ from tenants.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
-LEARNED_PER_S = 50.0
 
 log = logging.getLogger("fairgate.gateway.estimates")
 

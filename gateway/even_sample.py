@@ -5,6 +5,8 @@ To think about an answer takes longer than to count it, and some dozen a second 
 
 from __future__ import annotations
 
+LEARNED_PER_S = 50.0
+"""What is typical of a stream of answers is known from so many of them."""
 MEMORY = 0.02
 """Weight of the latest gap between two of them in what is usual."""
 FIRST_GAP_S = 1.0

@@ -10,10 +10,9 @@ from collections.abc import Collection
 
 from engine.forecast.step_time import StepTimeModel
 from engine.messages import Ready, RunningSequence, Snapshot
-from gateway.even_sample import EvenSample
+from gateway.even_sample import LEARNED_PER_S, EvenSample
 from gateway.upstream.foreign_sequence import ForeignSequence
 
-LEARNED_PER_S = 50.0
 SNAPSHOT_EVERY_S = 0.05
 """As often as our own engine sends one."""
 
