@@ -28,19 +28,21 @@ from gateway.listening import Listener
 from gateway.responses import Choice
 from gateway.run import Begun, Closed, Ended, Event, InLine, Piece, Run, Silence
 from gateway.understand import Call
-from gateway.wire import send_start
+from gateway.wire import EncodedHeaders, encode_headers, send_start
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway
 
 WATCH_AFTER_S = 0.1
 """Who leaves earlier is noticed by then."""
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    # `no-transform`: a proxy that compresses holds back what it has not enough of.
-    "cache-control": "no-cache, no-transform",
-    "x-accel-buffering": "no",
-}
+STREAM_HEADERS = encode_headers(
+    {
+        "content-type": "text/event-stream; charset=utf-8",
+        # `no-transform`: a proxy that compresses holds back what it has not enough of.
+        "cache-control": "no-cache, no-transform",
+        "x-accel-buffering": "no",
+    }
+)
 
 
 class Answer:
@@ -51,13 +53,14 @@ class Answer:
         self._call = call
         self._write_timeout_s = gateway.deps.config.write_timeout_s
         self._keep_alive_s = gateway.deps.config.keep_alive_s
-        self._headers_made: dict[str, str] | None = None
+        self._headers: EncodedHeaders | None = None
+        self._writer: _ChunkWriter | None = None
         self.closed: Closed | None = None
         """How the request ended, once it has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._gateway.lifecycle.begin(self._call)
-        run.get_ready = self._headers
+        run.get_ready = self._get_ready
         watcher = _Watcher(receive, run)
         events = Listener(run)
         bounded = BoundedSend(send, self._write_timeout_s)
@@ -75,7 +78,7 @@ class Answer:
             run.interrupt(RequestOutcome.FAILED)
             raise
         finally:
-            bounded.end()
+            events.end()
             await watcher.close()
 
     # ------------------------------------------------------------ not streamed
@@ -98,7 +101,7 @@ class Answer:
             return
         account = closed.account
         body = responses.encode(responses.whole_body(run.call, choices, self._usage(account), account))
-        await send.json(200, body, self._headers(run))
+        await send.json(200, body, self._opening(run))
 
     # ------------------------------------------------------------ streamed
 
@@ -111,24 +114,23 @@ class Answer:
                 assert first.error is not None, "a request without tokens has a reason"
                 await self._refuse(run, send, first.error)
                 return
-            await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
-        writer = _ChunkWriter(run.call)
-        batch = [first]
-        with events.noting_silence(self._keep_alive_s):
-            while True:
-                batch += events.at_once()
-                body = b"".join([writer.write(event) for event in batch])
-                last = batch[-1]
-                if isinstance(last, Closed):
-                    self.closed = last
-                    if last.error is not None:
-                        self._count(last.error)
-                if body:
-                    more = not isinstance(last, Closed)
-                    await send({"type": "http.response.body", "body": body, "more_body": more})
-                if isinstance(last, Closed):
-                    return
-                batch = [await events.next()]
+            await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
+        writer = self._writer or _ChunkWriter(run.call)
+        batch = [first, *events.at_once()]
+        while True:
+            body = b"".join([writer.write(event) for event in batch])
+            last = batch[-1]
+            if isinstance(last, Closed):
+                self.closed = last
+                if last.error is not None:
+                    self._count(last.error)
+            if body:
+                more = not isinstance(last, Closed)
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+            if isinstance(last, Closed):
+                return
+            events.note_silence(self._keep_alive_s)
+            batch = [await events.next(), *events.at_once()]
 
     async def _first(self, run: Run, events: Listener, send: BoundedSend) -> tuple[Event, bool]:
         """The first event worth telling, and whether headers went out before it: with progress they do, and
@@ -138,7 +140,7 @@ class Answer:
         event = await events.within(progress.HEADERS_AT_ONCE_S)
         if event is not None and not isinstance(event, InLine):
             return event, False
-        await send_start(send, 200, self._headers(run) | STREAM_HEADERS)
+        await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         while event is None or isinstance(event, InLine):
             comment = self._gateway.lifecycle.outlook(run).comment()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
@@ -149,26 +151,38 @@ class Answer:
 
     async def _refuse(self, run: Run, send: BoundedSend, error: ApiError) -> None:
         self._count(error)
-        await send.json(error.status, error.body(), self._headers(run) | error.all_headers())
+        await send.json(error.status, error.body(), encode_headers(_headers(run) | error.all_headers()))
 
     def _count(self, error: ApiError) -> None:
         if error.code != "client_left":
             self._gateway.metrics.refused(error.code)
 
-    def _headers(self, run: Run) -> dict[str, str]:
-        """Made once: all that they say is known when an upstream has the request, and to make them then is
-        not the client's time."""
-        if self._headers_made is None:
-            call = run.call
-            self._headers_made = contract_headers(call.principal, call.tier)
-            self._headers_made.update(limit_headers(run.limit_states))
-            self._headers_made.update(estimate_headers(run.estimate))
-        return self._headers_made
+    def _get_ready(self, run: Run) -> None:
+        """An upstream has the request: what can be made before it has said anything is not the client's time
+        now."""
+        self._opening(run)
+        if self._call.stream:
+            self._writer = _ChunkWriter(run.call)
+
+    def _opening(self, run: Run) -> EncodedHeaders:
+        """The headers of an answer that is none of a refusal. Made once."""
+        if self._headers is None:
+            self._headers = encode_headers(_headers(run))
+        return self._headers
 
     def _usage(self, account: Account) -> dict[str, object]:
         return responses.usage(
             account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
         )
+
+
+def _headers(run: Run) -> dict[str, str]:
+    """What every answer says of the contract, the limits and the estimate."""
+    return (
+        contract_headers(run.call.principal, run.call.tier)
+        | limit_headers(run.limit_states)
+        | estimate_headers(run.estimate)
+    )
 
 
 class _ChunkWriter:
@@ -180,6 +194,8 @@ class _ChunkWriter:
         self._logprob_characters = [0] * call.sequences
         self._text = TextChunks(call)
         self._last: tuple[int, str] | None = None
+        roles = [responses.role_chunk(call, index) for index in range(call.sequences)] if call.chat else []
+        self._roles = b"".join(map(responses.event, roles))
 
     def write(self, event: Event) -> bytes:
         """The bytes of one event; none where there is nothing to say yet."""
@@ -190,11 +206,7 @@ class _ChunkWriter:
             case Silence():
                 return responses.KEEP_ALIVE
             case Begun():
-                if not call.chat:
-                    return b""
-                return b"".join(
-                    [responses.event(responses.role_chunk(call, index)) for index in range(call.sequences)]
-                )
+                return self._roles
             case Piece(index=index, text=text, logprobs=logprobs) if not logprobs:
                 return self._text.event(index, text)
             case Piece(index=index, text=text, logprobs=logprobs):

@@ -19,7 +19,7 @@ from gateway.refusals import as_api_error
 from gateway.routes import admin, docs, health, inference, quotes, requests
 from gateway.runtime import Gateway
 from gateway.straight import Application
-from gateway.wire import add_standard_headers, begin, send_json
+from gateway.wire import add_standard_headers, begin, encode_headers, send_json
 
 HANDLERS = [
     *inference.HANDLERS,
@@ -71,7 +71,7 @@ def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[b
 async def _send_refusal(send: Send, request: Request[Any, Any, Any], exception: Exception) -> None:
     """The same where the framework does not send it."""
     status, body, headers = _refusal(request, exception)
-    await send_json(send, status, body, headers)
+    await send_json(send, status, body, encode_headers(headers))
 
 
 def _refusal(request: Request[Any, Any, Any], exception: Exception) -> tuple[int, bytes, dict[str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from litestar import Request
 from litestar.types import Scope
 
 from gateway import errors
+from gateway.waiting import within
 from gateway.wire import headers_of
 
 
@@ -38,8 +38,7 @@ async def read_json_body(request: Request[Any, Any, Any], max_body_bytes: int, t
     ):
         raise errors.wrong_content_type(media_type)
     try:
-        async with asyncio.timeout(timeout_s):
-            body = await _read(request, max_body_bytes)
+        body = await within(timeout_s, _read(request, max_body_bytes))
     except TimeoutError:
         raise errors.body_too_slow(timeout_s) from None
     if not body:

@@ -18,7 +18,7 @@ class TextChunks:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._frames = {0: self._frame(0)}
 
     def event(self, index: int, text: str) -> bytes:
         """One server-sent event: what `responses.event(responses.text_chunk(...))` gives."""

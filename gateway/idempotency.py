@@ -26,7 +26,7 @@ from gateway.deps import GatewayDeps
 from gateway.errors import ApiError
 from gateway.refusals import as_api_error
 from gateway.understand import Call
-from gateway.wire import send_json, send_start
+from gateway.wire import encode_headers, send_json, send_start
 from tenants.errors import DatabaseUnavailable
 from tenants.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
 from tenants.idempotency import Answer as Kept
@@ -275,7 +275,7 @@ async def _never() -> Any:
 
 
 async def _send_error(send: Callable[[Any], Awaitable[None]], error: ApiError) -> None:
-    await send_json(send, error.status, error.body(), error.all_headers())
+    await send_json(send, error.status, error.body(), encode_headers(error.all_headers()))
 
 
 async def _replay(send: Send, kept: Kept) -> None:
@@ -284,7 +284,7 @@ async def _replay(send: Send, kept: Kept) -> None:
         # It was charged, so asking again with this key gives the same.
         headers = {name: value for name, value in headers.items() if not name.startswith("retry-after")}
         headers["x-should-retry"] = "false"
-    await send_start(send, kept.status, headers)
+    await send_start(send, kept.status, encode_headers(headers))
     for piece in kept.pieces or ():
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,8 +7,7 @@ proxy must not take it for dead.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from functools import partial
 
 from gateway.account.outcomes import RequestOutcome
 from gateway.patience import Patience
@@ -22,24 +21,29 @@ class Listener:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._was_cut = False
-        self._silence_s = 0.0
         self._patience: Patience | None = None
 
-    @contextlib.contextmanager
-    def noting_silence(self, seconds: float) -> Iterator[None]:
-        """Meanwhile `Silence` is an event, too, whenever there was none for so long."""
-        self._silence_s = seconds
-        self._patience = Patience(asyncio.get_running_loop(), seconds, self._silent)
-        try:
-            yield
-        finally:
+    def note_silence(self, seconds: float) -> None:
+        """`Silence` is an event, too, whenever there is none for so long, from now until `end`. Said again it
+        begins anew."""
+        if self._patience is None:
+            self._listen_on(seconds)
+        else:
+            self._patience.wait(seconds)
+
+    def end(self) -> None:
+        """Silence is none any more."""
+        if self._patience is not None:
             self._patience.end()
             self._patience = None
 
-    def _silent(self) -> None:
+    def _listen_on(self, seconds: float) -> None:
+        self._patience = Patience(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
+
+    def _silent(self, seconds: float) -> None:
         if not len(self._run.events):  # otherwise it is the client who takes its time
             self._run.events.put(Silence())
-        self._patience = Patience(asyncio.get_running_loop(), self._silence_s, self._silent)
+        self._listen_on(seconds)
 
     async def next(self, timeout_s: float | None = None) -> Event:
         """The next event. Raises `TimeoutError` after a silence of `timeout_s`."""
@@ -66,7 +70,4 @@ class Listener:
 
     def at_once(self) -> list[Event]:
         """What is there already: a step's events go out together."""
-        found = self._run.events.take()
-        if self._patience is not None:
-            self._patience.wait(self._silence_s)
-        return found
+        return self._run.events.take()

@@ -11,6 +11,7 @@ from litestar.types import Message, Scope
 from gateway.ids import new_request_id
 
 Send = Callable[[Any], Awaitable[None]]
+EncodedHeaders = list[tuple[bytes, bytes]]
 
 
 def begin(scope: Scope) -> str:
@@ -49,14 +50,18 @@ async def add_standard_headers(message: Message, scope: Scope) -> None:
     ]
 
 
-async def send_start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+def encode_headers(headers: Mapping[str, str]) -> EncodedHeaders:
+    """Headers as they are sent."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+async def send_start(send: Send, status: int, headers: EncodedHeaders) -> None:
     """Status line and headers."""
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """A whole JSON answer."""
-    standard = {"content-type": "application/json", "content-length": str(len(body))}
-    await send_start(send, status, {**headers, **standard})
+async def send_json(send: Send, status: int, body: bytes, headers: EncodedHeaders) -> None:
+    """A whole JSON answer; `headers` say neither its type nor its length."""
+    standard = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send_start(send, status, headers + standard)
     await send({"type": "http.response.body", "body": body, "more_body": False})

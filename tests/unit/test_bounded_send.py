@@ -32,8 +32,7 @@ async def test_what_is_read_at_once_passes() -> None:
     client = Client()
     bounded = BoundedSend(client.send, 0.02)
     await bounded("one")
-    await bounded.json(200, b"{}", {"a": "b"})
-    bounded.end()
+    await bounded.json(200, b"{}", [(b"a", b"b")])
     assert len(client.got) == 3
     start = client.got[1]
     assert isinstance(start, dict)
@@ -51,7 +50,6 @@ async def test_a_write_that_nobody_reads_is_given_up() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
-    bounded.end()
 
 
 async def test_each_write_has_the_whole_time() -> None:
@@ -59,7 +57,6 @@ async def test_each_write_has_the_whole_time() -> None:
     bounded = BoundedSend(client.send, 0.1)
     for number in range(3):
         await bounded(number)
-    bounded.end()
     assert client.got == [0, 1, 2]
 
 
@@ -72,7 +69,6 @@ async def test_time_in_which_nothing_is_written_does_not_count() -> None:
     client.reads_after_s = None
     with pytest.raises(TimeoutError):
         await bounded("three")
-    bounded.end()
     assert client.got == ["one", "two"]
 
 
@@ -83,12 +79,10 @@ async def test_who_cancels_the_task_is_not_told_of_a_timeout() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    bounded.end()
 
 
 async def test_an_answer_that_was_written_is_freed_at_once() -> None:
     with no_cycles_left():
         bounded = BoundedSend(Client().send, 60.0)
         await bounded("one")
-        bounded.end()
         del bounded

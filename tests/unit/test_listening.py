@@ -28,43 +28,46 @@ def run() -> Run:
 async def test_a_silence_is_heard_again_and_again_until_something_comes() -> None:
     running = run()
     listener = Listener(running)
-    with listener.noting_silence(AWHILE_S):
-        assert [await listener.next() for _ in range(3)] == [Silence()] * 3
-        running.events.put(Begun())
-        assert await listener.next() == Begun()
+    listener.note_silence(AWHILE_S)
+    assert [await listener.next() for _ in range(3)] == [Silence()] * 3
+    running.events.put(Begun())
+    assert await listener.next() == Begun()
+    listener.end()
 
 
 async def test_what_comes_in_time_moves_the_next_silence() -> None:
     running = run()
     listener = Listener(running)
     clock = asyncio.get_running_loop().time
-    with listener.noting_silence(AWHILE_S):
-        for _ in range(5):
-            running.events.put(InLine())
-            assert await listener.next() == InLine()
-            assert listener.at_once() == []
-            await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
-        since_s = clock()
-        listener.at_once()
-        assert await listener.next() == Silence()
-        assert clock() - since_s >= AWHILE_S
+    for _ in range(5):
+        listener.note_silence(AWHILE_S)
+        running.events.put(InLine())
+        assert await listener.next() == InLine()
+        assert listener.at_once() == []
+        await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
+    since_s = clock()
+    listener.note_silence(AWHILE_S)
+    assert await listener.next() == Silence()
+    assert clock() - since_s >= AWHILE_S
+    listener.end()
 
 
 async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> None:
     running = run()
     listener = Listener(running)
-    with listener.noting_silence(AWHILE_S):
-        piece = Piece(0, "a", ())
-        running.events.put(piece)
-        await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
-        assert [await listener.next(), *listener.at_once()] == [piece]
+    listener.note_silence(AWHILE_S)
+    piece = Piece(0, "a", ())
+    running.events.put(piece)
+    await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
+    assert [await listener.next(), *listener.at_once()] == [piece]
+    listener.end()
 
 
 async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
     running = run()
     listener = Listener(running)
-    with listener.noting_silence(AWHILE_S):
-        pass
+    listener.note_silence(AWHILE_S)
+    listener.end()
     await asyncio.sleep(AWHILE_S * 3)
     assert not len(running.events)
     running.interrupt(RequestOutcome.DISCONNECTED)
@@ -78,6 +81,7 @@ async def test_a_listener_that_heard_all_is_freed_at_once() -> None:
     with no_cycles_left():
         running = run()
         listener = Listener(running)
-        with listener.noting_silence(AWHILE_S):
-            assert await listener.next() == Silence()
+        listener.note_silence(AWHILE_S)
+        assert await listener.next() == Silence()
+        listener.end()
         del running, listener
