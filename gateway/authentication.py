@@ -52,28 +52,41 @@ def bearer(authorization: str | None) -> str:
 
 
 def authenticate(deps: GatewayDeps, authorization: str | None) -> Principal:
-    """The principal behind a header. Raises `ApiError`: 401, or 503 when the directory cannot be trusted."""
+    """The principal behind a header. Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503 when
+    the directory cannot be trusted."""
     credential = bearer(authorization)
     if deps.control_token and hmac.compare_digest(credential.encode(), deps.control_token.encode()):
         return CONTROL
-    try:
-        return deps.directory.authenticate(credential, deps.wall_clock())
-    except KeyRejected as rejected:
-        raise errors.invalid_api_key(rejected.reason) from None
+    return deps.directory.authenticate(credential, deps.wall_clock())
 
 
 async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guard: authenticates and checks the scope that the route names. It waits for nothing: a plain function
-    would be called in a thread."""
+    """Guard: authenticates and checks the scope that the route names. It waits for nothing but news of a key
+    that is not known: a plain function would be called in a thread."""
     begin(connection.scope)
     scope = handler.opt.get("scope")
     if scope is None:
         return
     deps: GatewayDeps = connection.app.state.gateway.deps
-    principal = authenticate(deps, headers_of(connection.scope).get("authorization"))
+    authorization = headers_of(connection.scope).get("authorization")
+    try:
+        principal = authenticate(deps, authorization)
+    except KeyRejected as rejected:
+        principal = await _authenticate_again(deps, authorization, rejected)
     if scope not in principal.scopes:
         raise errors.scope_missing(scope)
     connection.scope["state"]["principal"] = principal
+
+
+async def _authenticate_again(deps: GatewayDeps, authorization: str | None, first: KeyRejected) -> Principal:
+    """A key that is not known may have been made a moment ago. Raises `ApiError` (401)."""
+    rejected = first
+    if first.reason == "unknown" and await deps.directory.look_again():
+        try:
+            return authenticate(deps, authorization)
+        except KeyRejected as again:
+            rejected = again
+    raise errors.invalid_api_key(rejected.reason) from None
 
 
 def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:

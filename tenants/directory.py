@@ -2,15 +2,17 @@
 
 The whole directory lives in memory: `authenticate` is a look-up and one HMAC, no SQL. A poller reads one
 row, the directory's revision, four times a second; when it has grown, the tenants that changed are loaded
-again, so every admin act made anywhere (another gateway, the CLI) takes effect here within a second. When
-the database is down the last known state keeps serving for `max_stale_s`, then `authenticate` fails
-closed (`DirectoryStale`): for that long a revocation might exist that we cannot see.
+again, so every admin act made anywhere (another gateway, the CLI) takes effect here within a second; a key
+that is not known is looked for at once (`look_again`). When the database is down the last known state keeps
+serving for `max_stale_s`, then `authenticate` fails closed (`DirectoryStale`): for that long a revocation
+might exist that we cannot see.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +32,10 @@ from tenants.types import Limit, Principal, SubjectKind, Tier
 
 POLL_INTERVAL_S = 0.25
 MAX_STALE_S = 60.0
+LOOK_AGAIN_S = 0.01
+"""Who guesses keys makes nobody look for news more often than that,"""
+LOOK_MOST_S = 1.0
+"""and waits no longer for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class Directory:
         self._entries: dict[str, _Entry] = {}
         self._poller: asyncio.Task[None] | None = None
         self._refreshing = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._looked_s = -math.inf
         self._polled = asyncio.Event()
 
     async def start(self) -> None:
@@ -169,6 +177,17 @@ class Directory:
                 raise PepperMismatch
             self._apply(loaded)
             self._fresh_at_s = asked_at_s
+
+    async def look_again(self) -> bool:
+        """Whether there is news, for one whose key is not known: it may have been made a moment ago."""
+        before = self._revision
+        async with self._looking:
+            if self._monotonic() - self._looked_s >= LOOK_AGAIN_S:
+                with suppress(DatabaseUnavailable, PepperMismatch, TimeoutError):
+                    async with asyncio.timeout(LOOK_MOST_S):
+                        await self.refresh()
+                self._looked_s = self._monotonic()
+        return self._revision != before
 
     async def next_poll(self) -> None:
         """Returns when the poller has looked once more. A change that was committed before the call is in

@@ -12,7 +12,7 @@ from migrations import runner
 from tenants import queries, tables
 from tenants.admin import Admin
 from tenants.database import Database, open_database
-from tenants.directory import POLL_INTERVAL_S, Directory
+from tenants.directory import LOOK_AGAIN_S, POLL_INTERVAL_S, Directory
 from tenants.errors import DirectoryStale, KeyRejected, PepperMismatch, SchemaMissing
 from tenants.keys import new_key
 from tenants.types import Principal, Tier
@@ -191,6 +191,42 @@ async def test_only_tenants_that_changed_are_loaded_again(
     after = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
     assert after["acme"].weight == 5
     assert after["globex"] is before["globex"]
+
+
+async def test_a_key_that_was_just_made_is_found_and_guessers_make_nobody_look_often(
+    admin: Admin, database: Database, pepper: bytes
+) -> None:
+    clock = Clock(100)
+    directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
+    await directory.start()
+    assert not await directory.look_again()
+    await admin.create_tenant(ACTOR, "acme")
+    key, secret = await admin.create_key(ACTOR, "acme")
+    assert not await directory.look_again(), "it was looked for a moment ago"
+    clock.advance(LOOK_AGAIN_S)
+    assert all(await asyncio.gather(*(directory.look_again() for _ in range(8)))), (
+        "all hear of what one found"
+    )
+    assert directory.authenticate(secret, NOON_S).key_id == key.key_id
+    clock.advance(LOOK_AGAIN_S)
+    assert not await directory.look_again()
+    await directory.close()
+
+
+async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_once(pepper: bytes) -> None:
+    server = services.start_postgres()
+    try:
+        url = services.create_database(server.url)
+        runner.upgrade(url)
+        database = open_database(url)
+        directory = Directory(database, pepper, poll_interval_s=3_600)
+        await directory.start()
+        server.kill()
+        assert not any(await asyncio.gather(*(directory.look_again() for _ in range(8))))
+        await directory.close()
+        await database.close()
+    finally:
+        server.stop()
 
 
 async def test_the_hot_path_asks_no_database(admin: Admin, directory: Directory, database: Database) -> None:
