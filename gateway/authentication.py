@@ -78,14 +78,15 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
     connection.scope["state"]["principal"] = principal
 
 
-async def _authenticate_again(deps: GatewayDeps, authorization: str | None, first: KeyRejected) -> Principal:
+async def _authenticate_again(
+    deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
+) -> Principal:
     """A key that is not known may have been made a moment ago. Raises `ApiError` (401)."""
-    rejected = first
-    if first.reason == "unknown" and await deps.directory.look_again():
-        try:
+    try:
+        if rejected.reason == "unknown" and await deps.directory.look_again():
             return authenticate(deps, authorization)
-        except KeyRejected as again:
-            rejected = again
+    except KeyRejected as again:
+        rejected = again
     raise errors.invalid_api_key(rejected.reason) from None
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from gateway.waiting import within
-from gateway.wire import EncodedHeaders, send_json
+from gateway.wire import EncodedHeaders, Send, send_json
 
 
 class BoundedSend:
     """`send` that a client who reads nothing cannot hold for ever: raises `TimeoutError`."""
 
-    def __init__(self, send: Callable[[Any], Awaitable[None]], timeout_s: float) -> None:
+    def __init__(self, send: Send, timeout_s: float) -> None:
         self._send = send
         self._timeout_s = timeout_s
 

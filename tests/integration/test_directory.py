@@ -218,11 +218,21 @@ async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_on
     try:
         url = services.create_database(server.url)
         runner.upgrade(url)
-        database = open_database(url)
-        directory = Directory(database, pepper, poll_interval_s=3_600)
+        database, clock = open_database(url), Clock(100)
+        await Admin(database, pepper).create_tenant(ACTOR, "acme")
+        directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
         await directory.start()
         server.kill()
         assert not any(await asyncio.gather(*(directory.look_again() for _ in range(8))))
+        server.start()
+        database_again = open_database(url)
+        _, secret = await Admin(database_again, pepper).create_key(ACTOR, "acme")
+        await database_again.close()
+        assert not await directory.look_again(), "it failed a moment ago"
+        clock.advance(LOOK_AGAIN_S)
+        while not await directory.look_again():
+            clock.advance(LOOK_AGAIN_S)
+        assert directory.authenticate(secret, NOON_S)
         await directory.close()
         await database.close()
     finally:
