@@ -19,7 +19,7 @@ from engine.messages import TIER_RANKS
 from gateway.account.estimate import Estimate
 from gateway.account.promise import Promise
 from gateway.surfaces import Size
-from tenants.pricing import Entry, PriceBook, check_counts
+from tenants.pricing.pricing import Entry, PriceBook, check_counts
 from tenants.types import Tier
 
 

@@ -27,9 +27,10 @@ from gateway.mending import Mender
 from gateway.settling import Settlement, Settlements
 from gateway.understand import Call
 from tenants.errors import EpochEnded
-from tenants.ledger import Kind, Ledger, LedgerRow, as_list, sum_of
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import Kind, LedgerRow, as_list, sum_of
 from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 from tenants.types import NOTHING, Amounts, Limit
 
 __all__ = ["Books", "BudgetDenied", "Settlement"]

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from gateway.account.charge import SequenceUse, use_of
 from gateway.understand import Call
-from tenants.metering import counted
-from tenants.pricing import PriceBook
+from tenants.pricing.metering import counted
+from tenants.pricing.pricing import PriceBook
 from tenants.types import NOTHING, Amounts
 
 MAX_SIZES = 16

@@ -23,7 +23,7 @@ from gateway.topping import Topping
 from gateway.upstream import bound
 from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
 from gateway.waiting import one_of
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 from tenants.types import OnLowBudget
 
 FINISHES = ("stop", "length", "budget")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
-from tenants.gateways import GatewayRegistry
+from tenants.directory.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length import LengthForecast
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gateway.sharing import Sharing
     from gateway.understand import Renderer
     from gateway.upstream.base import Upstream
-    from tenants.admin import Admin
-    from tenants.database import Database
-    from tenants.directory import Directory
-    from tenants.ledger import Ledger
-    from tenants.pricing import PriceBook
+    from tenants.admin.admin import Admin
+    from tenants.directory.directory import Directory
+    from tenants.ledger.ledger import Ledger
+    from tenants.pricing.pricing import PriceBook
     from tenants.quota.store import QuotaStore
+    from tenants.storage.database import Database
 
 __all__ = ["GatewayConfig", "GatewayDeps"]
 

@@ -18,7 +18,7 @@ from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFu
 from gateway.flow.window import Replica
 from gateway.flow_state import FlowState, LocalQueue
 from gateway.upstream.base import Upstream
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 
 SWEEP_S = 0.25
 """How often deadlines in the queue are looked at."""

@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from gateway.under_way import Answered, Ask, Heard, Unreachable
-from tenants.redis_options import redis_options
-from tenants.stopping import stop
+from tenants.storage.redis_options import redis_options
+from tenants.storage.task_stop import stop
 
 ANSWER_S = 5.0
 """A move writes to the ledger; everything else is answered at once."""

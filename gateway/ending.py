@@ -27,7 +27,7 @@ from gateway.metrics import Metrics
 from gateway.recent_share import RecentShare
 from gateway.run import Closed, Run
 from gateway.upstream.base import basis_of, served_by, uncertain_tokens
-from tenants.metering import counted
+from tenants.pricing.metering import counted
 from tenants.types import NOTHING, Amounts
 
 log = logging.getLogger("fairgate.gateway.lifecycle")

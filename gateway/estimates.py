@@ -31,7 +31,7 @@ from gateway.pace import Pace
 from gateway.surfaces import Size, Surfaces
 from gateway.understand import Call
 from gateway.upstream.base import Upstream
-from tenants.pricing import PriceBook, check_counts
+from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0

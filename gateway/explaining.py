@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.account.explanation import explanation
 from gateway.account.timeline import UnreadableTimeline, unpack
-from tenants.timelines import StoredTimeline
+from tenants.ledger.timelines import StoredTimeline
 
 if TYPE_CHECKING:
-    from tenants.admin import Admin
+    from tenants.admin.admin import Admin
 
 NOTHING_KEPT: dict[str, Any] = {"explanation": [], "waits": None, "stages": [], "timeline": None}
 """Its timeline is gone, or never was: it is older than they are kept, or its gateway died."""

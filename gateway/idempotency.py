@@ -27,10 +27,10 @@ from gateway.errors import ApiError
 from gateway.refusals import as_api_error
 from gateway.understand import Call
 from gateway.wire import encode_headers, send_json, send_start
+from tenants.directory.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.directory.idempotency import Answer as Kept
 from tenants.errors import DatabaseUnavailable
-from tenants.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
-from tenants.idempotency import Answer as Kept
-from tenants.ledger import LedgerRow
+from tenants.ledger.rows import LedgerRow
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from gateway.account.outcomes import RequestOutcome
 from gateway.mending import Mender
-from tenants import queries
+from tenants.directory import queries
 from tenants.errors import DatabaseUnavailable
-from tenants.ledger import Ledger
+from tenants.ledger.ledger import Ledger
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
 from tenants.types import NOTHING
 

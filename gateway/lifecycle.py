@@ -60,7 +60,7 @@ from gateway.upstream.base import (
     UpstreamFailed,
     UpstreamLost,
 )
-from tenants.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook
 from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0

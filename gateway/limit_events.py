@@ -13,12 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from gateway.metrics import Metrics
-from tenants import limit_events
-from tenants.database import Database
 from tenants.errors import DatabaseUnavailable
-from tenants.limit_events import EventKey, EventKind, Tally, noticed
+from tenants.quota import alerts as limit_events
+from tenants.quota.alerts import EventKey, EventKind, Tally, noticed
 from tenants.quota.store import Granted
-from tenants.stopping import stop
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
 
 FLUSH_EVERY_S = 1.0
 MAX_WAITING = 10_000

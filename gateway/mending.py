@@ -23,7 +23,7 @@ from datetime import datetime
 from types import TracebackType
 
 from tenants.errors import DatabaseUnavailable
-from tenants.ledger import Ledger
+from tenants.ledger.ledger import Ledger
 from tenants.quota.store import Hold, QuotaStore, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Limit
 

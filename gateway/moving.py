@@ -25,7 +25,7 @@ from gateway.counting import size_of
 from gateway.dispatcher import Dispatcher
 from gateway.run import Run
 from gateway.understand import TIER_NAMES, Call
-from tenants.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import Denied, Granted
 from tenants.types import NOTHING, Limit, Mode, OnLowBudget, Tier
 

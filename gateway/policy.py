@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.scheduling.policy import UnknownPolicy, make_policy, policy_names
 from gateway.upstream.base import Upstream, UpstreamLost
-from tenants.audit import Actor
+from tenants.admin.audit import Actor
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway

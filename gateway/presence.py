@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
-from tenants.gateways import GatewaySeen
 
 MARGIN_S = 2.0
 """Between the last moment to start something and the first to be taken for dead: what was sent until then

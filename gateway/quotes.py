@@ -26,7 +26,7 @@ from gateway.quote_token import BadQuote, Quote, Signer, digest_of, quote_of
 from gateway.surfaces import Size
 from gateway.understand import TIER_NAMES, Call
 from tenants.errors import DatabaseUnavailable
-from tenants.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook
 from tenants.types import Principal, Tier
 
 HEADER = "X-Fairgate-Quote"
@@ -39,7 +39,8 @@ log = logging.getLogger("fairgate.gateway.quotes")
 
 
 class Redeemed(Protocol):
-    """Which request redeemed an offer (`tenants/redeemed_quotes.py`). Both raise `DatabaseUnavailable`."""
+    """Which request redeemed an offer (`tenants/pricing/redeemed_quotes.py`). Both raise
+    `DatabaseUnavailable`."""
 
     async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
         """Whether the offer is this request's from now on; False: another one redeemed it."""

@@ -29,9 +29,9 @@ from msgspec.structs import replace
 from engine.messages import Inventory, Outcome
 from gateway.account.reckoning import reckon, tier_of
 from gateway.upstream.base import Upstream, UpstreamLost
+from tenants.directory.gateways import GatewaySeen
 from tenants.errors import UnknownPrice
-from tenants.gateways import GatewaySeen
-from tenants.ledger import OpenRequest
+from tenants.ledger.rows import OpenRequest
 
 if TYPE_CHECKING:
     from gateway.deps import GatewayDeps

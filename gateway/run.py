@@ -19,7 +19,7 @@ from gateway.dispatcher import Turn
 from gateway.errors import ApiError
 from gateway.topping import Leases
 from gateway.understand import Call
-from tenants.pricing import PriceBook
+from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
 

@@ -50,11 +50,11 @@ from gateway.spans import open_spans
 from gateway.timelines import Timelines
 from gateway.under_way import UnderWay
 from gateway.understand import Call, ServedModel
+from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable, Invalid
-from tenants.gateways import GatewaySeen
+from tenants.pricing.redeemed_quotes import RedeemedQuotes
 from tenants.quota.store import QuotaStoreUnavailable
-from tenants.redeemed_quotes import RedeemedQuotes
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 from tenants.types import Tier
 
 SAVE_LENGTHS_EVERY_S = 30.0

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from gateway.mending import Mender
 from tenants.errors import DatabaseUnavailable
-from tenants.ledger import Ledger, LedgerRow
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow
 from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 
 RETRY_FIRST_S = 0.1
 RETRY_MOST_S = 5.0

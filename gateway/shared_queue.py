@@ -32,8 +32,8 @@ from gateway.flow.shared.session import Message, Session
 from gateway.flow.window import Replica
 from gateway.flow_state import OnRefused, OnTurns
 from tenants.quota.redis import Passenger
-from tenants.redis_options import redis_options
-from tenants.stopping import stop
+from tenants.storage.redis_options import redis_options
+from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
 """What is not urgent waits so long for something to ride along with."""

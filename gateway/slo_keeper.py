@@ -24,12 +24,12 @@ from gateway.account.attribution import Cause, Facts, Metric, Verdict, judge
 from gateway.account.fluid import Job, Machine
 from gateway.account.load import LoadLog
 from gateway.recent_share import RecentShare
-from tenants import slo_store
-from tenants.database import Database
 from tenants.errors import DatabaseUnavailable
-from tenants.slo import Missed, Slo, SloBook, Tally
-from tenants.slo_store import CountKey
-from tenants.stopping import stop
+from tenants.slo import store as slo_store
+from tenants.slo.slo import Missed, Slo, SloBook, Tally
+from tenants.slo.store import CountKey
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
 from tenants.types import Tier
 
 FLUSH_EVERY_S = 1.0

@@ -10,8 +10,8 @@ from engine.messages import TIER_RANKS
 from gateway.flow.control import Control
 from gateway.flow.controller import FlowController, TenantFlow
 from gateway.upstream.base import Upstream
+from tenants.directory.records import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
-from tenants.records import limit_as_json
 
 if TYPE_CHECKING:
     from gateway.runtime import Gateway

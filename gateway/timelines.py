@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from tenants import timelines
-from tenants.database import Database
 from tenants.errors import DatabaseUnavailable
-from tenants.stopping import stop
-from tenants.timelines import StoredTimeline
+from tenants.ledger import timelines
+from tenants.ledger.timelines import StoredTimeline
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
 
 FLUSH_EVERY_S = 1.0
 PURGE_EVERY_S = 600.0

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from tenants.tables import metadata
+from tenants.storage.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(

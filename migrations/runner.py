@@ -18,8 +18,8 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from tenants.database import create_sql_engine, translate
 from tenants.errors import Invalid
+from tenants.storage.database import create_sql_engine, translate
 
 #: Any number that no other program takes as its PostgreSQL advisory lock ("fairgate" in bytes).
 _ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")

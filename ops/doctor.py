@@ -21,9 +21,9 @@ from migrations import runner
 from ops import datadir
 from ops.serve import StartFailed, check_model, explain, missing_packages
 from ops.settings import Settings
-from tenants.database import open_database
 from tenants.errors import TenancyError
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
+from tenants.storage.database import open_database
 
 MAX_CLOCK_SKEW_S = 2.0
 MIN_FREE_BYTES = 512 * 2**20

@@ -34,8 +34,8 @@ from ops import datadir
 from ops.settings import Settings
 from ops.supervise import EngineStartFailed
 from ops.wire import Running, build
-from tenants.admin import Admin
-from tenants.audit import Actor
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
 from tenants.errors import DatabaseUnavailable, TenancyError
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from tenants.errors import Invalid
-from tenants.pricing import Price
+from tenants.pricing.pricing import Price
 
 T = TypeVar("T")
 

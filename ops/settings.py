@@ -19,7 +19,7 @@ from engine.scheduling.policy import POLICIES, TABLE_POLICIES
 from ops import setting_values as values
 from ops import upstream_settings
 from ops.upstream_settings import UpstreamSettings
-from tenants.pricing import DEFAULT_MULTIPLIERS, Price
+from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
 SHIPPED_MODEL = Path(__file__).parent / "demo" / "model"

@@ -40,16 +40,16 @@ from ops import datadir
 from ops.settings import Settings
 from ops.supervise import EngineSupervisor, SharedEngine, engine_address
 from ops.upstreams import pools_of
-from tenants.admin import Admin
-from tenants.audit import Actor
-from tenants.database import open_database
-from tenants.directory import Directory
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.directory.directory import Directory
+from tenants.directory.keys import quote_secret
 from tenants.errors import Invalid
-from tenants.keys import quote_secret
-from tenants.ledger import Ledger
+from tenants.ledger.ledger import Ledger
 from tenants.quota.fallback import FallbackQuotaStore
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStore, QuotaStoreRecovering
+from tenants.storage.database import open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:

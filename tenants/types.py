@@ -147,7 +147,7 @@ class Limit:
 
 class Amounts(msgspec.Struct, frozen=True):
     """How much of each meter a request holds or has used. For limits the tokens are weighted ones
-    (`tenants/metering.py`), for bills and usage the real ones."""
+    (`tenants/pricing/metering.py`), for bills and usage the real ones."""
 
     input_tokens: int = 0
     output_tokens: int = 0

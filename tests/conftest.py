@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from migrations import runner
-from tenants.database import Database, open_database
+from tenants.storage.database import Database, open_database
 from tests import services
 
 PEPPER = b"a pepper for tests, 32 bytes....."

@@ -29,10 +29,10 @@ from gateway.metrics import Metrics
 from gateway.run import Closed, Run
 from gateway.understand import Call
 from gateway.upstream.base import Wording
-from tenants.database import Database
-from tenants.ledger import Ledger
-from tenants.pricing import Price, uniform_book
+from tenants.ledger.ledger import Ledger
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
+from tenants.storage.database import Database
 from tenants.types import Limit, Principal, Tier
 
 EPOCH_S = 1e9

@@ -21,9 +21,9 @@ import msgspec
 from engine.messages import Outcome
 from gateway.account.charge import use_of_outcomes
 from gateway.account.outcomes import RequestOutcome
-from tenants.ledger import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list
-from tenants.metering import counted
-from tenants.pricing import PriceBook
+from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list
+from tenants.pricing.metering import counted
+from tenants.pricing.pricing import PriceBook
 from tenants.types import Amounts
 
 

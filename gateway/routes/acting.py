@@ -11,7 +11,7 @@ from gateway.authentication import principal_of
 from gateway.body import read_json_body
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import decode
-from tenants.audit import Actor
+from tenants.admin.audit import Actor
 
 T = TypeVar("T", bound=msgspec.Struct)
 READ = {"scope": "admin:read"}

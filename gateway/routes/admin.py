@@ -20,8 +20,8 @@ from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import KeyCreate, KeyRotate, PolicySet, TenantChange, TenantCreate
 from gateway.status import status_of
-from tenants.admin import DEFAULT_SCOPES
-from tenants.verify import verify_ledger
+from tenants.admin.admin import DEFAULT_SCOPES
+from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
 

@@ -19,7 +19,7 @@ from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.understand import Call, understand_chat, understand_text
 from gateway.wire import begin, headers_of
-from tenants.idempotency import MAX_KEY_CHARACTERS
+from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
 DEADLINE, SDK_DEADLINE = deadline.HEADER.lower(), deadline.SDK_HEADER.lower()

@@ -10,8 +10,8 @@ from litestar.params import FromPath, FromQuery
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import LimitOverride, LimitSet
-from tenants import validation
-from tenants.records import limit_as_json
+from tenants.admin import validation
+from tenants.directory.records import limit_as_json
 from tenants.types import Meter, Mode, Window
 
 

@@ -10,7 +10,7 @@ from litestar.params import FromQuery
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import PriceSet
-from tenants.price_acts import PriceChange
+from tenants.admin.prices import PriceChange
 
 
 @get(

@@ -31,7 +31,7 @@ from gateway.under_way import (
     Unreachable,
 )
 from gateway.understand import tier_named, tier_of
-from tenants.ledger import LedgerRow
+from tenants.ledger.rows import LedgerRow
 from tenants.types import Tier
 
 OWN: dict[str, Any] = {"scope": "inference"}

@@ -11,7 +11,7 @@ from gateway.account.attribution import Cause
 from gateway.routes.acting import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.schemas import SloSet
-from tenants.slo import METRICS, PERIOD_DAYS
+from tenants.slo.slo import METRICS, PERIOD_DAYS
 
 
 @get(

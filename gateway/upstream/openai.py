@@ -33,7 +33,7 @@ from gateway.upstream.observed_load import ObservedLoad, running
 from gateway.upstream.openai_server import OpenAIServer
 from gateway.upstream.server_watch import ServerWatch, now
 from gateway.upstream.token_count import TokenCount
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 
 SPARE_CONNECTIONS = 16
 """Beyond `max_concurrent`: for requests with many choices, and for probes."""

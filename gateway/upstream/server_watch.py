@@ -23,7 +23,7 @@ from gateway.upstream.http_client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.openai_request import MODELS_PATH
 from gateway.upstream.openai_server import OpenAIServer
 from gateway.upstream.saturation import Saturation
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 
 PROBE_EVERY_S = 5.0
 PROBE_DOWN_EVERY_S = 1.0

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from tenants.counter_sets import set_id
+from tenants.ledger.counter_sets import set_id
 
 revision = "0008"
 down_revision = "0007"

@@ -21,7 +21,7 @@ from gateway.estimates import Estimates
 from gateway.flow.tickets import QueueFull, Ticket
 from gateway.surfaces import Size
 from ops.bench.virtual_pool import PoolRequest, PoolServed, VirtualPool
-from tenants.pricing import Price, uniform_book
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Tier
 
 MODEL = "virtual"

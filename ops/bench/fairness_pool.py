@@ -35,8 +35,8 @@ from ops.bench.policies_figures import quantile
 from ops.cli.base import table
 from ops.local_server import ServerFailed
 from ops.settings import Settings
-from tenants.admin import Admin
-from tenants.database import open_database
+from tenants.admin.admin import Admin
+from tenants.storage.database import open_database
 
 MAX_SEQUENCES = 8
 QUIET_SHARE = 0.3

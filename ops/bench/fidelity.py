@@ -37,9 +37,9 @@ from ops.simulate.recorded import Recorded, as_it_was, read, records_of
 from ops.simulate.run import Scenario, run_policy, simulate
 from ops.simulate.shortfall import Shortfall
 from ops.simulate.slo import Slo
-from tenants import timelines
-from tenants.database import open_database
-from tenants.stopping import stop
+from tenants.ledger import timelines
+from tenants.storage.database import open_database
+from tenants.storage.task_stop import stop
 
 POLICIES = ("fcfs", "sjf", "vtc", "hybrid")
 PARTIES = (Party("half", 1.0, 1), Party("third", 1.0, 1), Party("rest", 1.0, 1))

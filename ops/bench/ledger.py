@@ -19,8 +19,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from migrations import runner
-from tenants.database import Database, open_database
-from tenants.ledger import Ledger, LedgerRow
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow
+from tenants.storage.database import Database, open_database
 from tenants.types import Amounts
 
 FSYNCS = 50

@@ -17,9 +17,9 @@ from ops.demo.prompts import Prompts
 from ops.demo.trace import load_slice
 from ops.local_server import LocalServer, ServerFailed, local_server
 from ops.settings import SHIPPED_MODEL, Settings
-from tenants.admin import Admin
-from tenants.audit import Actor
-from tenants.database import open_database
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.storage.database import open_database
 
 ACTOR = Actor("bench", "bench")
 RETRY_S = 0.2

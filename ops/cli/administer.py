@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from ops.cli.base import Failure, settings_now
-from tenants.audit import Actor
+from tenants.admin.audit import Actor
 
 if TYPE_CHECKING:
-    from tenants.admin import Admin
+    from tenants.admin.admin import Admin
 
 T = TypeVar("T")
 
@@ -30,9 +30,9 @@ def actor() -> Actor:
 def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     """Runs one admin act; whatever goes wrong becomes one clear line and exit code 1."""
     from ops import datadir
-    from tenants.admin import Admin
-    from tenants.database import open_database
+    from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
+    from tenants.storage.database import open_database
 
     settings = settings_now()
 

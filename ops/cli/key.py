@@ -10,11 +10,11 @@ import click
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, table
 from ops.cli.options import Duration
-from tenants.records import ApiKey
+from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 
 if TYPE_CHECKING:
-    from tenants.admin import Admin
+    from tenants.admin.admin import Admin
 
 
 @group()

@@ -88,9 +88,9 @@ def show(request_id: str) -> None:
 async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
     from msgspec import structs
 
-    from tenants.database import open_database
     from tenants.errors import TenancyError
-    from tenants.ledger import Ledger
+    from tenants.ledger.ledger import Ledger
+    from tenants.storage.database import open_database
 
     _require_database(settings)
     try:
@@ -139,10 +139,10 @@ def _ask(server: ServerFile) -> dict[str, Any]:
 
 
 async def _verify(settings: Settings) -> dict[str, Any]:
-    from tenants.database import open_database
     from tenants.errors import TenancyError
+    from tenants.ledger.verify import verify_ledger
     from tenants.quota.store import QuotaStoreUnavailable
-    from tenants.verify import verify_ledger
+    from tenants.storage.database import open_database
 
     _require_database(settings)
     try:

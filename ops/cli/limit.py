@@ -9,11 +9,11 @@ import click
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, table
 from ops.cli.options import Duration
-from tenants import validation
+from tenants.admin import validation
+from tenants.admin.limits import LimitView, newest_window
+from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
-from tenants.limit_acts import LimitView, newest_window
-from tenants.limit_events import EventKind, LimitEvent
-from tenants.records import from_us, limit_as_json
+from tenants.quota.alerts import EventKind, LimitEvent
 from tenants.types import Limit, Meter, Mode, Tier, Window
 
 

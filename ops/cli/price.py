@@ -8,8 +8,8 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, table
-from tenants.price_acts import MAX_PAGE, PriceChange, PriceRow
-from tenants.pricing import MAX_NANOUSD_PER_TOKEN, MAX_THOUSANDTHS
+from tenants.admin.prices import MAX_PAGE, PriceChange, PriceRow
+from tenants.pricing.pricing import MAX_NANOUSD_PER_TOKEN, MAX_THOUSANDTHS
 from tenants.types import Tier
 
 MONEY = click.IntRange(0, MAX_NANOUSD_PER_TOKEN)

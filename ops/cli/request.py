@@ -97,11 +97,11 @@ async def _read(request_id: str) -> dict[str, Any]:
     """From the database."""
     from gateway.explaining import explained
     from ops import datadir
-    from tenants import timelines
-    from tenants.admin import Admin
-    from tenants.database import open_database
+    from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
-    from tenants.ledger import Ledger
+    from tenants.ledger import timelines
+    from tenants.ledger.ledger import Ledger
+    from tenants.storage.database import open_database
 
     settings = settings_now()
     if not settings.database_url and not (settings.data_dir / "fairgate.db").exists():

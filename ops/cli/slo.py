@@ -8,7 +8,7 @@ import click
 
 from ops.cli.administer import actor, administer
 from ops.cli.base import answer, group, table
-from tenants.slo import METRICS, PERIOD_DAYS, SloReport
+from tenants.slo.slo import METRICS, PERIOD_DAYS, SloReport
 from tenants.types import Tier
 
 CAUSES = ("request", "quota", "capacity", "scheduling", "fault", "client", "unknown")

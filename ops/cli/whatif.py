@@ -154,9 +154,9 @@ async def _read(
 ) -> Recorded:
     """Raises `BadTrace`, `Failure`."""
     from ops.simulate.recorded import read
-    from tenants import timelines
-    from tenants.database import open_database
     from tenants.errors import TenancyError
+    from tenants.ledger import timelines
+    from tenants.storage.database import open_database
 
     if not settings.database_url and not (Path(settings.data_dir) / "fairgate.db").exists():
         raise Failure(f"no database in {settings.data_dir}: name the right --data-dir")

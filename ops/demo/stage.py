@@ -10,9 +10,9 @@ from typing import TypeVar
 from ops import datadir
 from ops.demo.cast import CAST
 from ops.settings import Settings
-from tenants.admin import Admin
-from tenants.audit import Actor
-from tenants.database import open_database
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.storage.database import open_database
 from tenants.types import Tier
 
 ACTOR = Actor("demo", "demo")

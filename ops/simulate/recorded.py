@@ -17,7 +17,7 @@ from ops.simulate.figures import MOST_TENANTS, latencies
 from ops.simulate.records import Records
 from ops.simulate.requests import MOST_TOKENS, BadTrace, Request
 from ops.simulate.slo import Slo
-from tenants.timelines import RecordedTimeline
+from tenants.ledger.timelines import RecordedTimeline
 
 AS_IT_WAS = "as it was"
 """What stands in the place of a policy."""

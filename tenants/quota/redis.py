@@ -32,7 +32,7 @@ from tenants.quota import rules, wire
 from tenants.quota.registry import Registry, recovering
 from tenants.quota.scripts import scripts
 from tenants.quota.store import Denied, Granted, Hold, LimitState, Overrun, QuotaStoreUnavailable
-from tenants.redis_options import redis_options
+from tenants.storage.redis_options import redis_options
 from tenants.types import Amounts, Limit
 
 TIMEOUT_S = 2.0

@@ -10,11 +10,13 @@ import pytest
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
-from tenants import queries, tables, validation
-from tenants.admin import Admin
-from tenants.audit import Actor
-from tenants.database import Database
+from tenants.admin import validation
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.directory import queries
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
+from tenants.storage import tables
+from tenants.storage.database import Database
 from tenants.types import Meter, Mode, SubjectKind, Tier, Window
 from tests.quota import Clock
 

@@ -25,17 +25,18 @@ from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.understand import Call
 from gateway.upstream.base import UpstreamLost
-from tenants.admin import Admin
-from tenants.database import Database
-from tenants.directory import Directory
+from tenants.admin.admin import Admin
+from tenants.admin.prices import PriceChange
+from tenants.directory.directory import Directory
+from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
-from tenants.gateways import GatewaySeen
-from tenants.ledger import Ledger, LedgerRow, sum_of
-from tenants.price_acts import PriceChange
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow, sum_of
+from tenants.ledger.verify import verify_ledger
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
+from tenants.storage.database import Database
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
-from tenants.verify import verify_ledger
 from tests.conftest import PEPPER
 from tests.quota import Clock
 

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from migrations import runner
-from tenants.database import Database, open_database
 from tenants.errors import DatabaseUnavailable, Overloaded
-from tenants.tables import settings
+from tenants.storage.database import Database, open_database
+from tenants.storage.tables import settings
 from tests import services
 
 
@@ -279,8 +279,8 @@ def test_what_was_answered_survives_kill_9_of_the_writer(sqlite_url: str) -> Non
     code = """
 import asyncio, sys
 from sqlalchemy import insert
-from tenants.database import open_database
-from tenants.tables import settings
+from tenants.storage.database import open_database
+from tenants.storage.tables import settings
 async def main():
     database = open_database(sys.argv[1])
     async def one(index):

@@ -9,12 +9,13 @@ import pytest
 from sqlalchemy import Connection, text
 
 from migrations import runner
-from tenants import queries, tables
-from tenants.admin import Admin
-from tenants.database import Database, open_database
-from tenants.directory import LOOK_AGAIN_S, POLL_INTERVAL_S, Directory
+from tenants.admin.admin import Admin
+from tenants.directory import queries
+from tenants.directory.directory import LOOK_AGAIN_S, POLL_INTERVAL_S, Directory
+from tenants.directory.keys import new_key
 from tenants.errors import DirectoryStale, KeyRejected, PepperMismatch, SchemaMissing
-from tenants.keys import new_key
+from tenants.storage import tables
+from tenants.storage.database import Database, open_database
 from tenants.types import Principal, Tier
 from tests import services
 from tests.quota import NOON_S, Clock

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 
-from tenants import driver
-from tenants.database import Database, create_sql_engine
+from tenants.storage import database as driver
+from tenants.storage.database import Database, create_sql_engine
 
 Execute = Callable[[Connection, str, tuple[Any, ...]], int]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenants.database import open_database
-from tenants.idempotency import Answer, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.directory.idempotency import Answer, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.storage.database import open_database
 
 SCOPE = Scope("key_1", "order-17")
 ANSWER = Answer(200, {"content-type": "text/event-stream"}, [b"data: 1\n\n", b"data: 2\n\n"])

@@ -12,15 +12,16 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, event, select, text
 
-from tenants.counter_sets import set_id
-from tenants.database import Database, open_database
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger import Kind, Ledger, LedgerRow, _append, _appended
-from tenants.ledger_insert import ROWS_AT_ONCE
+from tenants.ledger.batch_insert import ROWS_AT_ONCE
+from tenants.ledger.counter_sets import set_id
+from tenants.ledger.ledger import Ledger, _append, _appended
+from tenants.ledger.replay import charged_sums
+from tenants.ledger.rows import Kind, LedgerRow
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
-from tenants.replay import charged_sums
-from tenants.tables import counter_sets
+from tenants.storage.database import Database, open_database
+from tenants.storage.tables import counter_sets
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
 from tests.quota import NOON_S, Clock, limit
 

@@ -13,10 +13,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from migrations import runner
-from tenants.database import Database, create_sql_engine, open_database
 from tenants.errors import DatabaseUnavailable, EpochEnded
-from tenants.ledger import Ledger, LedgerRow, _append, _append_at_once, _appended
-from tenants.ledger_insert import ROWS_AT_ONCE
+from tenants.ledger.batch_insert import ROWS_AT_ONCE
+from tenants.ledger.ledger import Ledger, _append, _append_at_once, _appended
+from tenants.ledger.rows import LedgerRow
+from tenants.storage.database import Database, create_sql_engine, open_database
 from tenants.types import Amounts
 from tests.integration.test_database import Gate
 from tests.integration.test_ledger import row

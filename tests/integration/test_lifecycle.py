@@ -40,11 +40,12 @@ from gateway.metrics import Metrics
 from gateway.run import Closed, Ended, Event, Piece, Run
 from gateway.understand import Call
 from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
-from tenants.database import Database, open_database
-from tenants.ledger import Ledger, LedgerRow
-from tenants.pricing import Entry, Price, PriceBook, Weights, uniform_book
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow
+from tenants.pricing.pricing import Entry, Price, PriceBook, Weights, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
+from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
 from tests.engine_process import until
 from tests.freed import no_cycles_left

@@ -11,13 +11,13 @@ import pytest
 from gateway import limit_events as writer
 from gateway.limit_events import LimitEvents
 from gateway.metrics import Metrics
-from tenants import limit_events
-from tenants.admin import Admin
-from tenants.database import Database, open_database
+from tenants.admin.admin import Admin
 from tenants.errors import DatabaseUnavailable
-from tenants.limit_events import EventKey, EventKind, Tally, noticed
+from tenants.quota import alerts as limit_events
+from tenants.quota.alerts import EventKey, EventKind, Tally, noticed
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
+from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, Mode, Window
 from tests.quota import NOON_S, Clock, limit
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tenants import validation
-from tenants.admin import Admin
-from tenants.database import Database
-from tenants.directory import Directory
+from tenants.admin import validation
+from tenants.admin.admin import Admin
+from tenants.directory.directory import Directory
+from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
-from tenants.records import from_us
+from tenants.storage.database import Database
 from tenants.types import DEFAULT_THRESHOLDS, Amounts, Limit, Meter, Mode, OnLowBudget, Override, Tier
 from tests.quota import NOON_S, Clock
 

@@ -12,11 +12,18 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from tenants import driver
-from tenants.database import Database, create_sql_engine, open_database
 from tenants.errors import DatabaseUnavailable, EpochEnded
-from tenants.ledger import Ledger
-from tenants.lone_write import LONG_S, REST_S, THREAD_EVERY, LoneWriter
+from tenants.ledger.ledger import Ledger
+from tenants.storage import database as driver
+from tenants.storage.database import (
+    LONG_S,
+    REST_S,
+    THREAD_EVERY,
+    Database,
+    LoneWriter,
+    create_sql_engine,
+    open_database,
+)
 from tests.integration.test_database import Gate
 from tests.integration.test_ledger import row
 

@@ -17,12 +17,12 @@ from engine.messages import SamplingParams
 from gateway.account.outcomes import RequestOutcome
 from gateway.books import Books, BudgetDenied
 from gateway.understand import Call
-from tenants.database import Database
-from tenants.ledger import Ledger
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.verify import verify_ledger
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
+from tenants.storage.database import Database
 from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
-from tenants.verify import verify_ledger
 from tests import services
 
 PROMPT = [1, 2, 3, 4, 5]

@@ -14,11 +14,11 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from migrations import runner
-from tenants.counter_sets import changed_sets
-from tenants.database import create_sql_engine, open_database
 from tenants.errors import DatabaseUnavailable, Invalid, SchemaMissing
-from tenants.replay import charged_sums
-from tenants.tables import metadata
+from tenants.ledger.counter_sets import changed_sets
+from tenants.ledger.replay import charged_sums
+from tenants.storage.database import create_sql_engine, open_database
+from tenants.storage.tables import metadata
 from tests.services import free_port, libpq_url
 
 

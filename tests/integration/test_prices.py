@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenants import price_acts, pricing
-from tenants.admin import Admin
-from tenants.database import Database, open_database
-from tenants.directory import Directory
+from tenants.admin import prices
+from tenants.admin.admin import Admin
+from tenants.admin.prices import PriceChange
+from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound, UnknownPrice
-from tenants.price_acts import PriceChange
-from tenants.pricing import FREE, Entry, Price, Weights
+from tenants.pricing import pricing
+from tenants.pricing.pricing import FREE, Entry, Price, Weights
+from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 from tests.quota import Clock
 
@@ -151,7 +152,7 @@ async def test_bad_prices_name_their_field_and_make_no_version(
     monkeypatch.setattr(pricing, "MAX_MODELS", 1)
     with pytest.raises(Invalid, match="at most 1 models"):
         await admin.set_price(ACTOR, "new", whole)
-    monkeypatch.setattr(price_acts, "MAX_VERSIONS", 1)
+    monkeypatch.setattr(prices, "MAX_VERSIONS", 1)
     with pytest.raises(Invalid, match="versions"):
         await admin.set_price(ACTOR, "small", PriceChange(free=True))
     assert {row.version for row in await admin.list_prices()} == {1}

@@ -18,8 +18,8 @@ from gateway.quotes import Binding
 from gateway.run import Closed, Run
 from gateway.understand import Call
 from gateway.upstream.base import UpstreamLost
-from tenants.database import open_database
-from tenants.pricing import Price, uniform_book
+from tenants.pricing.pricing import Price, uniform_book
+from tenants.storage.database import open_database
 from tenants.types import Amounts, Tier
 from tests.engine_process import until
 from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tenants.database import open_database
-from tenants.redeemed_quotes import RedeemedQuotes
+from tenants.pricing.redeemed_quotes import RedeemedQuotes
+from tenants.storage.database import open_database
 
 
 def test_of_many_at_once_one_has_it_and_a_restart_changes_nothing(database_url: str) -> None:

@@ -16,9 +16,9 @@ from gateway.account.outcomes import RequestOutcome
 from gateway.recent_share import MEMORY
 from gateway.slo_keeper import Compared, PoolLoad, SloKeeper
 from gateway.timelines import Timelines
-from tenants import timelines as stored
-from tenants.admin import Admin
-from tenants.database import Database, open_database
+from tenants.admin.admin import Admin
+from tenants.ledger import timelines as stored
+from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0

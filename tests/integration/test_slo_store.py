@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tenants import audit, slo_store, timelines
-from tenants.admin import Admin
-from tenants.database import Database
+from tenants.admin import audit
+from tenants.admin.admin import Admin
 from tenants.errors import Invalid, NotFound
-from tenants.slo import DAY_S, SPAN_S, Missed, Tally
-from tenants.slo_store import CountKey
-from tenants.timelines import StoredTimeline
+from tenants.ledger import timelines
+from tenants.ledger.timelines import StoredTimeline
+from tenants.slo import store as slo_store
+from tenants.slo.slo import DAY_S, SPAN_S, Missed, Tally
+from tenants.slo.store import CountKey
+from tenants.storage.database import Database
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0

@@ -19,10 +19,10 @@ from gateway.books import BudgetDenied
 from gateway.errors import ApiError
 from gateway.run import Run
 from gateway.under_way import CANCEL, LIST, MOVE, SHOW, Ask, UnderWay
-from tenants.database import open_database
 from tenants.errors import DatabaseUnavailable
-from tenants.ledger import LedgerRow
+from tenants.ledger.rows import LedgerRow
 from tenants.quota.store import QuotaStoreUnavailable
+from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window
 from tests.engine_process import until
 from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House

@@ -10,15 +10,16 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
-from tenants.admin import Admin
-from tenants.database import Database, create_sql_engine
-from tenants.gateways import GatewayRegistry
-from tenants.ledger import Ledger, LedgerRow, as_list, sum_of
+from tenants.admin.admin import Admin
+from tenants.directory.gateways import GatewayRegistry
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow, as_list, sum_of
+from tenants.ledger.verify import VerifyReport, verify_ledger
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStore
+from tenants.storage.database import Database, create_sql_engine
 from tenants.types import Amounts, Limit, Meter
-from tenants.verify import VerifyReport, verify_ledger
 from tests.quota import NOON_S, Clock
 
 HELD = Amounts(10, 50, 600, 1)

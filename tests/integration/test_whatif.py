@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tenants import timelines
-from tenants.admin import Admin
-from tenants.database import Database
-from tenants.ledger import Ledger, LedgerRow
-from tenants.timelines import StoredTimeline
+from tenants.admin.admin import Admin
+from tenants.ledger import timelines
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import LedgerRow
+from tenants.ledger.timelines import StoredTimeline
+from tenants.storage.database import Database
 from tenants.types import Amounts
 from tests.unit.test_simulate_recorded import timeline
 

@@ -183,14 +183,14 @@ MUTATIONS = [
     ),
     Mutation(
         "take for written what a request is charged to before it is",
-        "tenants/ledger.py",
+        "tenants/ledger/ledger.py",
         "        if is_new and not appended.is_known and appended.counter_set is not None:\n",
         "        if not appended.is_known and appended.counter_set is not None:\n",
         "tests/integration/test_ledger.py::test_a_set_is_not_taken_for_written_before_it_is",
     ),
     Mutation(
         "let what a request is charged to be changed unseen",
-        "tenants/counter_sets.py",
+        "tenants/ledger/counter_sets.py",
         "        if set_id.__wrapped__(tuple(members.get((gateway_id, name), ()))) != name\n",
         "        if (gateway_id, name) not in members\n",
         "tests/integration/test_verify.py::test_what_requests_are_charged_to_is_not_changed_unseen",

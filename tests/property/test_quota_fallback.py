@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gateway.mending import Mender
 from tenants.errors import EpochEnded
-from tenants.ledger import Ledger
+from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
 from tenants.quota.fallback import FallbackQuotaStore, slice_of
 from tenants.quota.redis import RedisQuotaStore

@@ -15,7 +15,7 @@ from ops.settings import (
     load,
     settings_table,
 )
-from tenants.pricing import FREE
+from tenants.pricing.pricing import FREE
 
 
 def write(path: Path, text: str) -> Path:

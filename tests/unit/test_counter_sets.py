@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenants.counter_sets import MAX_KNOWN, KnownSets, set_id
-from tenants.tables import ledger
+from tenants.ledger.counter_sets import MAX_KNOWN, KnownSets, set_id
+from tenants.storage.tables import ledger
 
 COUNTERS = st.lists(st.text('ab,"[]\\', max_size=3), max_size=4).map(tuple)
 

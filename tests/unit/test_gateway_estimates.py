@@ -37,7 +37,7 @@ from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
 from gateway.surfaces import MAX_COMING, Size
 from gateway.understand import Call
-from tenants.pricing import Price, uniform_book
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
 MODEL = "m"

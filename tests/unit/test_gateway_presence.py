@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.presence import MARGIN_S, Presence
+from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
-from tenants.gateways import GatewaySeen
 from tests.quota import Clock
 
 STALE_S = 10.0

@@ -12,8 +12,8 @@ from engine.messages import Outcome
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.reckoning import reckon
 from tenants.errors import UnknownPrice
-from tenants.ledger import LedgerRow, OpenRequest
-from tenants.pricing import Entry, Price, PriceBook, Weights, uniform_book
+from tenants.ledger.rows import LedgerRow, OpenRequest
+from tenants.pricing.pricing import Entry, Price, PriceBook, Weights, uniform_book
 from tenants.types import Amounts, Tier
 
 BOOK = uniform_book({"m": Price(100, 50, 300)})

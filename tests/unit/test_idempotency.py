@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.idempotency import Recorder, check_key, fingerprint
-from tenants.idempotency import Answer
+from tenants.directory.idempotency import Answer
 
 START = {
     "type": "http.response.start",

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tenants.directory.keys import (
+    check_pepper,
+    digest_key,
+    fingerprint,
+    new_key,
+    new_pepper,
+    prefix_of,
+    public_id_of,
+)
 from tenants.errors import Invalid, KeyRejected
-from tenants.keys import check_pepper, digest_key, fingerprint, new_key, new_pepper, prefix_of, public_id_of
 
 PEPPER = b"0123456789abcdef"
 

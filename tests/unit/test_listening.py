@@ -12,7 +12,7 @@ from gateway.answer import _ChunkWriter
 from gateway.listening import Listener
 from gateway.run import Begun, Events, InLine, Piece, Run, Silence
 from gateway.understand import Call
-from tenants.pricing import Price, uniform_book
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 from tests.freed import no_cycles_left
 

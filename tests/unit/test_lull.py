@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tenants.lull import IDLE_TURN_S, Lull
+from tenants.storage.loop_idle import IDLE_TURN_S, Lull
 
 
 class Clock:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenants.admin.prices import PriceChange, changed
 from tenants.errors import Invalid, UnknownPrice
-from tenants.metering import counted
-from tenants.price_acts import PriceChange, changed
-from tenants.pricing import FREE, PLAIN, Entry, Price, PriceBook, Weights, uniform_book
+from tenants.pricing.metering import counted
+from tenants.pricing.pricing import FREE, PLAIN, Entry, Price, PriceBook, Weights, uniform_book
 from tenants.types import Amounts, Meter, Tier
 
 BOOK = uniform_book({"small": Price(150, 75, 600), "gift": FREE})

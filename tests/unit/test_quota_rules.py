@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tenants.directory.records import from_us, to_us
 from tenants.quota import rules, wire
 from tenants.quota.rules import BucketCounter, Part, WindowCounter, Wish
 from tenants.quota.store import Hold
-from tenants.records import from_us, to_us
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window, scale_of
 from tests.quota import limit
 

@@ -322,7 +322,8 @@ def test_forecasts_need_neither_numpy_nor_torch() -> None:
     script = textwrap.dedent(
         """
         import sys
-        import engine.client, engine.forecast.arrivals, engine.forecast.length, engine.forecast.quote
+        import engine.client, engine.forecast.arrivals
+        import engine.forecast.length, engine.forecast.quote
         import engine.forecast.step_time, engine.scheduling.tiers, engine.scheduling.policy
         print(sorted({"numpy", "torch", "transformers", "scipy"} & set(sys.modules)))
         """

@@ -21,7 +21,7 @@ from gateway.quote_token import MAX_TOKEN_CHARACTERS, BadQuote, Quote, Signer
 from gateway.quotes import Quotes, Wanted
 from gateway.understand import Call
 from tenants.errors import DatabaseUnavailable
-from tenants.pricing import FREE, PriceBook, uniform_book
+from tenants.pricing.pricing import FREE, PriceBook, uniform_book
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal(

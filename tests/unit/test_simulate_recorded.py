@@ -9,7 +9,7 @@ from gateway.account.timeline import OUTCOMES, Event, Kind, pack
 from ops.simulate.recorded import AS_IT_WAS, Recorded, as_it_was, read
 from ops.simulate.requests import BadTrace
 from ops.simulate.slo import Slo
-from tenants.timelines import RecordedTimeline
+from tenants.ledger.timelines import RecordedTimeline
 
 DONE = OUTCOMES.index(RequestOutcome.COMPLETED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.slo import ALERTS, SPAN_S, Slo, SloBook, Tally, burning
+from tenants.slo.slo import ALERTS, SPAN_S, Slo, SloBook, Tally, burning
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tenants.stopping import stop
+from tenants.storage.task_stop import stop
 
 
 async def test_a_task_that_lost_one_cancellation_ends_all_the_same() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenants import validation
+from tenants.admin import validation
 from tenants.errors import Invalid
 from tenants.types import Meter, Tier
 

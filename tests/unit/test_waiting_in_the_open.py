@@ -18,7 +18,7 @@ from gateway.moving import tier_price
 from gateway.progress import outlook, wants_progress
 from gateway.run import Events, Run
 from gateway.understand import Call
-from tenants.pricing import Price, uniform_book
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal(

@@ -12,13 +12,16 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, update
 
-from tenants import limit_events, queries, tables, validation
-from tenants.acts import Acts, Change
-from tenants.audit import Actor
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.command import Acts, Change
+from tenants.directory import queries
+from tenants.directory.keys import new_id
+from tenants.directory.records import Tenant, limit_as_json, to_us
 from tenants.errors import Invalid, NotFound
-from tenants.keys import new_id
-from tenants.limit_events import LimitEvent
-from tenants.records import Tenant, limit_as_json, to_us
+from tenants.quota import alerts as limit_events
+from tenants.quota.alerts import LimitEvent
+from tenants.storage import tables
 from tenants.types import Limit, Mode, SubjectKind
 
 

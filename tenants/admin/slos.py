@@ -6,12 +6,15 @@ import math
 
 from sqlalchemy import Connection, delete, update
 
-from tenants import queries, slo_store, tables, validation
-from tenants.acts import Acts, Change
-from tenants.audit import Actor
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.command import Acts, Change
+from tenants.directory import queries
+from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound
-from tenants.keys import new_id
-from tenants.slo import DAY_S, METRICS, PERIOD_DAYS, SPAN_S, Missed, Slo, SloReport, Tally, burning
+from tenants.slo import store as slo_store
+from tenants.slo.slo import DAY_S, METRICS, PERIOD_DAYS, SPAN_S, Missed, Slo, SloReport, Tally, burning
+from tenants.storage import tables
 from tenants.types import Tier
 
 MAX_SLOS = 10_000

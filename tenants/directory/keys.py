@@ -16,6 +16,8 @@ from functools import lru_cache
 
 from tenants.errors import Invalid, KeyRejected
 
+PEPPER_SETTING = "pepper_fingerprint"
+
 PREFIX = "fg_live_"
 _ALPHABET = string.digits + string.ascii_letters
 _PUBLIC_CHARS = 12

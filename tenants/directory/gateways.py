@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, exists, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.database import Database
 from tenants.errors import Invalid
-from tenants.tables import gateways
+from tenants.storage.database import Database
+from tenants.storage.tables import gateways
 
 MAX_GATEWAY_ID = 80
 MAX_ADDRESS = 256

@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.database import Database
-from tenants.tables import ledger, tenants, timelines
+from tenants.storage.database import Database
+from tenants.storage.tables import ledger, tenants, timelines
 
 MAX_PURGED = 20_000
 """Rows that one round of `purge` takes away, so that it holds up nobody."""

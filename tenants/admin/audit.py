@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from tenants.directory.records import from_us
 from tenants.errors import Invalid
-from tenants.records import from_us
-from tenants.tables import audit
+from tenants.storage.tables import audit
 
 MAX_TEXT = 128
 MAX_PAGE = 1_000

@@ -15,9 +15,9 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants import queries
-from tenants.database import Database
-from tenants.tables import idempotent_answers as table
+from tenants.directory import queries
+from tenants.storage.database import Database
+from tenants.storage.tables import idempotent_answers as table
 
 MAX_KEY_CHARACTERS = 255
 MAX_PURGED = 10_000

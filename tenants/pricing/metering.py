@@ -7,7 +7,7 @@ the tokens themselves.
 
 from __future__ import annotations
 
-from tenants.pricing import PriceBook, check_counts
+from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Amounts, Tier
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from tenants import queries, tables, validation
-from tenants.acts import Acts, Change
-from tenants.audit import Actor
+from tenants.admin import validation
+from tenants.admin.audit import Actor
+from tenants.admin.command import Acts, Change
+from tenants.directory import queries
+from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
-from tenants.pricing import FREE, Entry, Price, PriceBook, Weights
-from tenants.records import from_us
+from tenants.pricing.pricing import FREE, Entry, Price, PriceBook, Weights
+from tenants.storage import tables
 from tenants.types import Tier
 
 MAX_VERSIONS = 1_000_000

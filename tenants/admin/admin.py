@@ -1,8 +1,8 @@
 """Which admin acts are there?
 
 Every admin act, whichever face it came from (CLI, API, console), is a method of `Admin`, and every one goes
-through `acts.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
-`limit_acts.py`, `price_acts.py` and `slo_acts.py` have the others.
+through `command.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
+`limits.py`, `prices.py` and `slos.py` have the others.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.exc import IntegrityError
 
-from tenants import audit, queries, tables, validation
-from tenants.acts import Change
-from tenants.audit import Actor
+from tenants.admin import audit, validation
+from tenants.admin.audit import Actor
+from tenants.admin.command import Change
+from tenants.admin.limits import LimitActs
+from tenants.admin.prices import PriceActs
+from tenants.admin.slos import SloActs
+from tenants.directory import queries
+from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
+from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
 from tenants.errors import AlreadyExists, Invalid, PepperMismatch
-from tenants.keys import fingerprint, new_id, new_key
-from tenants.limit_acts import LimitActs
-from tenants.price_acts import PriceActs
-from tenants.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
-from tenants.slo_acts import SloActs
+from tenants.storage import tables
 from tenants.types import Limit, OnLowBudget, Tier
 
 DEFAULT_PROJECT = "default"
 DEFAULT_SCOPES = ("inference", "quote", "usage:read")
 DEFAULT_GRACE_S = 86_400.0
-PEPPER_SETTING = "pepper_fingerprint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, update
 
-from tenants import audit, tables
-from tenants.audit import Actor
-from tenants.database import Database
-from tenants.keys import check_pepper
-from tenants.pricing import DEFAULT_MULTIPLIERS
+from tenants.admin import audit
+from tenants.admin.audit import Actor
+from tenants.directory.keys import check_pepper
+from tenants.pricing.pricing import DEFAULT_MULTIPLIERS
+from tenants.storage import tables
+from tenants.storage.database import Database
 from tenants.types import Tier
 
 T = TypeVar("T")

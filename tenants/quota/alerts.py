@@ -17,11 +17,11 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, case, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants import queries
-from tenants.database import Database
+from tenants.directory import queries
+from tenants.directory.records import from_us
 from tenants.quota.store import Granted, LimitState
-from tenants.records import from_us
-from tenants.tables import limit_events, limits
+from tenants.storage.database import Database
+from tenants.storage.tables import limit_events, limits
 from tenants.types import Mode
 
 MAX_WINDOWS_KEPT = 100

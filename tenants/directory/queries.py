@@ -1,6 +1,6 @@
 """Which rows does the directory consist of?
 
-The few SELECTs that the directory (`directory.py`) and the admin acts (`admin.py`) share.
+The few SELECTs that the directory (`directory.py`) and the admin acts (`tenants/admin/admin.py`) share.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, and_, func, select
 from sqlalchemy.sql import ColumnElement
 
-from tenants.errors import NotFound
-from tenants.pricing import Entry, Price, PriceBook, Weights
-from tenants.records import (
+from tenants.directory.records import (
     ApiKey,
     Project,
     Tenant,
@@ -23,7 +21,9 @@ from tenants.records import (
     project_from,
     tenant_from,
 )
-from tenants.tables import (
+from tenants.errors import NotFound
+from tenants.pricing.pricing import Entry, Price, PriceBook, Weights
+from tenants.storage.tables import (
     api_keys,
     directory_revision,
     key_secrets,

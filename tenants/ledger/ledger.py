@@ -12,33 +12,39 @@ top-up row is only taken under the epoch in which its hold was granted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter, gt
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, text, update
 
-from tenants import counter_sets, queries, replay
-from tenants.database import Database
+from tenants.directory import queries
+from tenants.directory.records import from_us, to_us
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger_at_once import insert_at_once
-from tenants.ledger_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_rows, insert_sets
+from tenants.ledger import counter_sets, replay
+from tenants.ledger.batch_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_at_once, insert_rows, insert_sets
+from tenants.ledger.rows import (
+    AMOUNT_FIELDS,
+    KINDS,
+    Kind,
+    LedgerRow,
+    OpenRequest,
+    Standing,
+    Total,
+    is_settled,
+)
 from tenants.quota import rules
-from tenants.records import from_us, to_us
-from tenants.tables import CHARGES, RESERVES, ledger, settings
+from tenants.storage.database import Database
+from tenants.storage.tables import CHARGES, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
-Kind = Literal["reserve", "top_up", "settle", "credit", "adjust"]
-KINDS = frozenset({"reserve", "top_up", "settle", "credit", "adjust"})
 EPOCH_LOCK = 0x6661697267617465
 """PostgreSQL's advisory lock: shared by those who write under an epoch, alone by who opens the next one."""
 
 MAX_CHARGED_TO = rules.MAX_LIMITS
 MAX_DETAIL_FIELDS = 64
-AMOUNT_FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
 _TEXT_COLUMNS = {
     "request_id": 80,
     "tenant_id": 40,
@@ -50,101 +56,6 @@ _TEXT_COLUMNS = {
     "outcome": 64,
 }
 _texts = attrgetter(*_TEXT_COLUMNS)
-
-
-class LedgerRow(msgspec.Struct, frozen=True):
-    """One movement. A reserve row says what was held, a top-up row what was held in addition (its detail:
-    what had been used by then), a settle row what was charged."""
-
-    request_id: str
-    kind: Kind
-    tenant_id: str
-    project_id: str
-    key_id: str
-    gateway_id: str
-    tier: str
-    model: str
-    amounts: Amounts
-    outcome: str
-    at: datetime
-    """UTC, with its time zone set."""
-    detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """Numbers and short words worth keeping (never prompts or answers); JSON."""
-    charged_to: tuple[str, ...] = ()
-    """Reserve rows: `Granted.charged_to`, the counters that this request will be charged to. Counters are
-    rebuilt from it, so a reserve row without it counts against no limit after a restart."""
-    number: int = 0
-    """Top-up rows: 1, 2, … within their request."""
-    counted_input: int | None = None
-    counted_output: int | None = None
-    """What limits count of the tokens where they are weighted; None: the tokens themselves."""
-    price_version: int = 0
-
-    @property
-    def counted(self) -> Amounts:
-        """The amounts as limits count them."""
-        if self.counted_input is None and self.counted_output is None:
-            return self.amounts
-        return msgspec.structs.replace(
-            self.amounts,
-            input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
-            output_tokens=self.amounts.output_tokens if self.counted_output is None else self.counted_output,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
-    """A request that was reserved and not settled."""
-
-    reserve: LedgerRow
-    top_ups: tuple[LedgerRow, ...] = ()
-    """By number."""
-
-    @property
-    def request_id(self) -> str:
-        return self.reserve.request_id
-
-    @property
-    def held(self) -> Amounts:
-        """Everything held so far, as limits count it."""
-        return sum_of([self.reserve.counted, *(row.counted for row in self.top_ups)])
-
-    @property
-    def used(self) -> Amounts:
-        """What the last top-up reported as used, as limits count it; nothing before the first."""
-        return amounts_from(self.top_ups[-1].detail.get("used")) if self.top_ups else Amounts(requests=0)
-
-    @property
-    def worst(self) -> Amounts:
-        """The worst case, as it was reserved; at least what is held."""
-        noted = as_list(amounts_from(self.reserve.detail.get("most")))
-        return Amounts(*map(max, noted, as_list(self.held)))
-
-    @property
-    def may_be_cut(self) -> bool:
-        """Its worst case was not promised."""
-        return bool(self.reserve.detail.get("may_be_cut", True))
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What counters must say and who holds, at one instant."""
-
-    used: list[tuple[Limit, int]]
-    open_requests: list[OpenRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Charges of one tenant in one tier for one model."""
-
-    tenant_id: str
-    tier: str
-    model: str
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    cost_nanousd: int
 
 
 class Ledger:
@@ -429,26 +340,6 @@ def _next_epoch(connection: Connection) -> str:
     return epoch
 
 
-def as_list(amounts: Amounts) -> list[int]:
-    """For a row's detail: in the order of `AMOUNT_FIELDS`."""
-    return [getattr(amounts, name) for name in AMOUNT_FIELDS]
-
-
-def amounts_from(noted: Any) -> Amounts:
-    """What `as_list` noted; nothing where nothing (or something else) was noted."""
-    if not isinstance(noted, list) or len(noted) != len(AMOUNT_FIELDS):
-        return Amounts(requests=0)
-    return Amounts(**{name: int(value) for name, value in zip(AMOUNT_FIELDS, noted, strict=True)})
-
-
-def sum_of(amounts: Iterable[Amounts]) -> Amounts:
-    """Meter by meter."""
-    total = [0] * len(AMOUNT_FIELDS)
-    for each in amounts:
-        total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
-    return Amounts(**dict(zip(AMOUNT_FIELDS, total, strict=True)))
-
-
 def _open(
     connection: Connection, conditions: list[ColumnElement[bool]], most: int | None
 ) -> list[OpenRequest]:
@@ -466,14 +357,6 @@ def _reserved(
         for row in _rows(connection, more.order_by(ledger.c.number)):
             top_ups.setdefault(row.request_id, []).append(row)
     return [OpenRequest(row, tuple(top_ups.get(row.request_id, ()))) for row in reserves]
-
-
-def is_settled(rows: Table) -> ColumnElement[bool]:
-    """SQL: has the request of this row of `rows` a settle row?"""
-    other = ledger.alias("other")
-    return (
-        select(other.c.id).where(other.c.request_id == rows.c.request_id, other.c.kind == "settle").exists()
-    )
 
 
 def _rows(connection: Connection, query: Any) -> list[LedgerRow]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, select, true
 
-from tenants import queries
+from tenants.directory import queries
 from tenants.quota import rules
-from tenants.tables import counter_sets, ledger
+from tenants.storage.tables import counter_sets, ledger
 from tenants.types import NOTHING, Amounts, Limit
 
 if TYPE_CHECKING:
-    from tenants.ledger import OpenRequest
+    from tenants.ledger.rows import OpenRequest
 
 _reserve = ledger.alias("reserve")
 _SETTLED_BY_COUNTER = counter_sets.join(

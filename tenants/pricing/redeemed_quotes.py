@@ -9,8 +9,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.database import Database
-from tenants.tables import redeemed_quotes as table
+from tenants.storage.database import Database
+from tenants.storage.tables import redeemed_quotes as table
 
 MAX_PURGED = 10_000
 

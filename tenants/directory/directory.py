@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from tenants import queries, tables
-from tenants.admin import PEPPER_SETTING
-from tenants.database import Database
+from tenants.directory import queries
+from tenants.directory.keys import PEPPER_SETTING, check_pepper, digest_key, fingerprint, public_id_of
+from tenants.directory.records import ApiKey, Project, Tenant, to_us
 from tenants.errors import DatabaseUnavailable, DirectoryStale, KeyReason, KeyRejected, PepperMismatch
-from tenants.keys import check_pepper, digest_key, fingerprint, public_id_of
-from tenants.pricing import PriceBook
-from tenants.records import ApiKey, Project, Tenant, to_us
-from tenants.stopping import stop
+from tenants.pricing.pricing import PriceBook
+from tenants.storage import tables
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
 from tenants.types import Limit, Principal, SubjectKind, Tier
 
 POLL_INTERVAL_S = 0.25

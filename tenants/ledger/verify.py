@@ -14,14 +14,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, func, or_, select
 
-from tenants import queries
-from tenants.counter_sets import changed_sets
-from tenants.database import Database
-from tenants.gateways import GatewayRegistry
-from tenants.ledger import Ledger, OpenRequest, is_settled, sum_of
+from tenants.directory import queries
+from tenants.directory.gateways import GatewayRegistry
+from tenants.ledger.counter_sets import changed_sets
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.replay import charged_sums, counted_columns
+from tenants.ledger.rows import OpenRequest, is_settled, sum_of
 from tenants.quota.store import LimitState, QuotaStore
-from tenants.replay import charged_sums, counted_columns
-from tenants.tables import ledger
+from tenants.storage.database import Database
+from tenants.storage.tables import ledger
 from tenants.types import NOTHING, Amounts, Limit, Meter
 
 MAX_EXAMPLES = 20

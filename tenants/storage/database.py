@@ -3,7 +3,7 @@
 Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
 executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
 Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
-its own. (One that nobody waits beside may be committed without the thread: `lone_write.py`.) Small writes
+its own. (One that nobody waits beside may be committed without the thread: `database.py`.) Small writes
 of one kind are handed over together (`write_together`), so that they can share a statement as well, which
 SQLite can commit by itself: the fewer calls a transaction has, the less often the writer stands behind a
 busy event loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
@@ -13,7 +13,9 @@ synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's de
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,10 +30,37 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from tenants import driver
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
-from tenants.lone_write import AtOnce, LoneWriter
-from tenants.lull import Lull
+from tenants.storage.loop_idle import Lull
+
+# How does a statement run at the price of the driver alone?
+#
+# What SQLAlchemy makes for each statement (a context, a result, events) takes longer than a small `INSERT`
+# itself, and every request waits for two transactions of such. So these few go to the driver: on the same
+# connection, in the same transaction, with the same errors.
+
+
+def execute(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
+    """Runs one statement, in the driver's own parameters; returns how many rows it changed. Raises
+    `DBAPIError`.
+
+    Where a savepoint is set it goes SQLAlchemy's own way: something failed before, and only that notices
+    a connection which is lost.
+    """
+    if connection.in_nested_transaction():
+        return connection.exec_driver_sql(text, parameters).rowcount
+    driver: Any = connection.connection.driver_connection
+    dbapi: Any = connection.dialect.dbapi
+    try:
+        cursor = driver.execute(text, parameters)
+        rows: int = cursor.rowcount
+        cursor.close()
+    except dbapi.Error as error:
+        # As SQLAlchemy names it, so that callers need to know one family of errors.
+        wrapped = DBAPIError.instance(text, parameters, error, dbapi.Error, dialect=connection.dialect)
+        raise wrapped from error
+    return rows
+
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -130,7 +159,7 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        driver.execute(connection, begin)
+        execute(connection, begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
@@ -497,3 +526,101 @@ def open_database(url: str) -> Database:
     """Opens `sqlite:///path` or `postgresql://user@host/name`. It connects at the first use, and does
     not create tables: `migrations.runner.upgrade(url)` does. Raises `Invalid` for a URL it cannot use."""
     return Database(url)
+
+
+# May the event loop commit a write itself, when nobody else is waiting for the loop?
+#
+# To hand a write to another thread and to be woken again takes nearly as long as a fast disk takes to commit
+# it. So a caller that knows itself alone commits where it stands, on a connection of its own. That holds the
+# loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where
+# commits take long the next ones do so, too.
+
+AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
+"""Does writes in one statement, outside of a transaction, so that it commits itself. None: not so many.
+Raises `IntegrityError` where it changed nothing."""
+
+LONG_S = 0.002
+"""Commits that usually take longer are the thread's."""
+SMOOTHING = 0.25
+"""How much of what is usual is the latest commit."""
+MOST_COUNTED_S = 2 * LONG_S
+"""One commit counts as no longer than this, so that one pause of the machine does not make it usual."""
+REST_S = 2.0
+"""After so long it is tried again."""
+THREAD_EVERY = 100
+"""One of so many is the thread's in any case: its commits also move the log of writes into the database."""
+
+
+class LoneWriter:
+    """SQLite's. Safe to use from any thread: who finds it in use is not alone."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`engine`: of its own; its connections wait for no lock."""
+        self.commits = 0
+        self._engine = engine
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._rests_until_s = -math.inf
+        self._usual_s = 0.0
+        self._turns = 0
+
+    def write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
+        """The result, in a list, of one write that commits itself, durable; None where the thread must do it,
+        and nothing was changed. Raises `SQLAlchemyError`, after which nobody knows whether it was done."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._turns += 1
+            if self._turns % THREAD_EVERY == 0 or self._clock() < self._rests_until_s:
+                return None
+            return self._write(at_once, item)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Closes its connection; a later write opens another."""
+        with self._lock:
+            self._drop()
+
+    def _write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
+        try:
+            connection = self._open()
+            begun_s = self._clock()
+            results = at_once(connection, [item])
+        except IntegrityError:
+            return None
+        except SQLAlchemyError as error:
+            if _is_busy(error):
+                return None
+            self._drop()
+            raise
+        self._look_at(begun_s, self._clock())
+        if results is not None:
+            self.commits += 1
+        return results
+
+    def _look_at(self, begun_s: float, ended_s: float) -> None:
+        taken_s = min(ended_s - begun_s, MOST_COUNTED_S)
+        self._usual_s += SMOOTHING * (taken_s - self._usual_s)
+        if self._usual_s > LONG_S:
+            self._rests_until_s, self._usual_s = ended_s + REST_S, 0.0
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+            execute(self._connection, "PRAGMA wal_autocheckpoint=0")
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with suppress(SQLAlchemyError):
+                self._connection.close()
+            self._connection = None
+        self._engine.dispose()
+
+
+def _is_busy(error: SQLAlchemyError) -> bool:
+    """Somebody else writes; nothing was changed."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+    return code & 0xFF == sqlite3.SQLITE_BUSY

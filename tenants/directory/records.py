@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import RowMapping
 
-from tenants.keys import prefix_of
+from tenants.directory.keys import prefix_of
 from tenants.types import (
     DEFAULT_THRESHOLDS,
     Limit,

@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.database import Database
-from tenants.slo import DAY_S, KEPT_SPANS_S, PERIOD_DAYS, SPAN_S, Missed, Slo, Tally
-from tenants.tables import slo_counts, slo_misses, slos
+from tenants.slo.slo import DAY_S, KEPT_SPANS_S, PERIOD_DAYS, SPAN_S, Missed, Slo, Tally
+from tenants.storage.database import Database
+from tenants.storage.tables import slo_counts, slo_misses, slos
 from tenants.types import Tier
 
 MAX_MISSES = 1_000_000

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from sqlalchemy import Connection, select
 
-from tenants import queries
-from tenants.tables import counter_sets, ledger
+from tenants.directory import queries
+from tenants.storage.tables import counter_sets, ledger
 
 DIGEST_BYTES = 12
 """16 characters of base64. That any two of a billion sets have the same is as likely as 1 in 10^11."""

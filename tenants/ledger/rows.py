@@ -1,0 +1,141 @@
+"""Rows of the ledger, and sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, Table, select
+
+from tenants.storage.tables import ledger
+from tenants.types import Amounts, Limit
+
+Kind = Literal["reserve", "top_up", "settle", "credit", "adjust"]
+KINDS = frozenset({"reserve", "top_up", "settle", "credit", "adjust"})
+AMOUNT_FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
+
+
+class LedgerRow(msgspec.Struct, frozen=True):
+    """One movement. A reserve row says what was held, a top-up row what was held in addition (its detail:
+    what had been used by then), a settle row what was charged."""
+
+    request_id: str
+    kind: Kind
+    tenant_id: str
+    project_id: str
+    key_id: str
+    gateway_id: str
+    tier: str
+    model: str
+    amounts: Amounts
+    outcome: str
+    at: datetime
+    """UTC, with its time zone set."""
+    detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Numbers and short words worth keeping (never prompts or answers); JSON."""
+    charged_to: tuple[str, ...] = ()
+    """Reserve rows: `Granted.charged_to`, the counters that this request will be charged to. Counters are
+    rebuilt from it, so a reserve row without it counts against no limit after a restart."""
+    number: int = 0
+    """Top-up rows: 1, 2, … within their request."""
+    counted_input: int | None = None
+    counted_output: int | None = None
+    """What limits count of the tokens where they are weighted; None: the tokens themselves."""
+    price_version: int = 0
+
+    @property
+    def counted(self) -> Amounts:
+        """The amounts as limits count them."""
+        if self.counted_input is None and self.counted_output is None:
+            return self.amounts
+        return msgspec.structs.replace(
+            self.amounts,
+            input_tokens=self.amounts.input_tokens if self.counted_input is None else self.counted_input,
+            output_tokens=self.amounts.output_tokens if self.counted_output is None else self.counted_output,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that was reserved and not settled."""
+
+    reserve: LedgerRow
+    top_ups: tuple[LedgerRow, ...] = ()
+    """By number."""
+
+    @property
+    def request_id(self) -> str:
+        return self.reserve.request_id
+
+    @property
+    def held(self) -> Amounts:
+        """Everything held so far, as limits count it."""
+        return sum_of([self.reserve.counted, *(row.counted for row in self.top_ups)])
+
+    @property
+    def used(self) -> Amounts:
+        """What the last top-up reported as used, as limits count it; nothing before the first."""
+        return amounts_from(self.top_ups[-1].detail.get("used")) if self.top_ups else Amounts(requests=0)
+
+    @property
+    def worst(self) -> Amounts:
+        """The worst case, as it was reserved; at least what is held."""
+        noted = as_list(amounts_from(self.reserve.detail.get("most")))
+        return Amounts(*map(max, noted, as_list(self.held)))
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Its worst case was not promised."""
+        return bool(self.reserve.detail.get("may_be_cut", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What counters must say and who holds, at one instant."""
+
+    used: list[tuple[Limit, int]]
+    open_requests: list[OpenRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Charges of one tenant in one tier for one model."""
+
+    tenant_id: str
+    tier: str
+    model: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    cost_nanousd: int
+
+
+def as_list(amounts: Amounts) -> list[int]:
+    """For a row's detail: in the order of `AMOUNT_FIELDS`."""
+    return [getattr(amounts, name) for name in AMOUNT_FIELDS]
+
+
+def amounts_from(noted: Any) -> Amounts:
+    """What `as_list` noted; nothing where nothing (or something else) was noted."""
+    if not isinstance(noted, list) or len(noted) != len(AMOUNT_FIELDS):
+        return Amounts(requests=0)
+    return Amounts(**{name: int(value) for name, value in zip(AMOUNT_FIELDS, noted, strict=True)})
+
+
+def sum_of(amounts: Iterable[Amounts]) -> Amounts:
+    """Meter by meter."""
+    total = [0] * len(AMOUNT_FIELDS)
+    for each in amounts:
+        total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
+    return Amounts(**dict(zip(AMOUNT_FIELDS, total, strict=True)))
+
+
+def is_settled(rows: Table) -> ColumnElement[bool]:
+    """SQL: has the request of this row of `rows` a settle row?"""
+    other = ledger.alias("other")
+    return (
+        select(other.c.id).where(other.c.request_id == rows.c.request_id, other.c.kind == "settle").exists()
+    )
