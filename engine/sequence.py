@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.messages import Decision, Outcome, RunningSequence, SequenceState, Submit
-from engine.scheduling.order import Entry
 
 if TYPE_CHECKING:
     from engine.kv.host import SwapOut
@@ -131,7 +131,7 @@ class Sequence:
     lease_gpu_us: int | None = None
     """Device time covered so far; None: not limited."""
     gpu_us: int = 0
-    """Its share of the device time of its steps (`engine/gpu_time.py`), recomputation apart."""
+    """Its share of the device time of its steps (`engine/core/gpu_time.py`), recomputation apart."""
     recomputed_gpu_us: int = 0
 
     @staticmethod

@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from engine.entry import Entry
 from engine.messages import TIER_RANKS, StepTime
-from engine.scheduling.order import Entry
 from gateway.account.attribution import FAULTS, Facts, Verdict
 from gateway.account.charge import Use
 from gateway.account.fluid import Job, Machine

@@ -12,9 +12,9 @@ from math import hypot
 
 import msgspec
 
-from engine.forecast.conformal import AT_ONCE, Bucket, Calibration, Correction, corrected
-from engine.forecast.quote import Figures, Seconds
-from engine.forecast.surface import NOTHING_AHEAD, Point, Surface
+from engine.forecast.calibration import AT_ONCE, Bucket, Calibration, Correction, corrected
+from engine.forecast.wait.forecast import Figures, Seconds
+from engine.forecast.wait.surface import NOTHING_AHEAD, Point, Surface
 from engine.messages import TIER_RANKS
 from gateway.account.estimate import Estimate
 from gateway.account.promise import Promise

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.forecast.conformal import Calibration
+from engine.forecast.calibration import Calibration
 
 FILE = "calibration.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.forecast.conformal import Calibration
+from engine.forecast.calibration import Calibration
 
 
 class CalibrationCollector(Collector):

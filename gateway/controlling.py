@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from math import log
 
-from engine.forecast.length import LengthForecast
-from engine.forecast.step_time import predict_step_s
+from engine.forecast.length.length import LengthForecast
 from engine.messages import Snapshot
+from engine.step_time.model import predict_step_s
 from gateway.flow.control import DEFAULT_BOUNDS, Bounds, Control, Knob, Mode, Move, Observation
 from gateway.flow.controller import FlowController
 from gateway.lifecycle import Lifecycle

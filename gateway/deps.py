@@ -12,7 +12,7 @@ from gateway.config import GatewayConfig
 from tenants.directory.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
-    from engine.forecast.length import LengthForecast
+    from engine.forecast.length.length import LengthForecast
     from gateway.elsewhere import Elsewhere
     from gateway.pools import PoolSpec
     from gateway.recovery import RecoveryReport

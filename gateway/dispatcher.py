@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from engine.forecast.step_time import PRIOR
+from engine.step_time.model import PRIOR
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.window import Replica
 from gateway.flow_state import FlowState, LocalQueue

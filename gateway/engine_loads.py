@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.forecast.quote import EngineLoad, Flight
+from engine.entry import Entry
+from engine.forecast.wait.forecast import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
-from engine.scheduling.order import Entry
 from gateway.flow.controller import FlowController, InFlight
 from gateway.upstream.base import Upstream
 

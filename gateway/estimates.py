@@ -1,7 +1,7 @@
 """What will this request wait, take and cost?
 
 Reads its forecast off the surface that replays keep up (`surfaces.py`), puts it right by what became of
-earlier ones (`engine/forecast/conformal.py`), and prices it.
+earlier ones (`engine/forecast/calibration.py`), and prices it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.forecast.conformal import Calibration, Kind, bucket_of
-from engine.forecast.length import LengthForecast
-from engine.forecast.quote import Forecast
-from engine.forecast.step_time import PRIOR, predict_step_s
+from engine.entry import Entry
+from engine.forecast.calibration import Calibration, Kind, bucket_of
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.wait.forecast import Forecast
 from engine.messages import TIER_RANKS, Snapshot, StepTime
-from engine.scheduling.order import Entry
+from engine.step_time.model import PRIOR, predict_step_s
 from gateway.account.displacement import Displacement, displacement
 from gateway.account.estimate import Estimate, Times
 from gateway.account.promise import Promise, calibrate

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.forecast.length import LAYERS, LengthForecast
-from engine.forecast.scores import QUANTILES
+from engine.forecast.length.length import LAYERS, LengthForecast
+from engine.forecast.length.scores import QUANTILES
 
 LABELS = ["model", "layer"]
 

@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from engine.entry import Entry
 from engine.messages import TIER_RANKS
-from engine.scheduling.order import Entry
 from gateway import errors, lease
 from gateway.account.charge import SequenceUse
 from gateway.account.estimate import Times

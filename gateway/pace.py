@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.forecast.step_time import predict_step_s
 from engine.messages import Snapshot, StepTime
+from engine.step_time.model import predict_step_s
 
 MEMORY_S = 3.0
 """Busy seconds that count."""

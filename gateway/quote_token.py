@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.forecast.conformal import Bucket, HasTimes
-from engine.forecast.quote import Figures
+from engine.forecast.calibration import Bucket, HasTimes
+from engine.forecast.wait.forecast import Figures
 from gateway.account.estimate import Estimate
 from gateway.account.promise import Promise
 from tenants.types import Tier

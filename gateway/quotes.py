@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from engine.entry import Entry
 from engine.messages import TIER_RANKS
-from engine.scheduling.order import Entry
 from gateway import errors
 from gateway.account.estimate import Estimate
 from gateway.quote_token import BadQuote, Quote, Signer, digest_of, quote_of

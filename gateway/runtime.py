@@ -13,9 +13,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from engine.forecast.conformal import Calibration
+from engine.entry import Entry
+from engine.forecast.calibration import Calibration
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.policy import make_policy
 from gateway import errors, recovery
 from gateway.admission import Admission

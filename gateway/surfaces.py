@@ -1,9 +1,9 @@
 """Which replay's answer does for this request, and when is another one due?
 
-One replay (`engine/forecast/probing.py`) builds the surface off which requests of all tenants and tiers read
-their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that replays
-take at most a fiftieth of the process. A request replays itself only where there is no surface yet, or only
-one from before a pause; a quote (`replay_for`) where the share allows it.
+One replay (`engine/forecast/wait/probing.py`) builds the surface off which requests of all tenants and tiers
+read their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that
+replays take at most a fiftieth of the process. A request replays itself only where there is no surface yet,
+or only one from before a pause; a quote (`replay_for`) where the share allows it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from time import perf_counter
 
 import msgspec
 
-from engine.forecast.arrivals import ArrivalRates
-from engine.forecast.features import Features
-from engine.forecast.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
-from engine.forecast.quote import DrawLength, EngineLoad, Forecast
-from engine.forecast.surface import Line, Surface
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.forecast.length.features import Features
+from engine.forecast.wait.arrivals import ArrivalRates
+from engine.forecast.wait.forecast import DrawLength, EngineLoad, Forecast
+from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.wait.surface import Line, Surface
 from engine.messages import TIER_RANKS
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
 from gateway.flow.controller import FlowController
 
 REST = 49.0

@@ -1,7 +1,7 @@
 """What of a request says how long its answers will be?
 
-The gateway's side of `engine/forecast/features.py`: which text was last asked, and what else is known of the
-request before it runs.
+The gateway's side of `engine/forecast/length/features.py`: which text was last asked, and what else is known
+of the request before it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.forecast.features import Features, features_of
+from engine.forecast.length.features import Features, features_of
 from engine.messages import SamplingParams
 from gateway.upstream.base import Wording
 

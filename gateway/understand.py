@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec.structs import force_setattr
 
-from engine.forecast.features import Features
+from engine.forecast.length.features import Features
 from engine.messages import SamplingParams
 from gateway import errors
 from gateway.config import GatewayConfig

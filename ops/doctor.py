@@ -197,7 +197,7 @@ async def _speed(settings: Settings) -> Finding:
         return Finding("speed", True, "not probed: the engine is not installed")
     if not (await _model(settings)).ok:
         return Finding("speed", True, "not probed: the model cannot be loaded")
-    from engine.model.doctor import probe_machine
+    from engine.model.cpu.doctor import probe_machine
 
     return Finding("speed", True, "; ".join(str(trick) for trick in probe_machine(Path(settings.model))))
 

@@ -27,7 +27,7 @@ from typing import TypeVar
 import uvicorn
 import uvloop
 
-from engine.client import EngineUnavailable
+from engine.client.client import EngineUnavailable
 from gateway.prompt import TokenizerMissing
 from migrations import runner
 from ops import datadir

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import engine.server
-from engine.client import EngineClient
-from engine.lock import LockContent, find_holder, lock_path, pid_namespace
+import engine.process.server
+from engine.client.client import EngineClient
 from engine.messages import PROTOCOL_VERSION, Ready
-from engine.server import MAX_SOCKET_PATH_BYTES, EngineOptions
+from engine.process.lock import LockContent, find_holder, lock_path, pid_namespace
+from engine.process.server import MAX_SOCKET_PATH_BYTES, EngineOptions
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
@@ -320,7 +320,7 @@ class _Process:
     def spawn(command: list[str], log_path: Path) -> _Process:
         # The engine needs none of the gateway's secrets (pepper, database URL).
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FAIRGATE_")}
-        root = str(Path(engine.server.__file__).resolve().parents[1])
+        root = str(Path(engine.process.server.__file__).resolve().parents[1])
         if root not in site.getsitepackages():
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
@@ -396,7 +396,7 @@ class _Process:
 
 def _interpreter() -> list[str]:
     # -P: the working directory may hold a folder that is called like one of our packages.
-    return [sys.executable, "-P", "-m", "engine.server"]
+    return [sys.executable, "-P", "-m", "engine.process.server"]
 
 
 def _is_gone(pid: int, child: subprocess.Popen[bytes] | None) -> bool:

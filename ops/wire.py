@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from litestar import Litestar
 
-from engine.client import EngineClient
-from engine.scheduling.batch_or_wait import options_with
+from engine.client.client import EngineClient
+from engine.process.server import EngineOptions
+from engine.scheduling.batch_or_wait.table import options_with
+from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
-from engine.scheduling.smdp.stored import BadTable
-from engine.server import EngineOptions
 from gateway.app import create_app
 from gateway.catalogue import Catalogue
 from gateway.config import GatewayConfig

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 
-from engine.scheduling.arrivals import ArrivalRate
-from engine.scheduling.batch_model import BatchModel
-from engine.scheduling.batch_or_wait import BatchOrWaitTable
+from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.batch_or_wait.batch_model import BatchModel
+from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from ops.bench.batch_queue import Arrivals, Outcome, Queue
 
 

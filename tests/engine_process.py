@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.stream import EngineStream
 from engine.messages import SamplingParams, Submit
-from engine.server import EngineOptions
-from engine.stream import EngineStream
+from engine.process.server import EngineOptions
 from tests.warm_engine import WarmEngine
 
 NUM_BLOCKS = 1024
@@ -40,7 +40,7 @@ def engine_options(model_dir: Path, data_dir: Path, **changes: Any) -> EngineOpt
 
 def engine_command(options: EngineOptions) -> list[str]:
     """The command line that runs an engine."""
-    return [sys.executable, "-m", "engine.server", *options.arguments()]
+    return [sys.executable, "-m", "engine.process.server", *options.arguments()]
 
 
 @contextmanager

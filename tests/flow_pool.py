@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from engine.client import EngineClient
-from engine.stream import EngineStream
+from engine.client.client import EngineClient
+from engine.client.stream import EngineStream
 from tests.engine_process import sequence
 
 ENDLESS_TOKENS = 8000

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Refused, Submit
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 from gateway.account.attribution import Facts
 from gateway.account.fluid import Job, Machine
 from gateway.account.load import LoadLog

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from engine.scheduling.order import COUNTER_SCALE, Entry, ServiceCountersLike
-from engine.scheduling.orders import buckets, drr, edf, hrrn, hybrid, locality, mlfq, priority, sizes, sjf
+from engine.entry import COUNTER_SCALE, Entry
+from engine.scheduling.order import buckets, drr, edf, hrrn, hybrid, locality, mlfq, priority, sizes, sjf
+from engine.scheduling.order.base import ServiceCountersLike
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 
-from engine.forecast.step_time import PRIOR
 from engine.messages import StepTime, Submit
-from engine.scheduling.admit import Batch, blocks_for
+from engine.scheduling.admit.base import Batch
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.room import Room
 from engine.sequence import Sequence, State
+from engine.sizes import blocks_for
+from engine.step_time.model import PRIOR
 
 
 def make_sequence(

@@ -204,7 +204,7 @@ def _kill_all(server: Server) -> None:
         server.adopted.kill()
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
-        if "engine.server" in command and str(server.data_dir) in command:
+        if "engine.process.server" in command and str(server.data_dir) in command:
             process.kill()
 
 

@@ -10,15 +10,15 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.core import EngineConfig
-from engine.forecast.arrivals import ArrivalRates
-from engine.forecast.length import LengthForecast
-from engine.forecast.quote import EngineLoad, Forecast, forecast
-from engine.forecast.step_time import PRIOR
+from engine.core.core import EngineConfig
+from engine.entry import Entry
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.wait.arrivals import ArrivalRates
+from engine.forecast.wait.forecast import EngineLoad, Forecast, forecast
 from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
-from engine.virtual import VirtualReplica, virtual_prompt
+from engine.step_time.model import PRIOR
+from engine.virtual.replica import VirtualReplica, virtual_prompt
 from gateway.engine_loads import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule

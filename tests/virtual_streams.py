@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.core import EngineConfig
-from engine.forecast.length import LengthForecast
+from engine.core.core import EngineConfig
+from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
-from engine.virtual import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica, virtual_prompt
 from gateway.books import Books
 from gateway.dispatcher import Dispatcher
 from gateway.estimates import Estimates

@@ -2,8 +2,8 @@
 
 torch and transformers take longer to import than most tests take. A server of the standard library's
 `multiprocessing` imports them once in each worker of the suite, and every engine is a copy of it that runs
-`engine.server` from its first line on, in a session and with options of its own. Who looks for it finds what
-a started one leaves: a lock, an address, a log.
+`engine.process.server` from its first line on, in a session and with options of its own. Who looks for it
+finds what a started one leaves: a lock, an address, a log.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import threading
 import time
 from pathlib import Path
 
-from engine.lock import find_holder, lock_path
-from engine.server import EngineOptions, run_engine
+from engine.process.lock import find_holder, lock_path
+from engine.process.server import EngineOptions, run_engine
 
 START_S = 60.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["engine.server", "engine.model.loader", "engine.model.readings"])
+_context.set_forkserver_preload(
+    ["engine.process.server", "engine.model.loader", "engine.model.length_probe.attach"]
+)
 
 
 class WarmEngine:

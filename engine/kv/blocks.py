@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from engine.scheduling.admit import blocks_for as blocks_for
+from engine.sizes import blocks_for as blocks_for
 
 
 class OutOfBlocks(Exception):

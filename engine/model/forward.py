@@ -1,7 +1,7 @@
 """How does one packed step run through the model?
 
 Two ways that give the same logits: transformers' own forward pass, with our attention plugged in, for every
-architecture; and, where it applies, the lean one of `engine.model.lean`.
+architecture; and, where it applies, the lean one of `engine.model.cpu.lean`.
 """
 
 from __future__ import annotations

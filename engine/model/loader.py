@@ -27,11 +27,11 @@ from engine.model.attention import (
     ProbeContext,
     attending,
 )
-from engine.model.fast_paths import Checked, choose_forward, cpu_threads
+from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
+from engine.model.cpu.report import NotHere
 from engine.model.forward import Forward
 from engine.model.runner import TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits
-from engine.model.tricks import NotHere
 from kernels.dispatch import pick_attention
 
 log = logging.getLogger(__name__)

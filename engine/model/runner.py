@@ -12,21 +12,21 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
+from engine.model.cpu.report import Trick
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip
-from engine.model.probe import LengthReadings, StateReader
+from engine.model.length_probe.probe import LengthReadings, StateReader
 from engine.model.sampler import SamplingRow, sample
-from engine.model.tricks import Trick
-from engine.step import Sampled, SequenceSlice
 from kernels.batch import pack
 
 
 class TorchRunner:
     """Holds a model's forward pass and its paged cache.
 
-    Implements `engine.step.ModelRunner`. Made by `engine.model.loader.load_runner`.
+    Implements `engine.core.model_runner.ModelRunner`. Made by `engine.model.loader.load_runner`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TorchRunner:
         self.swap_base_s, self.swap_block_s = trip.base_s, trip.block_s
 
     def execute(self, slices: Sequence[SequenceSlice]) -> list[Sampled | None]:
-        """Computes one step; see `engine.step.ModelRunner`.
+        """Computes one step; see `engine.core.model_runner.ModelRunner`.
 
         Raises `RuntimeError` when the device fails, `ValueError` for a slice that cannot be computed
         (a table too short, a block or a token id that does not exist, nothing to compute).

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
-from engine.model.tricks import Trick
-from engine.step import Sampled
+from engine.model.cpu.report import Trick
 from kernels import jit
 
 log = logging.getLogger(__name__)

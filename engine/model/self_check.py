@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from engine.core.model_runner import SequenceSlice
 from engine.messages import ModelInfo, SamplingParams
 from engine.model.attention import ATTENTION_NAME, LayerShape
 from engine.model.forward import Forward
 from engine.model.runner import TorchRunner
-from engine.step import SequenceSlice
 
 PROMPT_TOKENS = (41, 26)
 STEPS: tuple[tuple[int, int], ...] = ((17, 0), (1, 9), (1, 1), (21, 1), (1, 15))

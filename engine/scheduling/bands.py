@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
-from engine.scheduling.order import ServiceCountersLike
+from engine.scheduling.order.base import ServiceCountersLike
 
 Lag = Callable[[str], int]
 """How far below the others a tenant may stand that comes into an empty line, on the counters' scale."""

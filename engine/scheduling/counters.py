@@ -8,7 +8,7 @@ Decisions that are easy to get silently, taken here:
 - A charge may be negative. A gateway charges the predicted cost when it dispatches and corrects it when it
   knows better; an engine takes back what a failed step did not compute.
 - A tenant that goes idle keeps its counter, so debt is never forgiven. Credit is taken away by the order,
-  which lifts a returning tenant (see `vtc.py`).
+  which lifts a returning tenant (see `engine/scheduling/order/vtc.py`).
 - A tenant nobody knows stands at `floor`. The floor is 0 until more than `max_tenants` have been seen; then
   the smallest counters are forgotten and the floor rises to the largest forgotten one. Forgetting can cost a
   tenant a little credit, never hand it any.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from engine.scheduling.order import COUNTER_SCALE
+from engine.entry import COUNTER_SCALE
 
 MAX_TENANTS = 10_000
 MAX_LOWERED = 1024

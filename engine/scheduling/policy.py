@@ -6,37 +6,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from engine.scheduling.admit import Admit
-from engine.scheduling.admits.buckets import LengthBuckets
-from engine.scheduling.admits.peak import PeakAdmit
-from engine.scheduling.admits.reserve import PredictedReserve, prompt_only
-from engine.scheduling.admits.static import StaticBatch, padded_static
-from engine.scheduling.admits.table import BatchOrWait
-from engine.scheduling.admits.window import DynamicWindow
-from engine.scheduling.compose import Compose
-from engine.scheduling.composes.decode_first import DecodeFirst
-from engine.scheduling.composes.lanes import Lanes
-from engine.scheduling.composes.prompts import PromptLimits
-from engine.scheduling.composes.slack import DeadlineSlack
-from engine.scheduling.composes.token_fair import TokenFair
+from engine.scheduling.admit.base import Admit
+from engine.scheduling.admit.buckets import LengthBuckets
+from engine.scheduling.admit.peak import PeakAdmit
+from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
+from engine.scheduling.admit.static import StaticBatch, padded_static
+from engine.scheduling.admit.table import BatchOrWait
+from engine.scheduling.admit.window import DynamicWindow
+from engine.scheduling.compose.base import Compose
+from engine.scheduling.compose.decode_first import DecodeFirst
+from engine.scheduling.compose.lanes import Lanes
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.compose.slack import DeadlineSlack
+from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict import Evict
-from engine.scheduling.evicts.victims import AttainedVictim, FairVictim, LatestVictim
+from engine.scheduling.evict.base import Evict
+from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.order import Order, ServiceCountersLike
-from engine.scheduling.orders.buckets import Buckets
-from engine.scheduling.orders.dlpm import Dlpm
-from engine.scheduling.orders.drr import Drr
-from engine.scheduling.orders.edf import Edf
-from engine.scheduling.orders.fcfs import Fcfs
-from engine.scheduling.orders.hrrn import Hrrn
-from engine.scheduling.orders.hybrid import Hybrid
-from engine.scheduling.orders.las import Las
-from engine.scheduling.orders.mlfq import Mlfq
-from engine.scheduling.orders.priority import Priority
-from engine.scheduling.orders.sjf import Sjf
-from engine.scheduling.orders.srpt import Srpt
-from engine.scheduling.orders.vtc import Vtc
+from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.buckets import Buckets
+from engine.scheduling.order.dlpm import Dlpm
+from engine.scheduling.order.drr import Drr
+from engine.scheduling.order.edf import Edf
+from engine.scheduling.order.fcfs import Fcfs
+from engine.scheduling.order.hrrn import Hrrn
+from engine.scheduling.order.hybrid import Hybrid
+from engine.scheduling.order.las import Las
+from engine.scheduling.order.mlfq import Mlfq
+from engine.scheduling.order.priority import Priority
+from engine.scheduling.order.sjf import Sjf
+from engine.scheduling.order.srpt import Srpt
+from engine.scheduling.order.vtc import Vtc
 
 ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
     "fcfs": Fcfs,

@@ -14,10 +14,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.bands import BandCounters, Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
-from engine.scheduling.order import Entry, Order, ServiceCountersLike
-from engine.scheduling.orders.vtc import Vtc
+from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.policy import make_order
 
 __all__ = ["MAX_LANES", "BandCounters", "TieredQueue"]

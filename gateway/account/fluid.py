@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import StepTime
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 
 MAX_EVENTS = 60_000
 """Changes of the shares that are followed; more jobs than that allows are judged from fewer."""

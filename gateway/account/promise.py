@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.forecast.conformal import Bucket, Calibration, What
-from engine.forecast.quote import Figures, Forecast
+from engine.forecast.calibration import Bucket, Calibration, What
+from engine.forecast.wait.forecast import Figures, Forecast
 
 if TYPE_CHECKING:
     from gateway.account.estimate import Estimate, Times

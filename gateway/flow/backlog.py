@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
 from engine.scheduling.counters import ServiceCounters, scaled
-from engine.scheduling.order import Entry
 from engine.scheduling.tiers import MAX_LANES, TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
 from gateway.flow.lanes import ORDINARY, LaneRule

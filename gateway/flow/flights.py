@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from engine.scheduling.orders.recent import Recent
+from engine.scheduling.order.recent import Recent
 from gateway.flow.placement import Placement
 from gateway.flow.reservations import Reservations
 from gateway.flow.tickets import Displaced, InFlight

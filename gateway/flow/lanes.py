@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from engine.scheduling.order import Entry
+from engine.entry import Entry
 from gateway.flow.window import NUM_RANKS, Load, Replica
 
 ORDINARY = 0

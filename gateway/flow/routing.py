@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.forecast.step_time import predict_step_s
+from engine.step_time.model import predict_step_s
 from gateway.flow.placement import Score, least_loaded
 from gateway.flow.prefixes import BLOCK_TOKENS, PrefixIndex
 from gateway.flow.tickets import InFlight, Ticket

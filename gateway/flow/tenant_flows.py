@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.scheduling.order import Entry
+from engine.entry import Entry
 from gateway.flow.tickets import InFlight
 from gateway.flow.window import NUM_RANKS
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from engine.scheduling.order import Entry
+from engine.entry import Entry
 
 
 class Reason(Enum):

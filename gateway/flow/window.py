@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.forecast.step_time import PRIOR
 from engine.messages import TIER_RANKS, StepTime
+from engine.step_time.model import PRIOR
 
 NUM_RANKS = len(TIER_RANKS)
 OWED_PART = 2

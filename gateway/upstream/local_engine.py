@@ -6,8 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from engine import client as engine_client
-from engine.client import EngineClient
+from engine.client import client as engine_client
+from engine.client.client import EngineClient
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
 

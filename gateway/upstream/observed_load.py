@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.forecast.step_time import StepTimeModel
 from engine.messages import Ready, RunningSequence, Snapshot
+from engine.step_time.model import StepTimeModel
 from gateway.even_sample import LEARNED_PER_S, EvenSample
 from gateway.upstream.foreign_sequence import ForeignSequence
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.messages import StepTime
-from engine.scheduling.batch_model import BatchModel, Lengths
-from engine.scheduling.batch_or_wait import BatchOrWaitTable, solve_table
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.objective import Objective
+from engine.scheduling.batch_or_wait.states import Grid
+from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.smdp.objective import Objective
-from engine.scheduling.smdp.states import Grid
 from ops.bench.batch_queue import Arrivals, Fixed, by_fixed
 from ops.bench.batch_replica import BatchReplica, Measured
 from ops.cli.base import table as print_table

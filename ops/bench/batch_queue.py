@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from engine.scheduling.batch_model import BatchModel
-from engine.scheduling.smdp.objective import Objective
+from engine.scheduling.batch_or_wait.batch_model import BatchModel
+from engine.scheduling.batch_or_wait.objective import Objective
 
 WARM_UP = 200
 """Requests at the start that are not measured."""

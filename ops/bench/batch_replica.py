@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core import EngineConfig, StepResult
+from engine.core.core import EngineConfig, StepResult
 from engine.messages import SamplingParams, Submit
-from engine.scheduling.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import Preset
-from engine.virtual import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica, virtual_prompt
 from ops.bench.batch_queue import WARM_UP, Arrivals, Outcome
 
 SAME_INSTANT_S = 1e-6

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.core import StepResult
-from engine.forecast.length import LengthForecast
+from engine.core.core import StepResult
+from engine.entry import Entry
+from engine.forecast.length.length import LengthForecast
 from engine.messages import TIER_RANKS, Ready, Snapshot
-from engine.scheduling.order import Entry
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 from gateway.account.estimate import Estimate, Times
 from gateway.estimates import Estimates
 from gateway.flow.tickets import QueueFull, Ticket

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from engine.client import EngineUnavailable
+from engine.client.client import EngineUnavailable
 from ops.bench import contract_prompts
 from ops.bench.contract_audit import KEYS, Witness, gather, judge
 from ops.bench.contract_house import House, ScenarioFailed, open_house

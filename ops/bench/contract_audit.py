@@ -34,7 +34,7 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
-from engine.client import EngineClient, EngineUnavailable
+from engine.client.client import EngineClient, EngineUnavailable
 from ops.bench.contract_house import House, Tenant
 from ops.bench.contract_load import Answer
 from ops.local_server import until

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from engine.server import EngineOptions
+from engine.process.server import EngineOptions
 from ops.bench.load import priced
 from ops.local_server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.local_services import Service, start_postgres, start_redis
@@ -76,7 +76,7 @@ class House:
                 sys.executable,
                 "-P",
                 "-m",
-                "engine.server",
+                "engine.process.server",
                 *options.arguments(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

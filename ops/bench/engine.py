@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from ops.bench.engine_metrics import BadAnswers, agreement, measure, ratios, spread
 from ops.bench.engine_models import NoModel, cache_dir, export_for_openvino, find_model, read_config
 from ops.bench.engine_process import BENCH_DIR, EngineFailed, Launch, engine_process

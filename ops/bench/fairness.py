@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.bench.fairness_virtual import jain_index
 from ops.bench.load import Bench, Party, closed_loops, fresh_bench, server_status
 from ops.cli.base import table

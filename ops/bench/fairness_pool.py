@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops import datadir
 from ops.bench.cores import set_apart
 from ops.bench.load import ACTOR, Bench, Party, fresh_bench, server_status

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from engine.learned import learned_path
+from engine.core.learned_state import learned_path
 from ops.bench.fidelity_figures import Pair, judge
 from ops.bench.load import Party, enrol, model_directory, priced
 from ops.cli.base import table

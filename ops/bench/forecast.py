@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.forecast.length import LAYERS, LengthForecast
-from engine.forecast.probe import prior_of, prior_quantiles, remaining_quantiles
-from engine.forecast.scores import HIGH, QUANTILES, LayerScore, pinball_tokens
+from engine.forecast.length.length import LAYERS, LengthForecast
+from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
+from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore, pinball_tokens
 from ops.bench.forecast_traffic import MAX_TOKENS, Answered, answer_instructions
 from ops.cli.base import table
 
@@ -106,7 +106,7 @@ def deal(answered: Sequence[Answered]) -> list[int]:
 def _measure(training: Sequence[Answered], held_out: Sequence[Answered], measured: Measured) -> None:
     import torch
 
-    from engine.model.probe_fit import fit_probe
+    from engine.model.length_probe.fit import fit_probe
 
     forecast = LengthForecast()
     for each in training:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core import EngineConfig, EngineCore
-from engine.forecast.features import Features, features_of
-from engine.forecast.samples import MAX_READINGS, LengthSample, LengthSamples
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.detokenizer import load_texts
+from engine.forecast.length.features import Features, features_of
+from engine.forecast.length.samples import MAX_READINGS, LengthSample, LengthSamples
 from engine.messages import SamplingParams, Submit
-from engine.text import load_texts
 from gateway.prompt import PromptRenderer
 from gateway.traits import last_asked
 from ops.demo.instructions import DAYS, MONTHS, decorate, make_instruction
@@ -110,8 +110,8 @@ def answer_instructions(
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Answered]:
     """`number` instructions, answered at temperature 1. Some twenty a second and core."""
+    from engine.model.length_probe.probe import LengthReadings
     from engine.model.loader import load_runner
-    from engine.model.probe import LengthReadings
 
     runner = load_runner(model_dir, threads=threads, num_blocks=2048)
     runner.readings = LengthReadings(runner.state_reader(), None, keep_states=True)

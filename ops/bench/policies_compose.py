@@ -6,9 +6,9 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from engine.scheduling.admits.reserve import PredictedReserve
-from engine.scheduling.composes.token_fair import TokenFair
-from engine.scheduling.evicts.victims import FairVictim
+from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.compose.token_fair import TokenFair
+from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import Policy
 from ops.bench.policies_report import Check, Report
 from ops.bench.settings_published import A10G_LLAMA_2_7B

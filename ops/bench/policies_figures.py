@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.bench.virtual_load import Moment, Run, Served
 
 

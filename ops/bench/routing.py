@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.messages import StepTime
-from engine.virtual import VOCABULARY
+from engine.virtual.replica import VOCABULARY
 from gateway.flow.placement import LeastLoaded, Score, Scorer
 from gateway.flow.prefixes import prefix_hashes
 from gateway.flow.routing import PrefixRouter

@@ -14,13 +14,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core import EngineConfig, EngineCore
-from engine.forecast.step_time import PRIOR, predict_step_s
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.plan import Plan
 from engine.messages import SamplingParams, Submit
-from engine.planner import Plan
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
-from engine.virtual import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
+from engine.step_time.model import PRIOR, predict_step_s
+from engine.virtual.replica import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
 from ops.cli.base import table
 from ops.demo.statistics import percentile
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.scheduling.composes.decode_first import DecodeFirst
-from engine.scheduling.composes.prompts import PromptLimits
+from engine.scheduling.compose.decode_first import DecodeFirst
+from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.policy import Policy, make_policy
 from ops.bench.engine_workload import SHIPPED_WORKLOAD, load_workload, sample_workload
 from ops.bench.settings_published import A100_LLAMA_3_8B

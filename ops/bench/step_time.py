@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from engine.core import EngineConfig, EngineCore
-from engine.forecast.step_time import StepTimeModel
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.detokenizer import load_texts
 from engine.messages import SamplingParams, Submit
-from engine.text import load_texts
+from engine.step_time.model import StepTimeModel
 from ops.cli.base import table
 from ops.demo.statistics import percentile
 

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from engine.core import EngineConfig, StepResult
+from engine.core.core import EngineConfig, StepResult
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import SamplingParams, StepTime, Submit
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.policy import Policy
-from engine.virtual import VOCABULARY, VirtualReplica
+from engine.virtual.replica import VOCABULARY, VirtualReplica
 from ops.bench.virtual_arrivals import Arrival, Predictions, exact
 
 IDLE_STEPS = 1000

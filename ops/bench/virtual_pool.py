@@ -11,11 +11,11 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.core import EngineConfig, StepResult
+from engine.core.core import EngineConfig, StepResult
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
 from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
-from engine.virtual import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica, virtual_prompt
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.lanes import LaneRule
 from gateway.flow.placement import Scorer

@@ -27,7 +27,7 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
     settings = settings_now({"model": model})
     from dataclasses import replace
 
-    from engine.server import run_engine
+    from engine.process.server import run_engine
     from ops import datadir
     from ops.supervise import engine_address
     from ops.wire import engine_options

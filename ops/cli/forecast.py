@@ -40,7 +40,7 @@ def report(engine_id: str) -> None:
        "layers": {"sketches": {"samples": 812, "pinball_tokens": 9.1, "p90_coverage": 0.91, …}, …}}},
        "engine": {"used": 1, "layers": {"forecast": {…}, "probe": {…}}, …}, "step_time": {"base_s": …}}
     """
-    from engine.learned import learned_path, read_learned
+    from engine.core.learned_state import learned_path, read_learned
 
     data_dir = Path(settings_now().data_dir)
     try:
@@ -87,10 +87,10 @@ def train(
     """
     import torch
 
-    from engine.fingerprint import model_fingerprint
-    from engine.learned import SamplesRefused, read_samples, samples_path
-    from engine.model.probe import FILE_NAME
-    from engine.model.probe_fit import TooFewReadings, fit_probe
+    from engine.core.learned_state import SamplesRefused, read_samples, samples_path
+    from engine.model.length_probe.fit import TooFewReadings, fit_probe
+    from engine.model.length_probe.probe import FILE_NAME
+    from engine.process.fingerprint import model_fingerprint
 
     settings = settings_now({"model": model})
     model_dir = Path(settings.model)

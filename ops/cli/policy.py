@@ -17,7 +17,7 @@ from ops.cli.policy_live import set_policy, show
 
 if TYPE_CHECKING:
     from engine.messages import StepTime
-    from engine.scheduling.batch_model import Lengths
+    from engine.scheduling.batch_or_wait.batch_model import Lengths
     from engine.scheduling.options import PolicyOptions
 
 MOST_BATCH = 64
@@ -80,8 +80,8 @@ def list_policies() -> None:
 
 def _options() -> PolicyOptions:
     """With the table that the settings name."""
-    from engine.scheduling.batch_or_wait import options_with
-    from engine.scheduling.smdp.stored import BadTable
+    from engine.scheduling.batch_or_wait.table import options_with
+    from engine.scheduling.batch_or_wait.table_file import BadTable
 
     try:
         return options_with(settings_now().resolved_policy_table)
@@ -141,7 +141,7 @@ class _Lengths(click.ParamType["Lengths"]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
         """Raises a usage error."""
-        from engine.scheduling.batch_model import Lengths
+        from engine.scheduling.batch_or_wait.batch_model import Lengths
 
         try:
             prompt, output = (int(part) for part in str(value).split(","))
@@ -321,12 +321,12 @@ def solve(
        "policies": [{"rate_per_s": 0.39, "kv_pressure": 0.0, "cost": 1.02, "least_cost": 1.02,
        "most_cost": 1.02, "saturated": false, "run_from": [1, 1, 2, 3, 4, 5]}, …]}
     """
-    from engine.scheduling.batch_model import BatchModel
-    from engine.scheduling.batch_or_wait import solve_table
-    from engine.scheduling.smdp.iteration import NotSolved
-    from engine.scheduling.smdp.objective import Objective
-    from engine.scheduling.smdp.pool import Pool
-    from engine.scheduling.smdp.states import Grid
+    from engine.scheduling.batch_or_wait.batch_model import BatchModel
+    from engine.scheduling.batch_or_wait.kv_pool import Pool
+    from engine.scheduling.batch_or_wait.objective import Objective
+    from engine.scheduling.batch_or_wait.states import Grid
+    from engine.scheduling.batch_or_wait.table import solve_table
+    from engine.scheduling.batch_or_wait.value_iteration import NotSolved
 
     try:
         model = BatchModel(step_time, short, long, long_share, padded, busy_watts, launch_joules)

@@ -131,7 +131,7 @@ def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortf
 
 def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     """The machine that this data directory's engine learned, with the sizes that its settings say."""
-    from engine.learned import learned_path
+    from engine.core.learned_state import learned_path
 
     path = learned_path(Path(settings.data_dir), "engine-0")
     if not path.is_file():

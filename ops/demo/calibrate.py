@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.local_server import LocalServer, ServerFailed
 
 WARM_UP_S = 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.entry import COUNTER_SCALE
 from engine.messages import TIER_RANKS
-from engine.scheduling.order import COUNTER_SCALE
 from gateway.flow.log import LogRecord
 from ops.demo.audit import Happened, LogEvent
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
+from engine.entry import Entry
 from engine.messages import TIER_RANKS, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
-from engine.virtual import VirtualClock, VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualClock, VirtualReplica, virtual_prompt
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.log import LogRecord
 from gateway.flow.window import Replica, WindowRule

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.demo.cast import CastTenant
 from ops.demo.replay import Board, Sent
 from ops.demo.report import Sample, ideal_by_tier

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.simulate.pool import SimulatedPool
 
 PERIOD_S = 0.25

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from engine.forecast.step_time import StepTimeModel
 from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
-from engine.virtual_shapes import LinearTiming, StepShape, StepTiming
+from engine.step_time.model import StepTimeModel
+from engine.virtual.step_shapes import LinearTiming, StepShape, StepTiming
 from ops.bench.roofline import ModelShape
 
 COMPUTE_SHARE = 0.6

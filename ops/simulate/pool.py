@@ -2,8 +2,8 @@
 
 The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
 request arrives or ends, and knows then what every replica has emitted by that instant. What a replica does
-between is its own affair: it takes steps one by one, or many at a time (`engine/simulated.py`), and where a
-request reaches it in the middle of a run the run ends with the step under way.
+between is its own affair: it takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`),
+and where a request reaches it in the middle of a run the run ends with the step under way.
 
 `runs=False` takes every step by itself: the plain loop, and the twin of the other.
 """
@@ -14,15 +14,15 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
-from engine.simulated import Happened, SimulatedReplica
-from engine.virtual_shapes import make_shapes
+from engine.virtual.fast_replica import Happened, SimulatedReplica
+from engine.virtual.step_shapes import make_shapes
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from ops.simulate.machines import Machine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.forecast.length import LengthForecast
-from engine.scheduling.order import Entry
+from engine.entry import Entry
+from engine.forecast.length.length import LengthForecast
 from ops.simulate.requests import Request
 
 MODEL = "simulated"

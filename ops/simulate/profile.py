@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from engine.forecast.step_time import StepTimeModel
 from engine.messages import StepTime
+from engine.step_time.model import StepTimeModel
 from ops.simulate.machines import Machine, profile_machine
 
 COEFFICIENTS = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")

@@ -7,9 +7,9 @@ own, put right by what became of earlier ones.
 
 from __future__ import annotations
 
-from engine.forecast.conformal import Bucket, Calibration, bucket_of
-from engine.forecast.quote import EngineLoad, Figures, Forecast
-from engine.scheduling.order import Entry
+from engine.entry import Entry
+from engine.forecast.calibration import Bucket, Calibration, bucket_of
+from engine.forecast.wait.forecast import EngineLoad, Figures, Forecast
 from gateway.engine_loads import flights_of
 from gateway.flow.controller import InFlight
 from gateway.flow.target_gate import TargetGate

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from engine.forecast.step_time import predict_step_s
+from engine.step_time.model import predict_step_s
 from gateway.controlling import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.flow.control import Control, Knob, Mode, Move, Observation
 from gateway.recent_share import RecentShare

@@ -1,4 +1,4 @@
-"""Does every admission keep the contract of `engine.scheduling.admit.Admit`?
+"""Does every admission keep the contract of `engine.scheduling.admit.base.Admit`?
 
 Parametrised over ADMITS: a new admission is held to it by being named there.
 """
@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.scheduling.admit import Admit, Batch, blocks_for
-from engine.scheduling.admits.table import Decision
+from engine.scheduling.admit.base import Admit, Batch
+from engine.scheduling.admit.table import Decision
 from engine.scheduling.claims import SAFE
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS
 from engine.sequence import Sequence
+from engine.sizes import blocks_for
 from tests.scheduling_states import make_batch, make_sequence, random_sequence, start
 
 Make = Callable[[], Admit]

@@ -1,4 +1,4 @@
-"""Does every composition keep the contract of `engine.scheduling.compose.Compose`?
+"""Does every composition keep the contract of `engine.scheduling.compose.base.Compose`?
 
 Parametrised over COMPOSES: a new composition is held to it by being named there.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.compose import Compose
+from engine.scheduling.compose.base import Compose
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import COMPOSES
 from engine.scheduling.room import Room

@@ -1,4 +1,4 @@
-"""Does every choice of a victim keep the contract of `engine.scheduling.evict.Evict`?
+"""Does every choice of a victim keep the contract of `engine.scheduling.evict.base.Evict`?
 
 Parametrised over EVICTS: a new choice is held to it by being named there.
 """
@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from engine.forecast.step_time import PRIOR
 from engine.scheduling.claims import SAFE
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict import Evict, KvCosts
+from engine.scheduling.evict.base import Evict, KvCosts
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import EVICTS
+from engine.step_time.model import PRIOR
 from tests.scheduling_states import random_sequence
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.claims import FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry, Order
-from engine.scheduling.orders import buckets, drr, edf, hybrid, locality, mlfq, priority, sizes, sjf
-from engine.scheduling.orders.sjf import Sjf
+from engine.scheduling.order import buckets, drr, edf, hybrid, locality, mlfq, priority, sizes, sjf
+from engine.scheduling.order.base import Order
+from engine.scheduling.order.sjf import Sjf
 from engine.scheduling.policy import ORDERS, make_order
 from engine.scheduling.tiers import TieredQueue
 

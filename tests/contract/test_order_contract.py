@@ -1,4 +1,4 @@
-"""Does every order keep the contract of `engine.scheduling.order.Order`?
+"""Does every order keep the contract of `engine.scheduling.order.base.Order`?
 
 Parametrised over ORDERS: a new order is held to it by being named there.
 """
@@ -12,9 +12,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.claims import ALL, SAFE
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry, Order
+from engine.scheduling.order.base import Order
 from engine.scheduling.policy import ORDERS, UnknownPolicy, make_order
 from engine.scheduling.tiers import TieredQueue
 

@@ -13,12 +13,12 @@ from functools import cache
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Submit
-from engine.scheduling.admits.table import Decision
+from engine.scheduling.admit.table import Decision
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, POLICIES, Policy, make_policy
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 NUM_REQUESTS = 40
 MOST_STEPS = 20_000

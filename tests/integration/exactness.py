@@ -21,12 +21,12 @@ from typing import Any
 import torch
 import transformers
 
-from engine.core import EngineConfig, EngineCore
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo, Outcome, SamplingParams, Submit
 from engine.model.runner import TorchRunner
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import State
-from engine.step import Sampled, SequenceSlice
 
 TIE_TOLERANCE = 1e-4
 """Of the two best logits, relative to the largest absolute logit of the row."""

@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from engine.messages import Inventory, Outcome, SamplingParams
-from engine.outcomes import OutcomeStore
+from engine.process.outcomes import OutcomeStore
 from gateway import recovery
 from gateway.account.outcomes import RequestOutcome
 from gateway.books import Books

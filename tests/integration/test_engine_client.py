@@ -16,10 +16,10 @@ import uvloop
 import zmq
 
 from engine import messages
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused
 from engine.messages import Hello, Refused, Snapshot, TenantService
-from engine.server import EngineOptions
-from engine.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused
+from engine.process.server import EngineOptions
 from tests.engine_process import (
     DEADLINE_S,
     NUM_BLOCKS,

@@ -14,13 +14,13 @@ import pytest
 import zmq
 
 from engine import messages
-from engine.client import EngineClient
-from engine.core import EngineConfig, EngineCore, TextFactory
-from engine.loop import EngineLoop
+from engine.client.client import EngineClient
+from engine.client.stream import EngineLost, SequenceRefused
+from engine.core.core import EngineConfig, EngineCore, TextFactory
 from engine.messages import Ready, SamplingParams
-from engine.outcomes import OutcomeStore
-from engine.stream import EngineLost, SequenceRefused
-from engine.virtual import VirtualClock, VirtualRunner, VirtualText, VirtualTexts
+from engine.process.loop import EngineLoop
+from engine.process.outcomes import OutcomeStore
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualText, VirtualTexts
 from tests.engine_process import START_S, connected, sequence, tokens_of
 
 ENDLESS_TOKENS = 1_000_000

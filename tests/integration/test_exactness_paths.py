@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.fast_paths import COMPILED
+from engine.model.cpu.choose import COMPILED
 from engine.model.forward import PlainForward
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner

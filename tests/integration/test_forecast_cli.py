@@ -12,13 +12,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from engine.fingerprint import model_fingerprint
-from engine.forecast.features import features_of
-from engine.forecast.length import LengthForecast
-from engine.learned import Samples, samples_path
+from engine.core.learned_state import Samples, samples_path
+from engine.forecast.length.features import features_of
+from engine.forecast.length.length import LengthForecast
+from engine.model.length_probe.attach import attach_readings
+from engine.model.length_probe.probe import FILE_NAME
 from engine.model.loader import load_runner
-from engine.model.probe import FILE_NAME
-from engine.model.readings import attach_readings
+from engine.process.fingerprint import model_fingerprint
 from gateway.estimates import LENGTHS_FILE, save_lengths
 from ops.cli.main import cli
 from tests.tiny_model import save_tiny_model

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.forecast.length import LengthForecast
+from engine.forecast.length.length import LengthForecast
 from engine.messages import (
     Delta,
     Inventory,

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import redis
 
-from engine.forecast.quote import forecast
-from engine.forecast.replayed_engine import EngineLoad
+from engine.entry import Entry
+from engine.forecast.wait.forecast import forecast
+from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import wire
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror

@@ -8,7 +8,7 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from engine.forecast.quote import Figures
+from engine.forecast.wait.forecast import Figures
 from engine.messages import SamplingParams
 from gateway.account.outcomes import RequestOutcome
 from gateway.account.timeline import Kind

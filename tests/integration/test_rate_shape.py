@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import StepTime
 from engine.sequence import State
 from tenants.storage.database import Database, open_database

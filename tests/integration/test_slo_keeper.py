@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.forecast.step_time import PRIOR
+from engine.step_time.model import PRIOR
 from gateway import slo_keeper
 from gateway.account.attribution import Facts, Verdict
 from gateway.account.fluid import Job, Machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core import EngineConfig, EngineCore
+from engine.core.core import EngineConfig, EngineCore
 from engine.messages import Outcome, SamplingParams, Submit
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from engine.client import EngineClient
-from engine.lock import EngineLock, LockContent, find_holder, lock_path
-from engine.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
-from engine.server import EngineOptions
-from engine.stream import EngineLost
+from engine.client.client import EngineClient
+from engine.client.stream import EngineLost
+from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
+from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.process.server import EngineOptions
 from ops.supervise import EngineStartFailed, EngineSupervisor, Phase, backoff_s, engine_address
 from tests.engine_process import (
     START_S,
@@ -193,7 +193,7 @@ async def test_an_engine_that_no_gateway_wants_writes_its_outcomes_and_goes(
 
 def start_refused(options: EngineOptions, *, before: str = "pass") -> str:
     """The one line with which an engine refuses to start."""
-    code = f"import sys; {before}; from engine.server import main; sys.exit(main(sys.argv[1:]))"
+    code = f"import sys; {before}; from engine.process.server import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, *options.arguments()], capture_output=True, text=True, timeout=START_S
     )
@@ -328,6 +328,9 @@ def test_a_long_data_directory_gets_a_private_one_for_its_socket_and_keeps_it(tm
 
 
 def test_neither_client_nor_supervisor_needs_torch() -> None:
-    code = "import engine.client, engine.server, ops.supervise, sys; print('torch' in sys.modules)"
+    code = (
+        "import engine.client.client, engine.process.server, ops.supervise, sys; "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_S)
     assert done.stdout.strip() == "False", done.stderr

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from engine.entry import COUNTER_SCALE, Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import COUNTER_SCALE, Entry
 from gateway.flow.controller import Ticket
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.wire import FALL, PoolRule, script

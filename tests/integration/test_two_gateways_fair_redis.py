@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.policy import UnknownPolicy
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared.mirror import Mirror

@@ -81,21 +81,21 @@ _BROKEN: list[Broken] = [
         LAG,
     ),
     (
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "places are lost to who is owed them without bound",
         "            and runner.times_set_back < scheduler.max_displacements\n",
         "",
         OWED,
     ),
     (
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "who has had less gives way, too",
         "            and scheduler.counters.value(runner.tenant_id) > had\n",
         "",
         OWED,
     ),
     (
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "who is owed a place loses it again",
         "            and not runner.submit.is_owed\n",
         "",
@@ -211,7 +211,7 @@ _BROKEN: list[Broken] = [
         "tests/unit/test_flow_routing.py",
     ),
     (
-        "engine/decisions.py",
+        "engine/core/decision_log.py",
         "who stands back does not count what it sat out",
         "        _add(of, STANDS_BACK, None, steps)\n",
         "",

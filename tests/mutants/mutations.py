@@ -39,21 +39,21 @@ SCHEDULER = "tests/unit/test_scheduler.py"
 MUTATIONS = [
     Mutation(
         "skip the lift",
-        "engine/scheduling/orders/by_tenant.py",
+        "engine/scheduling/order/by_tenant.py",
         "            self._comes(tenant_id, preempted=front)\n",
         "",
         "tests/unit/test_fair_order.py",
     ),
     Mutation(
         "charge recomputation",
-        "engine/scheduler.py",
+        "engine/core/sequence_table.py",
         "        sequence.match = None\n",
         "        sequence.match = None\n        sequence.charged_prompt_tokens = 0\n",
         f"{SCHEDULER}::test_recomputation_is_not_charged",
     ),
     Mutation(
         "skip the head that does not fit",
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "            if tokens == 0 or not self._room_to_start(batch, sequence, match):\n",
         "            if tokens == 0 or not self._room_to_start(batch, sequence, match):\n"
         "                order.remove(entry.entry_id)\n"
@@ -64,7 +64,7 @@ MUTATIONS = [
     ),
     Mutation(
         "publish before the forward pass",
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "        self.plan.room.take(sequence, tokens)\n",
         "        self.plan.room.take(sequence, tokens)\n"
         "        self._scheduler.pool.publish(\n"
@@ -82,14 +82,14 @@ MUTATIONS = [
     ),
     Mutation(
         "leave no token to compute on a full hit",
-        "engine/scheduler.py",
+        "engine/core/sequence_table.py",
         "sequence.total_tokens - 1\n        sequence.match",
         "sequence.total_tokens\n        sequence.match",
         "tests/property/test_kv_prefix_histories.py",
     ),
     Mutation(
         "nobody is ever immune",
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n"
         "        victim.times_displaced += 1\n",
         "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n",
@@ -97,7 +97,7 @@ MUTATIONS = [
     ),
     Mutation(
         "copy in before copying out",
-        "engine/core.py",
+        "engine/core/core.py",
         "            if plan.copies.out:\n"
         "                self._runner.copy_out(plan.copies.out)\n"
         "            if plan.copies.back:\n"
@@ -124,7 +124,7 @@ MUTATIONS = [
     ),
     Mutation(
         "take memory from a higher tier",
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "            if runner.tier >= sequence.tier and runner.times_displaced",
         "            if runner.times_displaced",
         f"{SCHEDULER}::test_no_eviction_policy_can_take_from_a_higher_tier",
@@ -138,7 +138,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trust what should have come back when its copies failed",
-        "engine/scheduler.py",
+        "engine/core/sequence_table.py",
         "            elif arriving.isdisjoint(sequence.block_table):\n"
         "                continue\n"
         "            else:\n"
@@ -204,14 +204,14 @@ MUTATIONS = [
     ),
     Mutation(
         "let a sequence that rests keep its memory",
-        "engine/planner.py",
+        "engine/core/scheduler.py",
         "            or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)\n",
         "",
         f"{SCHEDULER}::test_one_that_rests_for_its_lease_makes_room_for_another_tenant_at_once",
     ),
     Mutation(
         "charge device time of recomputation",
-        "engine/gpu_time.py",
+        "engine/core/gpu_time.py",
         "        if again > 0:\n",
         "        if again < 0:\n",
         "tests/unit/test_gpu_time.py",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.forecast.step_time import PRIOR
+from engine.step_time.model import PRIOR
 from gateway.account.attribution import Cause, Facts, Metric, judge
 from ops.bench.virtual_pool import PoolMachine, PoolRequest
 from tests.incident_pool import IncidentPool, Reader

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Delta, Submit
 from engine.scheduling.policy import POLICIES
 from engine.sequence import State
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 pytestmark = pytest.mark.long
 

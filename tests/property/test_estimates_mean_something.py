@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from engine.forecast.length import LengthForecast
+from engine.forecast.length.length import LengthForecast
 from tests.virtual_gateway import MODEL_ID, Done, Job, VirtualGateway, share_within
 
 PLACES = 16

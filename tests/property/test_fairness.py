@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Submit
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 from tests.virtual_gateway import Done, Job, VirtualGateway, service
 
 # ---------------------------------------------------------------- gateway and engine together

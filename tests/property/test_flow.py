@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
+from engine.entry import COUNTER_SCALE, Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import COUNTER_SCALE, Entry
 from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.lanes import LaneRule

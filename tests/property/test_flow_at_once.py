@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.tiers import MAX_LANES
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LaneRule

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.order import OUTPUT_TOKEN_COST
+from engine.entry import OUTPUT_TOKEN_COST
 from gateway.flow.lanes import LaneRule
 from tests.flow_pool import FlowPool, Party
 

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
 from gateway.flow.shared import wire

@@ -13,9 +13,9 @@ from collections import Counter
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Outcome, Submit
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 BLOCK_TOKENS = 4
 SEEDS = range(30)

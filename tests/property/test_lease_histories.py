@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import StepTime
 from gateway.account.outcomes import RequestOutcome
 from tenants.storage.database import Database, open_database

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.counters import COUNTER_SCALE, MAX_LOWERED, ServiceCounters
-from engine.scheduling.order import Entry, Order
-from engine.scheduling.orders.buckets import RUN_ENTRIES
-from engine.scheduling.orders.hrrn import CLASSES_PER_DOUBLING, Hrrn
-from engine.scheduling.orders.locality import MAX_PASSES
-from engine.scheduling.orders.vtc import Vtc
+from engine.scheduling.order.base import Order
+from engine.scheduling.order.buckets import RUN_ENTRIES
+from engine.scheduling.order.hrrn import CLASSES_PER_DOUBLING, Hrrn
+from engine.scheduling.order.locality import MAX_PASSES
+from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.policy import ORDERS, make_order
 from engine.scheduling.tiers import BandCounters
 from tests.plain_orders import (

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import SamplingParams, StepTime, Submit
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import POLICIES
-from engine.simulated import SimulatedReplica
-from engine.virtual import VirtualReplica
-from engine.virtual_shapes import LinearTiming, make_shapes
+from engine.virtual.fast_replica import SimulatedReplica
+from engine.virtual.replica import VirtualReplica
+from engine.virtual.step_shapes import LinearTiming, make_shapes
 from ops.simulate.machines import Machine, roofline_machine
 from ops.simulate.pool import SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import EngineConfig, EngineCore
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.scheduler import Planner
+from engine.core.sequence_table import Scheduler
 from engine.kv.prefix import Match
 from engine.messages import SamplingParams, Submit
-from engine.planner import Planner
-from engine.scheduler import Scheduler
-from engine.scheduling.admit import Batch
-from engine.scheduling.admits.reserve import PredictedReserve
+from engine.scheduling.admit.base import Batch
+from engine.scheduling.admit.reserve import PredictedReserve
 from engine.sequence import Sequence
-from engine.virtual import VirtualClock, VirtualRunner, VirtualTexts
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 from tests.scheduling_states import make_batch, random_sequence, start
 
 POLICIES = ("hybrid", "vtc", "fcfs", "priority", "mlfq")
@@ -148,9 +148,9 @@ def live_through(policy: str, blocks: int, seed: int, arrivals: list[int]) -> Ta
             for history in (quick, plain):
                 for _ in range(count):
                     history.add()
-            patch.setattr("engine.scheduler.Planner", CountedPlanner)
+            patch.setattr("engine.core.sequence_table.Planner", CountedPlanner)
             got = quick.step(plainly=False)
-            patch.setattr("engine.scheduler.Planner", PlainPlanner)
+            patch.setattr("engine.core.sequence_table.Planner", PlainPlanner)
             assert got == plain.step(plainly=True)
     taken.preempted = quick.preempted
     return taken

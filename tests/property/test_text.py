@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
-from engine.text import (
+from engine.core.detokenizer import (
     CONTEXT_TOKENS,
     REPLACEMENT,
     IncrementalText,
@@ -22,6 +21,7 @@ from engine.text import (
     TextFactory,
     load_texts,
 )
+from engine.messages import SamplingParams
 from tests.models.tokenizers import KINDS, SPECIAL
 
 FEW = settings(max_examples=60, deadline=None)
@@ -279,7 +279,7 @@ def test_a_tokenizer_is_read_from_a_model_directory(tmp_path: Path) -> None:
 
 def test_text_needs_no_torch() -> None:
     """The whole of it must run next to a runner, and without one."""
-    script = "import sys, engine.text; assert not {'torch', 'transformers'} & set(sys.modules)"
+    script = "import sys, engine.core.detokenizer; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

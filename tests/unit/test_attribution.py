@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from engine.forecast.step_time import PRIOR
+from engine.step_time.model import PRIOR
 from gateway.account.attribution import (
     Cause,
     Counterfactuals,

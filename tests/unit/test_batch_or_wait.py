@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import SamplingParams, StepTime, Submit
-from engine.scheduling.admits.table import Decision
-from engine.scheduling.arrivals import ArrivalRate
-from engine.scheduling.batch_model import BatchModel, Lengths
-from engine.scheduling.batch_or_wait import BatchOrWaitTable, solve_table
+from engine.scheduling.admit.table import Decision
+from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.objective import Objective
+from engine.scheduling.batch_or_wait.states import Grid
+from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
+from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import Preset
-from engine.scheduling.smdp.objective import Objective
-from engine.scheduling.smdp.pool import Pool
-from engine.scheduling.smdp.states import Grid
-from engine.scheduling.smdp.stored import BadTable
-from engine.virtual import VirtualReplica, virtual_prompt
+from engine.virtual.replica import VirtualReplica, virtual_prompt
 from ops.bench.batch_or_wait import serve_by_fixed
 from ops.bench.batch_queue import WARM_UP, Arrivals, Fixed, Outcome, Queue, by_fixed
 from ops.bench.batch_replica import BatchReplica

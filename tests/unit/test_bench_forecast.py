@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from engine.forecast.features import features_of
-from engine.forecast.step_time import StepTimeModel
+from engine.forecast.length.features import features_of
+from engine.step_time.model import StepTimeModel
 from ops.bench.forecast import PARTS, deal
 from ops.bench.forecast_traffic import FAMILY_SHARES, Answered, template_of
 from ops.bench.step_time import SeenStep, report, shape_of

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams, StepTime
-from engine.scheduling.admit import Batch, Hold
-from engine.scheduling.admits.reserve import PredictedReserve
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.policy import Policy, UnknownPolicy, make_policy
 from engine.sequence import Sequence
-from engine.step import SequenceSlice
-from engine.virtual import VirtualClock, VirtualRunner
+from engine.virtual.replica import VirtualClock, VirtualRunner
 from ops.bench.policies import run_cases
 from ops.bench.policies_capacity import at_load, load_of
 from ops.bench.policies_compose import Party, due_a_step

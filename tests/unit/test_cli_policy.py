@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from engine.scheduling.batch_or_wait import BatchOrWaitTable
+from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
-from engine.scheduling.smdp.pool import Pool
 from ops.cli.main import cli
 
 QUICK = ("--max-batch", "2", "--wait-buckets", "2")

@@ -9,8 +9,8 @@ from math import exp
 import pytest
 from msgspec.structs import replace
 
-from engine.forecast.conformal import WARM_UP, Bucket, Calibration, bucket_of
-from engine.forecast.quote import Figures, Forecast
+from engine.forecast.calibration import WARM_UP, Bucket, Calibration, bucket_of
+from engine.forecast.wait.forecast import Figures, Forecast
 
 RAW = Forecast(
     wait_s=(1.0, 2.0),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.forecast.length import LengthForecast
-from engine.forecast.step_time import PRIOR
+from engine.entry import Entry
+from engine.forecast.length.length import LengthForecast
 from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
+from engine.step_time.model import PRIOR
 from gateway.admission import Admission
 from gateway.controlling import Controlling, bounds_of, queue_setters, setters_of
 from gateway.flow.control import DEFAULT_BOUNDS, Knob, Mode

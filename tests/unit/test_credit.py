@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.client import CreditedStream
+from engine.client.client import CreditedStream
 from engine.messages import Delta
 
 

@@ -9,31 +9,31 @@ from itertools import pairwise
 
 import pytest
 
-from engine.forecast.step_time import PRIOR
 from engine.messages import StepTime
-from engine.scheduling.admit import Batch, Hold
-from engine.scheduling.admits.buckets import LengthBuckets
-from engine.scheduling.admits.gate import RUNS
-from engine.scheduling.admits.peak import DECAY_STEPS, PeakAdmit, Peaks, plain_peak
-from engine.scheduling.admits.reserve import PredictedReserve, prompt_only
-from engine.scheduling.admits.static import StaticBatch
-from engine.scheduling.admits.table import BatchOrWait, Decision
-from engine.scheduling.admits.window import DynamicWindow
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.batch_gate import RUNS
+from engine.scheduling.admit.buckets import LengthBuckets
+from engine.scheduling.admit.peak import DECAY_STEPS, PeakAdmit, Peaks, plain_peak
+from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
+from engine.scheduling.admit.static import StaticBatch
+from engine.scheduling.admit.table import BatchOrWait, Decision
+from engine.scheduling.admit.window import DynamicWindow
+from engine.scheduling.batch_or_wait.padding import batch_waste
 from engine.scheduling.claims import ALL, FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
-from engine.scheduling.composes.decode_first import DecodeFirst
-from engine.scheduling.composes.lanes import Lanes
-from engine.scheduling.composes.prompts import PromptLimits
-from engine.scheduling.composes.slack import DeadlineSlack
-from engine.scheduling.composes.token_fair import TokenFair
+from engine.scheduling.compose.decode_first import DecodeFirst
+from engine.scheduling.compose.lanes import Lanes
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.compose.slack import DeadlineSlack
+from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict import KvCosts
-from engine.scheduling.evicts.victims import AttainedVictim, FairVictim, LatestVictim
+from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.orders.buckets import bucket_size
-from engine.scheduling.padding import batch_waste
+from engine.scheduling.order.buckets import bucket_size
 from engine.scheduling.policy import POLICIES, UnknownPolicy, make_policy
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
+from engine.step_time.model import PRIOR
 from tests.scheduling_states import (
     decoding,
     execute,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Delta, Outcome, Submit
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 INTERACTIVE, BATCH = 0, 2
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from engine.core import EngineConfig, EngineCore
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.model_runner import Sampled, SequenceSlice
+from engine.entry import COUNTER_SCALE
 from engine.messages import Delta, SamplingParams, SequenceState, Submit, decode_event, encode
-from engine.scheduling.order import COUNTER_SCALE
 from engine.scheduling.policy import UnknownPolicy
-from engine.step import Sampled, SequenceSlice
-from engine.virtual import (
+from engine.virtual.replica import (
     EOS_TOKEN_ID,
     VOCABULARY,
     VirtualClock,

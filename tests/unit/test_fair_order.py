@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.entry import COUNTER_SCALE, Entry
 from engine.scheduling.counters import ServiceCounters, scaled
-from engine.scheduling.order import COUNTER_SCALE, Entry
-from engine.scheduling.orders.fcfs import Fcfs
-from engine.scheduling.orders.vtc import Vtc
+from engine.scheduling.order.fcfs import Fcfs
+from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.tiers import TieredQueue
 
 

@@ -12,24 +12,24 @@ import pytest
 import torch
 import transformers
 
+from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams
-from engine.model import compiled, fast_paths, linears
-from engine.model.compiled import CompiledForward, Panels, probe_panels
-from engine.model.fast_paths import COMPILED, LEAN, PACKED, WHOLE
+from engine.model.cpu import choose, compiled, packed_linear
+from engine.model.cpu.choose import COMPILED, LEAN, PACKED, WHOLE
+from engine.model.cpu.compiled import CompiledForward, Panels, probe_panels
+from engine.model.cpu.lean import LeanForward
+from engine.model.cpu.packed_linear import PackedLinear, PackedModules, PackedVerdict, probe_packed
+from engine.model.cpu.report import NotHere, Trick
 from engine.model.forward import PlainForward
-from engine.model.lean import LeanForward
-from engine.model.linears import PackedLinear, PackedModules, PackedVerdict, probe_packed
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
-from engine.model.tricks import NotHere, Trick
-from engine.step import SequenceSlice
 from tests.models.random_models import save_random_model
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_TOKENS = 4
 
 
-REFUSED_FROM = {linears: linears.MAX_SLOWDOWN, compiled: compiled.MAX_SLOWDOWN}
+REFUSED_FROM = {packed_linear: packed_linear.MAX_SLOWDOWN, compiled: compiled.MAX_SLOWDOWN}
 """How many times as long as plain products each kind of ours may take."""
 
 
@@ -41,7 +41,7 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is right must not depend on what is fast here: no probe refuses anything for its speed."""
-    for module in (linears, compiled, fast_paths):
+    for module in (packed_linear, compiled, choose):
         monkeypatch.setattr(module, "MAX_SLOWDOWN", math.inf)
 
 
@@ -261,8 +261,8 @@ def test_a_product_that_was_held_up_is_timed_again(monkeypatch: pytest.MonkeyPat
 def test_packed_modules_that_are_wrong_are_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     multiply = PackedLinear._multiply
     monkeypatch.setattr(PackedLinear, "_multiply", lambda self, rows: multiply(self, rows) * 1.01)
-    monkeypatch.setattr(linears, "_verdicts", {})
-    monkeypatch.setitem(linears.MAX_DIFFERENCE, torch.float32, 1.0)
+    monkeypatch.setattr(packed_linear, "_verdicts", {})
+    monkeypatch.setitem(packed_linear.MAX_DIFFERENCE, torch.float32, 1.0)
     runner = load("gpt2", tmp_path, dtype="float32")
     assert not trick(runner, LEAN).chosen
     assert "gpt2 is not one of" in trick(runner, LEAN).reason
@@ -332,8 +332,10 @@ def test_a_single_row_that_takes_a_path_of_its_own_is_doubled() -> None:
 
 def test_slow_or_absent_packed_products_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_slow_ones(monkeypatch)
-    monkeypatch.setattr(linears, "_verdicts", {})
-    monkeypatch.setattr(linears, "_probe", lambda *_: PackedVerdict(True, False, plain_s=1e-4, packed_s=1e-3))
+    monkeypatch.setattr(packed_linear, "_verdicts", {})
+    monkeypatch.setattr(
+        packed_linear, "_probe", lambda *_: PackedVerdict(True, False, plain_s=1e-4, packed_s=1e-3)
+    )
     with pytest.raises(NotHere, match=r"products with a 8 x 4 weight would take 10\.0 times as long"):
         probe_packed(torch.zeros(8, 4))
     monkeypatch.undo()
@@ -341,7 +343,7 @@ def test_slow_or_absent_packed_products_are_refused_with_the_reason(monkeypatch:
         probe_packed(torch.zeros(8, 4, dtype=torch.float64))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(NotHere, match="has no packed products here"):
-        linears._probe(8, 4, torch.float32)
+        packed_linear._probe(8, 4, torch.float32)
 
 
 def test_rotary_positions_that_depend_on_more_run_through_transformers(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_rotary_positions_that_depend_on_more_run_through_transformers(tmp_path:
 def test_contexts_longer_than_the_table_of_angles(
     own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.lean.FIRST_POSITIONS", 8)
+    monkeypatch.setattr("engine.model.cpu.lean.FIRST_POSITIONS", 8)
     runner = load("llama", tmp_path, dtype="float32")
     assert isinstance(runner._forward, own)
     plain = load("llama", tmp_path, dtype="float32", fast_paths=False)
@@ -375,11 +377,11 @@ def test_every_verdict_can_be_read(own: Any, tmp_path: Path) -> None:
     ways = [WHOLE] if own is CompiledForward else [WHOLE, LEAN, PACKED]
     assert names == [COMPILED, "greedy tokens", *ways, "threads"]
     assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.tricks)
-    assert fast_paths.cpu_threads().reason.startswith("1 for"), "Numba's start sets torch's threads as well"
+    assert choose.cpu_threads().reason.startswith("1 for"), "Numba's start sets torch's threads as well"
 
 
 def test_the_doctor_says_what_an_engine_would_do(tmp_path: Path) -> None:
-    from engine.model.doctor import probe_machine
+    from engine.model.cpu.doctor import probe_machine
 
     for name, is_lean in (("llama", True), ("gpt2", False)):
         verdicts = {entry.name: entry for entry in probe_machine(save_random_model(name, tmp_path / name))}

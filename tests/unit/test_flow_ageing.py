@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
 

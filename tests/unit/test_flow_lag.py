@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.entry import OUTPUT_TOKEN_COST, Entry
 from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
-from engine.scheduling.order import OUTPUT_TOKEN_COST, Entry
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, OWED_PART, Replica, WindowRule
 

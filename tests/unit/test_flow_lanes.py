@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import Dispatch, Displaced, FlowController, Ticket
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
 from gateway.flow.window import Load, Replica, WindowRule

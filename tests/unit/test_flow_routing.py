@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.entry import Entry
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.prefixes import PrefixIndex, prefix_hashes
 from gateway.flow.routing import PrefixRouter

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import wire
 from gateway.flow.shared.mirror import Mirror

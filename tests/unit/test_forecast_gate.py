@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.forecast.gate import LEAST_SAMPLES, MAX_KEYS, OWN_SAMPLES, Gate
+from engine.forecast.length.gate import LEAST_SAMPLES, MAX_KEYS, OWN_SAMPLES, Gate
 
 KEY, GROUP = ("tenant", "model"), "model"
 ANSWERS = 3000

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.forecast.arrivals import ArrivalRates
-from engine.forecast.conformal import WARM_UP, WHATS, What, figure
-from engine.forecast.length import LengthForecast
-from engine.forecast.quote import Figures, Forecast
-from engine.forecast.step_time import PRIOR
+from engine.entry import Entry
+from engine.forecast.calibration import WARM_UP, WHATS, What, figure
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.wait.arrivals import ArrivalRates
+from engine.forecast.wait.forecast import Figures, Forecast
 from engine.messages import (
     TIER_RANKS,
     Delta,
@@ -29,7 +29,7 @@ from engine.messages import (
     Submit,
 )
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
+from engine.step_time.model import PRIOR
 from gateway.account.estimate import Times
 from gateway.engine_loads import flights_of
 from gateway.estimates import LENGTHS_FILE, Estimates, load_lengths, save_lengths

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.forecast.step_time import PRIOR, predict_step_s
 from engine.messages import RunningSequence, Snapshot, TenantService
+from engine.step_time.model import PRIOR, predict_step_s
 from gateway.pace import Pace
 
 

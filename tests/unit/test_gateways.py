@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.gateways import Gateways, HelloRefused, Opened, Session
 from engine.messages import PROTOCOL_VERSION, Hello, TenantService
+from engine.process.sessions import Gateways, HelloRefused, Opened, Session
 
 
 def open_session(gateways: Gateways, identity: bytes, gateway_id: str, now_s: float = 0.0) -> Session:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core import EngineConfig
-from engine.gpu_time import share_step, split_us
+from engine.core.core import EngineConfig
+from engine.core.gpu_time import share_step, split_us
 from engine.messages import Delta, StepTime, Submit
 from engine.sequence import Sequence
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 MODEL = StepTime(0.001, 0.0001, 0.000001, 0.0002, 1, 0.0)
 

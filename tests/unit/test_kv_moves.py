@@ -13,15 +13,15 @@ from collections.abc import Sequence as SequenceOf
 import msgspec
 import pytest
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Outcome, SequenceState, Submit
-from engine.scheduling.admit import Batch, Hold
-from engine.scheduling.admits.buckets import LengthBuckets
-from engine.scheduling.evict import KvCosts
-from engine.scheduling.evicts.victims import FairVictim
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.buckets import LengthBuckets
+from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence, State
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 BLOCK = 4
 PROMPT = list(range(1, 19))

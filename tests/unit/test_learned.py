@@ -9,10 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.core import EngineConfig, EngineCore
-from engine.forecast.samples import LengthSample
-from engine.forecast.step_time import StepTimeModel
-from engine.learned import (
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.learned_state import (
     KEEP_EVERY_S,
     Keeper,
     LearnedKey,
@@ -24,7 +22,9 @@ from engine.learned import (
     read_samples,
     samples_path,
 )
-from engine.virtual import VirtualClock, VirtualRunner, VirtualTexts
+from engine.forecast.length.samples import LengthSample
+from engine.step_time.model import StepTimeModel
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 
 KEY = LearnedKey("a machine", "f" * 32, "float32", "cpu", "numba", 2)
 

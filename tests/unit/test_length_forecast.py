@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from engine.forecast.length import LONGEST, PRIOR, TOPS, LengthForecast
+from engine.forecast.length.length import LONGEST, PRIOR, TOPS, LengthForecast
 
 
 def learned(lengths: list[int], tenant: str = "t", model: str = "m") -> LengthForecast:

@@ -7,11 +7,18 @@ import random
 
 import pytest
 
-from engine.forecast.features import HEAD_CHARACTERS, PLACES, TAIL_CHARACTERS, Features, features_of, place_of
-from engine.forecast.length import LengthForecast
-from engine.forecast.regression import LengthRegression
-from engine.forecast.residuals import CELLS, Residuals
-from engine.forecast.scores import QUANTILES, LayerScore, concordance, pinball_tokens
+from engine.forecast.length.features import (
+    HEAD_CHARACTERS,
+    PLACES,
+    TAIL_CHARACTERS,
+    Features,
+    features_of,
+    place_of,
+)
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.regression import LengthRegression
+from engine.forecast.length.residuals import CELLS, Residuals
+from engine.forecast.length.scores import QUANTILES, LayerScore, concordance, pinball_tokens
 
 
 def asked(text: str, prompt_tokens: int = 30) -> Features:

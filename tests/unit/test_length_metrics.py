@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from engine.forecast.length import LengthForecast
-from engine.forecast.scores import QUANTILES
+from engine.forecast.length.length import LengthForecast
+from engine.forecast.length.scores import QUANTILES
 from gateway.length_metrics import LengthCollector
 from tests.unit.test_length_layers import learned
 

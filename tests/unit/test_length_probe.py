@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engine.forecast.probe import (
+from engine.forecast.length.probe import (
     RANGES,
     TOPS,
     prior_of,
@@ -15,8 +15,8 @@ from engine.forecast.probe import (
     range_of,
     remaining_quantiles,
 )
-from engine.forecast.samples import MAX_READINGS, LengthSamples
-from engine.forecast.watch import LengthWatch
+from engine.forecast.length.probe_gate import LengthWatch
+from engine.forecast.length.samples import MAX_READINGS, LengthSamples
 
 SILENT = [0.0] * RANGES
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from engine.entry import Entry
 from engine.scheduling.claims import NO_STARVATION
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry, Order
-from engine.scheduling.orders.buckets import LONGEST_TOKENS, Buckets
-from engine.scheduling.orders.edf import DEFAULT_S, HORIZON_S, Edf
-from engine.scheduling.orders.hrrn import Hrrn, size_class
-from engine.scheduling.orders.las import QUANTUM_TOKENS, Las
-from engine.scheduling.orders.mlfq import LEVELS, Mlfq
-from engine.scheduling.orders.priority import (
+from engine.scheduling.order.base import Order
+from engine.scheduling.order.buckets import LONGEST_TOKENS, Buckets
+from engine.scheduling.order.edf import DEFAULT_S, HORIZON_S, Edf
+from engine.scheduling.order.hrrn import Hrrn, size_class
+from engine.scheduling.order.las import QUANTUM_TOKENS, Las
+from engine.scheduling.order.mlfq import LEVELS, Mlfq
+from engine.scheduling.order.priority import (
     AGEING,
     BUSY_ENTRIES,
     HISTORY_CAP_COST,
@@ -23,10 +24,10 @@ from engine.scheduling.orders.priority import (
     URGENCY_TOKENS_PER_S,
     Priority,
 )
-from engine.scheduling.orders.recent import MAX_REMEMBERED
-from engine.scheduling.orders.sizes import remaining_tokens
-from engine.scheduling.orders.sjf import Sjf
-from engine.scheduling.orders.srpt import PROTECTED_SHARE, Srpt
+from engine.scheduling.order.recent import MAX_REMEMBERED
+from engine.scheduling.order.sizes import remaining_tokens
+from engine.scheduling.order.sjf import Sjf
+from engine.scheduling.order.srpt import PROTECTED_SHARE, Srpt
 
 
 def entry(name: str, prompt: int = 10, output: int = 10, **facts: float | str | None) -> Entry:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from engine.entry import COUNTER_SCALE, Entry
 from engine.scheduling.counters import MAX_LOWERED, LoweredLog, ServiceCounters
-from engine.scheduling.order import COUNTER_SCALE, Entry, Order
-from engine.scheduling.orders.dlpm import Dlpm
-from engine.scheduling.orders.drr import Drr
-from engine.scheduling.orders.hybrid import PATIENCE, Hybrid
-from engine.scheduling.orders.lazy_heap import LazyHeap, TenantHeap
-from engine.scheduling.orders.locality import MAX_PASSES, Locality
-from engine.scheduling.orders.vtc import Vtc
+from engine.scheduling.order.base import Order
+from engine.scheduling.order.dlpm import Dlpm
+from engine.scheduling.order.drr import Drr
+from engine.scheduling.order.hybrid import PATIENCE, Hybrid
+from engine.scheduling.order.lazy_heap import LazyHeap, TenantHeap
+from engine.scheduling.order.locality import MAX_PASSES, Locality
+from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.tiers import TieredQueue
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import Outcome
-from engine.outcomes import HeldOutcome, OutcomeStore
+from engine.process.outcomes import HeldOutcome, OutcomeStore
 
 
 def outcome(sequence_id: str, emitted_tokens: int = 3) -> Outcome:

@@ -5,9 +5,9 @@ The engine core on virtual time; counters are told as a gateway would.
 
 from __future__ import annotations
 
-from engine.core import EngineConfig
+from engine.core.core import EngineConfig
 from engine.messages import Outcome, Submit
-from engine.virtual import VirtualReplica
+from engine.virtual.replica import VirtualReplica
 
 PLACES = 2
 

@@ -8,12 +8,12 @@ import textwrap
 
 import pytest
 
-from engine.forecast.arrivals import ArrivalRates, ArrivalStream
-from engine.forecast.quote import EngineLoad, Flight, Forecast, forecast, lognormal_lengths
-from engine.forecast.replay import MAX_REPLAYED, van_der_corput
+from engine.entry import Entry
+from engine.forecast.wait.arrivals import ArrivalRates, ArrivalStream
+from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast, lognormal_lengths
+from engine.forecast.wait.replay import MAX_REPLAYED, van_der_corput
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.tiers import TieredQueue
 
 ONE_SECOND_STEPS = StepTime(
@@ -322,9 +322,9 @@ def test_forecasts_need_neither_numpy_nor_torch() -> None:
     script = textwrap.dedent(
         """
         import sys
-        import engine.client, engine.forecast.arrivals
-        import engine.forecast.length, engine.forecast.quote
-        import engine.forecast.step_time, engine.scheduling.tiers, engine.scheduling.policy
+        import engine.client.client, engine.forecast.wait.arrivals
+        import engine.forecast.length.length, engine.forecast.wait.forecast
+        import engine.step_time.model, engine.scheduling.tiers, engine.scheduling.policy
         print(sorted({"numpy", "torch", "transformers", "scipy"} & set(sys.modules)))
         """
     )

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from engine.forecast.conformal import bucket_of
-from engine.forecast.quote import Figures, Forecast
+from engine.forecast.calibration import bucket_of
+from engine.forecast.wait.forecast import Figures, Forecast
 from engine.messages import SamplingParams
 from gateway import quotes as module
 from gateway.account.estimate import Estimate

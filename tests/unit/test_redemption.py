@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.order import Entry
+from engine.entry import Entry
 from gateway.account.displacement import Displacement, displacement
 from gateway.account.estimate import Estimate, Times
 from gateway.account.outcomes import RequestOutcome

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import SamplingParams
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
-from engine.step import Sampled, SequenceSlice
 from tests.models.random_models import save_random_model
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=0)

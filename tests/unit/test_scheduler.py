@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core.plan import Plan
+from engine.core.sequence_table import Scheduler
+from engine.entry import COUNTER_SCALE
 from engine.kv.cache import KvCache
 from engine.messages import Submit
-from engine.planner import Plan
-from engine.scheduler import Scheduler
-from engine.scheduling.admits.reserve import prompt_only
+from engine.scheduling.admit.reserve import prompt_only
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict import KvCosts
-from engine.scheduling.order import COUNTER_SCALE, ServiceCountersLike
+from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence, State
 

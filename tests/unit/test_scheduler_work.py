@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.core.sequence_table import Scheduler
 from engine.kv.cache import KvCache
-from engine.scheduler import Scheduler
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence

@@ -9,7 +9,7 @@ import pytest
 
 from engine.messages import StepTime
 from engine.scheduling.options import PolicyOptions
-from engine.virtual_shapes import LinearTiming
+from engine.virtual.step_shapes import LinearTiming
 from ops.simulate.curves import BINS, curves
 from ops.simulate.fairness import Fairness, jain_index, service_bound
 from ops.simulate.figures import figures, quantiles

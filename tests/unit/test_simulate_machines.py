@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.forecast.step_time import StepTimeModel, predict_step_s
 from engine.messages import StepTime
-from engine.virtual_shapes import LinearTiming, PaddedShapes, Part, PlainShapes, StepShape, StepTiming
+from engine.step_time.model import StepTimeModel, predict_step_s
+from engine.virtual.step_shapes import LinearTiming, PaddedShapes, Part, PlainShapes, StepShape, StepTiming
 from ops.simulate.machines import GPUS, MODELS, Roofline, roofline_machine
 from ops.simulate.profile import BadProfile, read_profile
 

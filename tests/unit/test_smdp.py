@@ -7,12 +7,12 @@ from math import exp
 import pytest
 
 from engine.messages import StepTime
-from engine.scheduling.batch_model import BatchModel, Lengths
-from engine.scheduling.batch_or_wait import solve_table
-from engine.scheduling.smdp.iteration import Solution, solve
-from engine.scheduling.smdp.objective import Objective, late_starts
-from engine.scheduling.smdp.pool import Pool
-from engine.scheduling.smdp.states import SHORT_ONES, SIZES, WAIT, Grid
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.objective import Objective, late_starts
+from engine.scheduling.batch_or_wait.states import SHORT_ONES, SIZES, WAIT, Grid
+from engine.scheduling.batch_or_wait.table import solve_table
+from engine.scheduling.batch_or_wait.value_iteration import Solution, solve
 from ops.bench.batch_queue import Arrivals
 from tests.batch_line import RandomPressure, by_table, tokens
 

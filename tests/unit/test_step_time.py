@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from engine.core import EngineConfig, EngineCore
-from engine.forecast.normal_equations import solve
-from engine.forecast.step_time import PRIOR, StepTimeModel, predict_step_s
+from engine.core.core import EngineConfig, EngineCore
 from engine.messages import StepTime, Submit
-from engine.virtual import VirtualClock, VirtualRunner, VirtualTexts
+from engine.step_time.least_squares import solve
+from engine.step_time.model import PRIOR, StepTimeModel, predict_step_s
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 
 SLOW_CPU = StepTime(
     base_s=12e-3,

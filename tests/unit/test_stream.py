@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from engine.client.stream import EngineLost, EngineStream, SequenceRefused, SlowReader
 from engine.messages import Delta, Outcome
-from engine.stream import EngineLost, EngineStream, SequenceRefused, SlowReader
 
 
 def outcome(emitted_tokens: int, finish: str = "stop") -> Outcome:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.forecast.arrivals import ArrivalStream
-from engine.forecast.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
-from engine.forecast.quote import EngineLoad, Flight, Forecast, forecast
-from engine.forecast.replay import one_lane
-from engine.forecast.surface import NEWCOMER, Line, Surface
+from engine.entry import Entry
+from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast
+from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
+from engine.forecast.wait.replay import one_lane
+from engine.forecast.wait.surface import NEWCOMER, Line, Surface
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.tiers import TieredQueue
 
 STEPS = StepTime(0.01, 1e-4, 0.0, 1e-4, samples=50, relative_error=0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.forecast.step_time import PRIOR, predict_step_s
+from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams, Submit
-from engine.step import SequenceSlice
-from engine.virtual import EOS_TOKEN_ID, VirtualClock, VirtualReplica, VirtualRunner, VirtualText
+from engine.step_time.model import PRIOR, predict_step_s
+from engine.virtual.replica import EOS_TOKEN_ID, VirtualClock, VirtualReplica, VirtualRunner, VirtualText
 
 
 def piece(block_table: list[int], *, position: int = 0, tokens: int = 6) -> SequenceSlice:

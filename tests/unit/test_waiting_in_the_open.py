@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from engine.entry import Entry
 from engine.messages import SamplingParams
-from engine.scheduling.order import Entry
 from gateway.account.charge import SequenceUse
 from gateway.account.estimate import Estimate, Times
 from gateway.deadline import LONGEST_S, timeout_s

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.order import Entry
 from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.controller import Dispatch, FlowController, Ticket

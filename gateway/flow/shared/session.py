@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
-from engine.scheduling.order import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import wire
 from gateway.flow.shared.mirror import Mirror

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.scheduling.order import OUTPUT_TOKEN_COST
+from engine.entry import OUTPUT_TOKEN_COST
 from gateway.flow.window import Replica
 from tenants.quota import scripts
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.core import EngineConfig, EngineCore
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.detokenizer import load_texts
 from engine.messages import SamplingParams, Submit
-from engine.text import load_texts
 from ops.bench.peers.stdio import drive, serve
 
 GATEWAY = "bench"

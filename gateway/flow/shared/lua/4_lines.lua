@@ -1,5 +1,5 @@
 -- Who stands where in line? In each place the order between tenants is the pool's: vtc (the smallest counter;
--- engine/scheduling/orders/vtc.py) or fcfs (who came first); a tenant's own go by arrival.
+-- engine/scheduling/order/vtc.py) or fcfs (who came first); a tenant's own go by arrival.
 
 local function line_of(place, tenant_id)
   return place .. SEPARATOR .. tenant_id .. SEPARATOR

@@ -1,0 +1,610 @@
+"""How does one engine turn submitted sequences into tokens, step by step?
+
+The synchronous heart of the engine process: no sockets, no threads, no tensors. `step` has six phases and
+reads like them: predict, schedule, prepare, execute, commit, learn. Commands are plain methods, called
+between steps.
+
+Counters. The gateway's flow controller owns the tenants' service counters. Whenever one arrives (with a
+`Submit`, or in `Counters`) it *replaces* the local value, and the engine adds the service of its own steps on
+top until the next one comes, so that two sequences of one dispatch do not rank alike for ever. An engine that
+is told nothing (counter 0) keeps its own count. Charged are prompt tokens computed for the first time, and
+emitted tokens; never recomputation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from engine.core.gpu_time import share_step
+from engine.core.model_runner import ModelRunner, Sampled, SequenceSlice
+from engine.core.plan import Plan
+from engine.core.sequence_table import Scheduler
+from engine.core.validation import refuse_state, refuse_submit
+from engine.forecast.length.probe_gate import LengthWatch
+from engine.forecast.length.samples import LengthSamples
+from engine.kv.cache import KvCache
+from engine.messages import (
+    Delta,
+    Explained,
+    Refused,
+    RunningSequence,
+    SamplingParams,
+    SequenceState,
+    Snapshot,
+    Submit,
+    TenantService,
+    TokenLogprob,
+)
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import make_policy
+from engine.scheduling.room import attended_tokens
+from engine.sequence import FINISHES, Sequence, State
+from engine.step_time.model import StepTimeModel
+
+logger = logging.getLogger(__name__)
+
+MAX_TENANT_TOTALS = 1024
+"""Tenants whose total service a snapshot names: those served last."""
+
+
+class Text(Protocol):
+    """One answer's text, built token by token."""
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was completed; `push` has returned all text before it."""
+        ...
+
+    def push(self, token_id: int) -> str:
+        """Text that is safe to show now: never half a character, never the start of a stop string."""
+        ...
+
+    def flush(self) -> str:
+        """The answer ended: whatever was still held back."""
+        ...
+
+    def logprob_text(self, token_id: int) -> str:
+        """A single token's text, for a logprobs entry."""
+        ...
+
+
+class TextFactory(Protocol):
+    """Opens the text of a new answer."""
+
+    def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> Text: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and choices of an engine. Raises ValueError naming the field that makes no sense."""
+
+    policy: str = "vtc"
+    policy_options: PolicyOptions = field(default_factory=PolicyOptions)
+    """Of whatever policy is in force."""
+    max_batched_tokens: int = 512
+    """Tokens one step may compute."""
+    max_sequences: int = 64
+    """Sequences that may run at once."""
+    max_waiting: int = 4096
+    """Sequences that may wait; more are refused."""
+    watermark_permille: int = 10
+    """Share of the block pool that an admission leaves free."""
+    max_displacements: int = 3
+    """A running sequence gives way at most so often."""
+    prefix_caching: bool = True
+    """Whether prompts that start alike share their keys and values, within one tenant."""
+    paused_keep_s: float = 2.0
+    """How long the KV of a paused sequence is safe from others."""
+
+    def __post_init__(self) -> None:
+        serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
+        for name in ("max_batched_tokens", "max_sequences", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if serves_all and self.max_sequences > self.max_batched_tokens:
+            raise ValueError(
+                f"max_sequences ({self.max_sequences}) must not exceed max_batched_tokens "
+                f"({self.max_batched_tokens}): every running sequence needs a token of each step"
+            )
+        if not 0 <= self.watermark_permille <= 500:
+            raise ValueError(f"watermark_permille must be between 0 and 500, not {self.watermark_permille}")
+        if self.max_displacements < 0 or self.paused_keep_s < 0:
+            raise ValueError("max_displacements and paused_keep_s must not be negative")
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step did."""
+
+    step: int
+    duration_s: float = 0.0
+    deltas: dict[str, list[Delta]] = field(default_factory=dict)
+    """By gateway id; a sequence has at most one delta a step."""
+    service: dict[str, TenantService] = field(default_factory=dict)
+    """By tenant id."""
+    num_tokens: int = 0
+    """Tokens computed, recomputation included."""
+    num_sequences: int = 0
+    num_preempted: int = 0
+    wait_until_s: float | None = None
+    """The policy waits on purpose until then (the engine's clock), unless something arrives."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A sequence's text, and what its next delta will carry."""
+
+    text: Text
+    sent_characters: int = 0
+    first_index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    pending: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class EngineCore:
+    """Holds sequences from `submit` to the delta that carries their outcome."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        texts: TextFactory,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        *,
+        step_time: StepTimeModel | None = None,
+    ) -> None:
+        """`clock` returns monotonic seconds; `step_time` goes on from what an earlier engine learned."""
+        self.config = config
+        self.counters = ServiceCounters()
+        self.step_time = step_time or StepTimeModel()
+        self.lengths = LengthWatch()
+        """What the model's state says of output lengths."""
+        self.samples = LengthSamples()
+        """States and the lengths that followed, where the runner hands them on."""
+        self.scheduler = Scheduler(
+            make_policy(config.policy, config.policy_options),
+            KvCache(
+                runner.num_blocks,
+                runner.block_tokens,
+                num_host_blocks=runner.num_host_blocks,
+                prefix_caching=config.prefix_caching,
+            ),
+            self.counters,
+            max_batched_tokens=config.max_batched_tokens,
+            max_sequences=config.max_sequences,
+            watermark_blocks=runner.num_blocks * config.watermark_permille // 1000,
+            max_displacements=config.max_displacements,
+            paused_keep_s=config.paused_keep_s,
+            context_tokens=runner.info.context_tokens,
+            swap_block_s=runner.swap_block_s,
+            swap_base_s=runner.swap_base_s,
+        )
+        self._runner = runner
+        self._texts = texts
+        self._clock = clock
+        self._eos = frozenset(runner.info.eos_token_ids)
+        self._streams: dict[str, _Stream] = {}
+        self._ended: dict[str, list[Delta]] = {}
+        """Last deltas of sequences that ended between steps, by gateway."""
+        self._step = 0
+        self._steps_with_mixed_batch = 0
+        self._service: dict[str, TenantService] = {}
+        self._busy_since_s: float | None = None
+        """End of the last step, if work was left: what passes until the next one is a step's time too."""
+
+    # ------------------------------------------------------------ commands, between steps
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy in force."""
+        return self.scheduler.policy.name
+
+    def submit(self, submit: Submit, gateway_id: str) -> Refused | None:
+        """Takes a sequence, or says why it can never run here."""
+        refused = self._refuse(submit)
+        if refused is None:
+            self._open(Sequence.of(submit, gateway_id, self._clock()))
+            if submit.counter:
+                # After the queue has lifted: the owner did that where it was due, among all who wait.
+                self.scheduler.set_counter(submit.tenant_id, submit.counter)
+        return refused
+
+    def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
+        """Ends a sequence now, in whatever state; its outcome comes with the next step. False: not here."""
+        sequence = self.scheduler.sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        self._end_between_steps(sequence, cause if cause in FINISHES else "cancelled", message)
+        return True
+
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> bool:
+        """Raises a lease; a sequence that had used it up goes on. False: not here."""
+        sequence = self.scheduler.sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        self.scheduler.top_up(sequence, lease_tokens, lease_gpu_us)
+        return True
+
+    def explain(self) -> Explained:
+        """The policy in force, and the last decisions."""
+        policy = self.scheduler.policy
+        described = policy.describe()
+        choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
+        return Explained(policy.name, choices, self.scheduler.decisions.last())
+
+    def set_policy(self, name: str) -> None:
+        """Another policy from the next step on. Raises `UnknownPolicy`."""
+        self.scheduler.set_policy(make_policy(name, self.config.policy_options))
+
+    def set_token_budget(self, share: float) -> None:
+        """A step computes at most `share` of its tokens from the next one on, but a token for every sequence
+        that may run. Raises ValueError unless 0 < share <= 1."""
+        if not 0 < share <= 1:
+            raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
+        most, least = self.config.max_batched_tokens, self.config.max_sequences
+        self.scheduler.max_batched_tokens = min(most, max(least, round(share * most)))
+
+    def set_counters(self, counters: dict[str, int]) -> None:
+        """The owner's service counters replace the local ones."""
+        for tenant_id, value in counters.items():
+            self.scheduler.set_counter(tenant_id, value)
+
+    def export(self, sequence_id: str) -> SequenceState | None:
+        """Takes a sequence out, with everything it needs to go on elsewhere. None: not here."""
+        sequence = self.scheduler.sequences.get(sequence_id)
+        if sequence is None:
+            return None
+        kv: list[bytes] = []
+        # In the middle of a recomputation there is less than was computed and charged once: not worth it.
+        ever = sequence.ever_computed_tokens
+        if sequence.host_kv:
+            kv = sequence.host_kv
+        elif sequence.swapped is not None:
+            if sequence.swapped.tokens == ever:
+                kv = self._runner.read_host_kv(sequence.swapped.blocks, ever)
+        elif sequence.computed_tokens == ever > 0:
+            kv = self._runner.read_kv(sequence.block_table, ever)
+        state = SequenceState(
+            submit=replace(
+                sequence.submit,
+                lease_tokens=sequence.lease_tokens,
+                lease_gpu_us=sequence.lease_gpu_us,
+                predicted_output_tokens=sequence.predicted_output_tokens,
+            ),
+            output_token_ids=sequence.token_ids[sequence.prompt_tokens :],
+            text_sent=self._streams.pop(sequence_id).sent_characters,
+            kv=kv,
+            kv_tokens=sequence.ever_computed_tokens,
+            cached_tokens=sequence.cached_tokens,
+            gateway_id=sequence.gateway_id,
+            gpu_us=sequence.gpu_us,
+            recomputed_gpu_us=sequence.recomputed_gpu_us,
+        )
+        self.scheduler.forget(sequence)
+        self.lengths.ended(sequence_id, sequence.tenant_id, None)
+        self.samples.ended(sequence_id, None)
+        return state
+
+    def import_(self, state: SequenceState) -> Refused | None:
+        """Takes an exported sequence; it goes on with its next token. Without KV it is recomputed,
+        uncharged. Its `counter` is from its dispatch, long ago, and is not taken over."""
+        refused = self._refuse(state.submit) or refuse_state(state, self._runner.info)
+        if refused is not None:
+            return refused
+        sequence = Sequence.restored(state, self._clock())
+        stream = self._open(sequence)
+        shown = "".join([stream.text.push(token_id) for token_id in state.output_token_ids])
+        stream.sent_characters = state.text_sent
+        stream.pending = shown[state.text_sent :]
+        stream.first_index = len(state.output_token_ids)
+        return None
+
+    # ------------------------------------------------------------ the step
+
+    def has_work(self) -> bool:
+        """Whether `step` has tokens to compute or deltas to hand out."""
+        return bool(self._ended) or self.scheduler.has_runnable
+
+    @property
+    def wait_until_s(self) -> float | None:
+        """While `step` does nothing although there is work: when it will, by the engine's clock."""
+        return self.scheduler.wait_until_s
+
+    def step(self) -> StepResult:
+        """One iteration. Without work it does nothing and says so."""
+        result = StepResult(step=self._step, deltas=self._ended)
+        self._ended = {}
+        started_s = self._clock()
+        self._predict()
+        plan = self.scheduler.schedule(started_s)
+        result.num_preempted = len(plan.preempted)
+        result.wait_until_s = self.scheduler.wait_until_s
+        if not plan.shares:
+            self._copy(plan)
+            self._busy_since_s = None
+            return result
+        self._step += 1
+        result.step = self._step
+        if not self._copy(plan):
+            self._fail(plan, result)
+            return result
+        slices = self._prepare(plan, result)
+        if not slices:
+            return result
+        self.scheduler.pool.fence()
+        try:
+            sampled = self._execute(slices)
+            if sampled is None:
+                self._fail(plan, result)
+            else:
+                share_step(plan.shares, self._clock() - started_s, self.scheduler.step_time)
+                self._commit(plan, sampled, result)
+        finally:
+            self.scheduler.pool.lift_fence()
+        result.duration_s = self._clock() - started_s
+        self._learn(slices, started_s, failed=sampled is None)
+        return result
+
+    def _predict(self) -> None:
+        """A sequence that outlived its predicted length gets a longer one: admission reserves by it."""
+        for sequence in self.scheduler.running:
+            if sequence.emitted_tokens >= sequence.predicted_output_tokens:
+                longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
+                sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
+
+    def _copy(self, plan: Plan) -> bool:
+        """KV that moves to host memory and back, before anything is computed; all ways out first."""
+        try:
+            if plan.copies.out:
+                self._runner.copy_out(plan.copies.out)
+            if plan.copies.back:
+                self._runner.copy_in(plan.copies.back)
+        except Exception:
+            logger.exception("step %d failed while KV was copied", self._step)
+            self.scheduler.lose_swapped(plan.copies)
+            return False
+        return True
+
+    def _prepare(self, plan: Plan, result: StepResult) -> list[SequenceSlice]:
+        for sequence in [sequence for sequence in plan.shares if sequence.host_kv]:
+            self._restore(sequence, plan, result)
+        return [
+            SequenceSlice(
+                sequence_id=sequence.sequence_id,
+                token_ids=sequence.token_ids,
+                num_prompt_tokens=sequence.prompt_tokens,
+                position=sequence.computed_tokens,
+                num_tokens=tokens,
+                block_table=sequence.block_table,
+                sample=sequence.computed_tokens + tokens == sequence.total_tokens,
+                sampling=sequence.submit.sampling,
+                seed=sequence.seed,
+            )
+            for sequence, tokens in plan.shares.items()
+        ]
+
+    def _restore(self, sequence: Sequence, plan: Plan, result: StepResult) -> None:
+        """Writes imported KV into the blocks just allocated; a sequence whose KV is no good fails alone."""
+        try:
+            self._runner.write_kv(sequence.block_table, sequence.host_kv_tokens, sequence.host_kv)
+        except Exception:
+            logger.exception("the imported KV of sequence %s does not fit this model", sequence.sequence_id)
+            del plan.shares[sequence]
+            message = "the sequence's exported state does not fit this engine"
+            self._end(sequence, "failed", message, result.deltas, self._clock())
+            return
+        sequence.host_kv = []
+        sequence.host_kv_tokens = 0
+
+    def _execute(self, slices: list[SequenceSlice]) -> list[Sampled | None] | None:
+        """None: the step failed as a whole."""
+        try:
+            return self._runner.execute(slices)
+        except Exception:
+            # Whatever it was, the other sequences must go on; the details are for the log, not for a client.
+            logger.exception("step %d failed with %d sequences", self._step, len(slices))
+            return None
+
+    def _commit(self, plan: Plan, sampled: list[Sampled | None], result: StepResult) -> None:
+        now_s = self._clock()
+        decodes = 0
+        served: dict[str, list[int]] = {}
+        first_times = self.scheduler.commit(
+            plan.shares, [None if choice is None else choice.token_id for choice in sampled]
+        )
+        for (sequence, tokens), choice, first_time in zip(
+            plan.shares.items(), sampled, first_times, strict=True
+        ):
+            result.num_tokens += tokens
+            decodes += tokens == 1
+            service = served.setdefault(sequence.submit.tenant_id, [0, 0])
+            service[0] += first_time
+            if first_time:
+                sequence.computed_chunk(now_s, first_time)
+            if choice is not None:
+                service[1] += 1
+                self._emit(sequence, choice, result, now_s)
+            elif sequence.is_out_of_time:
+                self.scheduler.pause(sequence, now_s)
+                delta = _take_delta(sequence, self._streams[sequence.sequence_id])
+                result.deltas.setdefault(sequence.gateway_id, []).append(delta)
+        for tenant_id, (computed, emitted) in served.items():
+            self._serve(result, tenant_id, computed, emitted)
+        result.num_sequences = len(plan.shares)
+        self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
+
+    def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
+        """Hands on a sampled token, and decides whether the sequence ends, pauses or goes on."""
+        stream = self._streams[sequence.sequence_id]
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+        stream.token_ids.append(choice.token_id)
+        if sequence.submit.sampling.logprobs is not None:
+            stream.logprobs.append(_logprob(stream.text, choice))
+        if choice.state or choice.remaining_logits is not None:
+            self._foresee(sequence, choice)
+        is_eos = choice.token_id in self._eos and not sequence.submit.sampling.ignore_eos
+        if not is_eos:
+            stream.pending += stream.text.push(choice.token_id)
+        if is_eos or stream.text.stopped:
+            self._end(sequence, "stop", "", result.deltas, now_s)
+        elif sequence.emitted_tokens >= sequence.submit.max_tokens:
+            self._end(sequence, "length", "", result.deltas, now_s)
+        else:
+            if not sequence.may_emit:
+                self.scheduler.pause(sequence, now_s)
+            result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
+
+    def _foresee(self, sequence: Sequence, choice: Sampled) -> None:
+        """The model's state was read: the length that admission and order go by may become a better one."""
+        submit = sequence.submit
+        if submit.sampling.ignore_eos:
+            return
+        generated = sequence.emitted_tokens - 1
+        if choice.state:
+            self.samples.note(sequence.sequence_id, generated, choice.state)
+        if choice.remaining_logits is None:
+            return
+        foreseen = self.lengths.read(
+            sequence.sequence_id,
+            submit.tenant_id,
+            forecast=(submit.predicted_output_tokens, submit.predicted_high_tokens),
+            generated=generated,
+            max_tokens=submit.max_tokens,
+            logits=choice.remaining_logits,
+        )
+        if foreseen is not None:
+            sequence.predicted_output_tokens = foreseen.median_tokens
+            sequence.predicted_high_tokens = foreseen.high_tokens
+
+    def _fail(self, plan: Plan, result: StepResult) -> None:
+        now_s = self._clock()
+        for sequence in list(plan.shares):
+            self._end(sequence, "failed", "the engine failed while computing a step", result.deltas, now_s)
+
+    def _learn(self, slices: list[SequenceSlice], started_s: float, *, failed: bool) -> None:
+        ended_s = self._clock()
+        if not failed:
+            since_s = started_s if self._busy_since_s is None else self._busy_since_s
+            tokens = sum(piece.num_tokens for piece in slices)
+            context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
+            self.step_time.observe(tokens, context, len(slices), ended_s - since_s)
+            self.scheduler.step_time = self.step_time.to_message()
+        self._busy_since_s = ended_s if self.scheduler.has_runnable else None
+
+    # ------------------------------------------------------------ reports
+
+    def running(self) -> list[RunningSequence]:
+        """Every live sequence: running, paused and waiting."""
+        return [sequence.summary() for sequence in self.scheduler.sequences.values()]
+
+    def snapshot(self, engine_id: str) -> Snapshot:
+        """The engine's load now."""
+        pool = self.scheduler.pool
+        live = self.scheduler.sequences.values()
+        holds_kv = (State.RUNNING, State.PAUSED)
+        return Snapshot(
+            engine_id=engine_id,
+            step=self._step,
+            at_s=self._clock(),
+            running=[sequence.summary() for sequence in live if sequence.state in holds_kv],
+            waiting=[sequence.summary() for sequence in live if sequence.state not in holds_kv],
+            free_blocks=pool.num_blank,
+            cached_blocks=pool.num_cached,
+            referenced_blocks=pool.num_referenced,
+            num_blocks=pool.num_blocks,
+            step_time=self.step_time.to_message(),
+            service=dict(self._service),
+            preemptions=self.scheduler.preemptions,
+            steps_with_mixed_batch=self._steps_with_mixed_batch,
+        )
+
+    def check(self) -> None:
+        """Self-audit of blocks, states and streams. Raises AssertionError."""
+        self.scheduler.check()
+        assert self._streams.keys() == self.scheduler.sequences.keys()
+
+    # ------------------------------------------------------------ inside
+
+    def _refuse(self, submit: Submit) -> Refused | None:
+        if submit.sequence_id in self.scheduler.sequences:
+            message = f"sequence {submit.sequence_id!r} exists already"
+            return Refused(sequence_id=submit.sequence_id, code="duplicate_sequence", message=message)
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            message = f"{self.config.max_waiting} sequences wait already; try again later"
+            return Refused(sequence_id=submit.sequence_id, code="engine_full", message=message)
+        return refuse_submit(submit, self._runner.info, self._runner.num_blocks * self._runner.block_tokens)
+
+    def _open(self, sequence: Sequence) -> _Stream:
+        submit = sequence.submit
+        stream = _Stream(self._texts.open(submit.prompt_token_ids, submit.sampling))
+        self._streams[sequence.sequence_id] = stream
+        self.scheduler.add(sequence)
+        return stream
+
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: str,
+        message: str,
+        deltas: dict[str, list[Delta]],
+        now_s: float,
+    ) -> None:
+        stream = self._streams.pop(sequence.sequence_id)
+        if finish in ("stop", "length", "budget") and not stream.text.stopped:
+            stream.pending += stream.text.flush()
+        self.scheduler.decisions.leaves(sequence)
+        whole = sequence.emitted_tokens if finish in ("stop", "length") else None
+        self.lengths.ended(sequence.sequence_id, sequence.tenant_id, whole)
+        self.samples.ended(sequence.sequence_id, whole)
+        outcome = sequence.outcome(finish, message, now_s)
+        self.scheduler.finish(sequence)
+        delta = replace(_take_delta(sequence, stream), outcome=outcome)
+        deltas.setdefault(sequence.gateway_id, []).append(delta)
+
+    def _end_between_steps(self, sequence: Sequence, finish: str, message: str) -> None:
+        self._end(sequence, finish, message, self._ended, self._clock())
+
+    def _serve(self, result: StepResult, tenant_id: str, computed: int, emitted: int) -> None:
+        for totals in (result.service, self._service):
+            # Taken out and put back: the dictionary's order is that of the last service.
+            before = totals.pop(tenant_id, None) or TenantService(0, 0)
+            totals[tenant_id] = TenantService(
+                before.computed_tokens + computed, before.emitted_tokens + emitted
+            )
+        if len(self._service) > MAX_TENANT_TOTALS:
+            del self._service[next(iter(self._service))]
+
+
+def _logprob(text: Text, choice: Sampled) -> TokenLogprob:
+    return TokenLogprob(
+        token_id=choice.token_id,
+        text=text.logprob_text(choice.token_id),
+        logprob=choice.logprob if choice.logprob is not None else 0.0,
+        top=[(token_id, text.logprob_text(token_id), logprob) for token_id, logprob in choice.top],
+    )
+
+
+def _take_delta(sequence: Sequence, stream: _Stream) -> Delta:
+    delta = Delta(
+        sequence_id=sequence.sequence_id,
+        first_index=stream.first_index,
+        token_ids=stream.token_ids,
+        text=stream.pending,
+        logprobs=stream.logprobs,
+        cached_tokens=sequence.cached_tokens,
+        gpu_us=sequence.gpu_us,
+    )
+    stream.first_index += len(stream.token_ids)
+    stream.sent_characters += len(stream.pending)
+    stream.token_ids = []
+    stream.pending = ""
+    stream.logprobs = []
+    return delta

@@ -1,0 +1,88 @@
+"""What does the scheduler hand to a model runner each step, and what comes back?
+
+The seam between deciding (pure, integers) and executing (tensors, or a virtual clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.messages import ModelInfo, SamplingParams
+
+
+@dataclass(slots=True)
+class SequenceSlice:
+    """The tokens one sequence computes in this step.
+
+    `token_ids[position : position + num_tokens]` are fed; their keys and values go to the slots that
+    `block_table` names. `sample` is true when the slice ends at the sequence's last known token, so
+    that its logits choose the next one.
+    """
+
+    sequence_id: str
+    token_ids: list[int]
+    """Prompt and output so far (the sequence's own list: do not change it)."""
+    num_prompt_tokens: int
+    position: int
+    num_tokens: int
+    block_table: list[int]
+    sample: bool
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A chosen token; `top` holds (token id, logprob) of the best alternatives where asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: list[tuple[int, float]] = field(default_factory=list)
+    remaining_logits: list[float] | None = None
+    """What a probe on the model's state says of the tokens still to come, this one included: see
+    `engine.forecast.length.probe`. None: it was not asked."""
+    state: bytes = b""
+    """The state itself (float16), where it is kept to be learned from."""
+
+
+class ModelRunner(Protocol):
+    """Executes slices. One implementation holds a model, another a virtual clock."""
+
+    info: ModelInfo
+    block_tokens: int
+    num_blocks: int
+    num_host_blocks: int
+    """Blocks of host memory for KV that gave way; 0: none."""
+    swap_block_s: float
+    """Seconds to copy one more block out and in again."""
+    swap_base_s: float
+    """Seconds that any copying out and in again takes, however little."""
+
+    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+        """Computes one step; one entry a slice, None where `sample` is false.
+
+        Raises `RuntimeError` when the device fails; the step then counts as not done.
+        """
+        ...
+
+    def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copies blocks to host blocks: (block, host block)."""
+        ...
+
+    def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Copies host blocks to blocks: (host block, block)."""
+        ...
+
+    def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
+        """Keys and values of a sequence's first `num_tokens` tokens, one entry a layer."""
+        ...
+
+    def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
+        """As `read_kv`, of tokens whose keys and values lie in host blocks."""
+        ...
+
+    def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
+        """The inverse of `read_kv`, into other blocks. Raises `ValueError` when the sizes differ."""
+        ...

@@ -1,0 +1,482 @@
+"""What is in the next step, and who gives way for it?
+
+One planner a step: the mechanism behind the four decisions. It works on the scheduler's containers, through
+the scheduler's moves; time is passed in.
+
+A step: paused sequences that may go on come back; running sequences get tokens as the policy composes them;
+then, unless somebody had to give way, waiting ones are admitted in order until the budget is spent or the
+next one may not join or does not fit: it is never skipped, so that it cannot starve. Unfinished prompts of
+lower tiers come after the admissions of a higher one.
+
+Places. When all places are taken, a sequence of a higher tier (or one that the policy's order puts before a
+running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when there is a
+place again. Whoever got a place in a step keeps it for that step. In one tier a sequence that is owed service
+(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more; nobody loses a place
+that way more often than `max_displacements` times.
+
+Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
+crosses a block's edge. When there is none, paused sequences give way first (those of a lower tier, or paused
+for long), then the policy's victim among the running ones of the same or a lower tier; its KV moves to host
+memory or is dropped, and it returns to the head of its line. To *start*, a sequence takes memory from
+strictly lower tiers only. The last runner never gives way: what could not run alone was refused at the door.
+Who was displaced `max_displacements` times is immune: it is admitted again only with all the memory that it
+can ever need, so it never asks for more, and preemptions per sequence are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from engine.core.plan import Plan
+from engine.kv.blocks import blocks_for
+from engine.kv.prefix import Match
+from engine.scheduling.admit.base import Batch
+from engine.scheduling.room import Room
+from engine.sequence import Sequence, State
+
+if TYPE_CHECKING:
+    from engine.core.sequence_table import Scheduler
+
+
+class Planner:
+    """Puts one step together."""
+
+    def __init__(self, scheduler: Scheduler, now_s: float) -> None:
+        self._scheduler = scheduler
+        self._policy = scheduler.policy
+        self._order = scheduler.waiting
+        self._now_s = now_s
+        self._came: set[Sequence] = set()
+        """Got their place in this step."""
+        self._is_short = False
+        """Somebody had to give way so that those who run can go on."""
+        self.plan = Plan(
+            Room(
+                now_s=now_s,
+                tokens=scheduler.max_batched_tokens,
+                counters=scheduler.counters,
+                step_time=scheduler.step_time,
+                context_tokens=scheduler.context_tokens,
+                num_waiting=len(scheduler.waiting),
+            )
+        )
+
+    def run(self) -> Plan:
+        """The whole step."""
+        self._policy.admit.stepped()
+        scheduler = self._scheduler
+        if scheduler.paused:
+            self._cap_paused()
+            self._resume()
+        for sequence in list(scheduler.prefills):
+            scheduler.adopt(sequence)
+        head = self._order.peek(self._now_s)
+        # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
+        late = {each for each in scheduler.prefills if each.tier > head.tier} if head is not None else set()
+        if late:
+            tier = min(each.tier for each in late)
+            self._hand_out([each for each in scheduler.running if each not in late])
+            self._admit(above=tier)
+            self._hand_out([each for each in scheduler.running if each in late])
+        else:
+            self._hand_out(scheduler.running)
+        self._admit()
+        if scheduler.paused and self._order.order_interrupts:
+            # Those that stepped back for somebody who then could not start.
+            back = self._resume(is_last=True)
+            self._hand_out(back)
+        return self.plan
+
+    # ------------------------------------------------------------ running sequences
+
+    def _hand_out(self, runners: list[Sequence]) -> None:
+        if not runners:
+            return
+        scheduler, plan, room = self._scheduler, self.plan, self.plan.room
+        block_tokens = scheduler.block_tokens
+        if self._hand_out_decodes(runners):
+            return
+        ones: list[Sequence] = []
+        for sequence, tokens in self._policy.compose.shares(runners, room):
+            computed = sequence.computed_tokens
+            if (
+                tokens == 1
+                and computed >= sequence.prompt_tokens
+                and computed < len(sequence.block_table) * block_tokens
+                and sequence.state is State.RUNNING
+            ):
+                # The common case: a decode inside its last block. Nothing to charge, nothing to allocate.
+                ones.append(sequence)
+                continue
+            if ones:
+                room.take_decodes(ones)
+                ones = []
+            # One that gave way to an earlier one in this very loop is no longer running.
+            if sequence.state is not State.RUNNING:
+                continue
+            if computed < sequence.prompt_tokens and scheduler.pool.defer(
+                sequence.cursor, sequence.token_ids, computed
+            ):
+                continue
+            if self._grow(sequence, tokens):
+                self._grant(sequence, tokens)
+        if ones:
+            room.take_decodes(ones)
+        assert room.tokens >= 0, f"{self._policy.compose.name} handed out more than there is: {plan.shares}"
+
+    def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
+        """The common step in one go: all of `runners` decode and there are tokens and blocks for all of them.
+        False: it is another kind of step, and nothing was changed. The plain way above is its twin."""
+        scheduler, room = self._scheduler, self.plan.room
+        if scheduler.prefills or not self._policy.compose.serves_all or len(runners) > room.tokens:
+            return False
+        block_tokens = scheduler.block_tokens
+        special = [
+            runner
+            for runner in runners
+            if runner.computed_tokens >= len(runner.block_table) * block_tokens
+            or runner.computed_tokens < runner.prompt_tokens
+        ]
+        if len(special) > scheduler.pool.num_free:
+            return False
+        for runner in special:
+            if runner.computed_tokens < runner.prompt_tokens:
+                return False
+        if special:
+            scheduler.pool.extend_each([runner.block_table for runner in special])
+        room.take_decodes(runners)
+        return True
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for `tokens` more; False when the sequence itself had to give way."""
+        scheduler = self._scheduler
+        wanted = blocks_for(sequence.computed_tokens + tokens, scheduler.block_tokens) - len(
+            sequence.block_table
+        )
+        while wanted > scheduler.pool.num_free:
+            self._is_short = True
+            victim, rule = self._victim(sequence)
+            self._preempt(victim, rule, sequence)
+            if victim is sequence:
+                return False
+        if wanted > 0:
+            scheduler.pool.extend(sequence.block_table, wanted)
+        return True
+
+    def _victim(self, sequence: Sequence) -> tuple[Sequence, str]:
+        """Who gives way to a running `sequence`: a paused one that may be taken, else the policy's choice."""
+        scheduler = self._scheduler
+        for paused in scheduler.paused.values():
+            if len(scheduler.running) == 1 or self._yields(paused, sequence):
+                return paused, "paused"
+        assert len(scheduler.running) > 1, "a sequence that can never fit was admitted"
+        # `sequence` itself is always a candidate: an immune one has all its blocks and never asks.
+        candidates = [
+            runner
+            for runner in scheduler.running
+            if runner.tier >= sequence.tier and runner.times_displaced < scheduler.max_displacements
+        ]
+        victim = self._policy.evict.victim(candidates, scheduler.counters)
+        victim.times_displaced += 1
+        return victim, f"evict {self._policy.evict.name}"
+
+    def _yields(self, paused: Sequence, sequence: Sequence) -> bool:
+        """One that rests for want of a lease keeps its memory only as long as no other tenant needs it: how
+        slowly a tenant is fed is its own affair."""
+        return (
+            paused.tier > sequence.tier
+            or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)
+            or self._now_s - paused.paused_since_s >= self._scheduler.paused_keep_s
+        )
+
+    # ------------------------------------------------------------ paused sequences
+
+    def _cap_paused(self) -> None:
+        """A tenant's paused sequences hold at most a share of the pool: the longest paused give way."""
+        scheduler = self._scheduler
+        held: dict[str, int] = {}
+        for paused in reversed(scheduler.paused.values()):
+            held[paused.tenant_id] = held.get(paused.tenant_id, 0) + len(paused.block_table)
+        for paused in list(scheduler.paused.values()):
+            if held[paused.tenant_id] > scheduler.max_paused_blocks:
+                held[paused.tenant_id] -= len(paused.block_table)
+                self._preempt(paused, "cap on a tenant's paused KV")
+
+    def _resume(self, *, is_last: bool = False) -> list[Sequence]:
+        """Brings paused sequences back that may emit, while there is a place for them."""
+        scheduler = self._scheduler
+        back = [sequence for sequence in scheduler.paused.values() if sequence.may_emit]
+        if not back:
+            return []
+        head = self._order.peek(self._now_s) if self._order.order_interrupts and not is_last else None
+        batch: Batch | None = None
+        came: list[Sequence] = []
+        for sequence in sorted(back, key=lambda each: each.tier):
+            if sequence in self._came or (is_last and sequence in self.plan.paused):
+                continue
+            if head is not None and self._order.outranks(head, sequence.entry(), self._now_s):
+                continue
+            if sequence.is_suspended:
+                batch = batch or self._batch()
+                if self._policy.admit.joins(sequence, batch) is not None:
+                    continue
+            if is_last and len(scheduler.running) >= scheduler.max_sequences:
+                break
+            displaced = self._take_place(sequence)
+            if displaced is None:
+                continue
+            scheduler.resume(sequence)
+            self._came.add(sequence)
+            came.append(sequence)
+            batch = None
+            scheduler.decisions.note(self._now_s, "resume", sequence, "a place is free", (), displaced)
+        return came
+
+    # ------------------------------------------------------------ places
+
+    def _take_place(self, sequence: Sequence) -> list[Sequence] | None:
+        """A free place among the running ones, if need be somebody else's, who is returned; None: none."""
+        scheduler = self._scheduler
+        if len(scheduler.running) < scheduler.max_sequences:
+            return []
+        found = self._replaceable(sequence)
+        if not found:
+            return None
+        below, rule = found
+        if rule != "order":
+            displaced = self._policy.evict.victim(below, scheduler.counters)
+            displaced.times_set_back += rule == "share"
+        else:
+            displaced = max(below, key=lambda each: self._order.rank(each.entry(), self._now_s))
+            rule = f"order {self._order.order_name}"
+        self._ungrant(displaced)
+        scheduler.pause(displaced, self._now_s)
+        self.plan.paused.append(displaced)
+        scheduler.decisions.note(self._now_s, "pause", displaced, f"place lost by {rule}", (), [sequence])
+        return [displaced]
+
+    def _replaceable(self, sequence: Sequence) -> tuple[list[Sequence], str] | None:
+        """Running sequences whose place `sequence` may take, and by which rule."""
+        below = self._runners_below(sequence)
+        if below:
+            return below, "tier"
+        if sequence.submit.is_owed and (below := self._runners_above_share(sequence)):
+            return below, "share"
+        if not self._order.order_interrupts:
+            return None
+        entry = sequence.entry()
+        found = [
+            runner
+            for runner in self._scheduler.running
+            if runner.tier == sequence.tier
+            and runner not in self._came
+            and self._order.outranks(entry, runner.entry(), self._now_s)
+        ]
+        return (found, "order") if found else None
+
+    def _runners_below(self, sequence: Sequence) -> list[Sequence]:
+        tier = sequence.tier
+        if max(self._scheduler.running_by_tier, default=tier) <= tier:
+            return []
+        return [runner for runner in self._scheduler.running if runner.submit.tier > tier]
+
+    def _runners_above_share(self, sequence: Sequence) -> list[Sequence]:
+        """Of its tier, of tenants that have had more service per weight, and not owed a place themselves."""
+        scheduler = self._scheduler
+        had = scheduler.counters.value(sequence.tenant_id)
+        return [
+            runner
+            for runner in scheduler.running
+            if runner.tier == sequence.tier
+            and not runner.submit.is_owed
+            and runner not in self._came
+            and runner.times_set_back < scheduler.max_displacements
+            and scheduler.counters.value(runner.tenant_id) > had
+        ]
+
+    # ------------------------------------------------------------ admissions
+
+    def _admit(self, *, above: int | None = None) -> None:
+        """Admits in order until the budget is spent or the next one does not fit; with `above`, only
+        tiers above that one. Nobody, in a step in which somebody had to give way to a runner."""
+        scheduler, plan, order = self._scheduler, self.plan, self._order
+        if not len(order) or self._is_short:
+            return
+        batch = self._batch()
+        while plan.room.tokens > 0:
+            entry = order.peek(self._now_s)
+            if entry is None or (above is not None and entry.tier >= above):
+                return
+            sequence = scheduler.sequences[entry.entry_id]
+            rank = order.rank(entry, self._now_s)
+            plan.hold = self._policy.admit.joins(sequence, batch)
+            suspended: list[Sequence] = []
+            if plan.hold is not None:
+                suspended = self._policy.admit.suspends(sequence, batch)
+                if not suspended:
+                    return
+                self._suspend(suspended, sequence)
+                batch = self._batch()
+                plan.hold = self._policy.admit.joins(sequence, batch)
+                if plan.hold is not None:
+                    return
+            if len(scheduler.running) == scheduler.max_sequences and self._replaceable(sequence) is None:
+                return
+            match = scheduler.find_prefix(sequence)
+            # Somebody computes just what it would: it takes its place, and next step it takes that over.
+            follows = (
+                sequence.swapped is None
+                and not sequence.host_kv_tokens
+                and scheduler.pool.defer(sequence.cursor, sequence.token_ids, match.tokens, match)
+            )
+            sequence.computed_tokens = self._tokens_at_start(sequence, match)
+            tokens = self._policy.compose.first_chunk(sequence, plan.room)
+            sequence.computed_tokens = 0
+            if tokens == 0 or not self._room_to_start(batch, sequence, match):
+                return
+            displaced = self._take_place(sequence)
+            assert displaced is not None
+            if displaced:
+                batch.memo.clear()
+            # Charges the whole prompt, before the next one is chosen: charged a step late, or chunk by chunk,
+            # it would let its tenant in too often.
+            self._start(sequence, batch, match)
+            if not follows:
+                self._grant(sequence, min(tokens, sequence.total_tokens - sequence.computed_tokens))
+            plan.admitted.append(sequence)
+            self._came.add(sequence)
+            scheduler.decisions.note(
+                self._now_s,
+                "admit",
+                sequence,
+                f"order {order.order_name}, admit {self._policy.admit.name}",
+                rank,
+                displaced + suspended,
+            )
+
+    def _suspend(self, suspended: Iterable[Sequence], sequence: Sequence) -> None:
+        for each in suspended:
+            self._ungrant(each)
+            self._scheduler.pause(each, self._now_s)
+            each.is_suspended = True
+            self.plan.paused.append(each)
+            rule = f"admit {self._policy.admit.name}"
+            self._scheduler.decisions.note(self._now_s, "suspend", each, rule, (), [sequence])
+
+    def _tokens_at_start(self, sequence: Sequence, match: Match) -> int:
+        """Tokens whose KV it will have when it starts."""
+        if sequence.swapped is not None:
+            return sequence.swapped.tokens
+        return sequence.host_kv_tokens or match.tokens
+
+    def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
+        """From the line into the batch, with its blocks."""
+        scheduler = self._scheduler
+        if not match.is_current:
+            match = scheduler.find_prefix(sequence)
+        scheduler.start(sequence, self._blocks_at_start(sequence), match)
+        if sequence.scheduled_s is None:
+            sequence.scheduled_s = self._now_s
+        self._policy.admit.admitted(sequence, batch)
+        batch.free_blocks = scheduler.pool.num_free
+        batch.most_promised_blocks = scheduler.most_promised_blocks
+        batch.num_waiting = len(self._order)
+        batch.admitted_now += 1
+
+    def _batch(self) -> Batch:
+        """What a candidate would join now."""
+        scheduler = self._scheduler
+        return Batch(
+            now_s=self._now_s,
+            running=scheduler.running,
+            num_waiting=len(self._order),
+            max_sequences=scheduler.max_sequences,
+            block_tokens=scheduler.block_tokens,
+            num_blocks=scheduler.pool.num_blocks,
+            free_blocks=scheduler.pool.num_free,
+            kept_blocks=scheduler.watermark_blocks,
+            most_promised_blocks=scheduler.most_promised_blocks,
+            step_time=scheduler.step_time,
+            admitted_now=len(self.plan.admitted),
+            waiting=self._order.entries,
+        )
+
+    def _room_to_start(self, batch: Batch, sequence: Sequence, match: Match) -> bool:
+        """Whether it fits beside what runs; takes memory from paused ones and from lower tiers for it,
+        but only if that is enough."""
+        scheduler = self._scheduler
+        start = self._blocks_at_start(sequence)
+        # Beyond its own blocks: what it and the running ones are still promised. With nothing running,
+        # waiting for paused ones would be waiting for their tenants' budgets.
+        beyond = 0
+        if scheduler.running:
+            wanted = self._policy.admit.blocks_wanted(sequence, batch)
+            beyond = max(0, wanted - start) + scheduler.watermark_blocks
+        if scheduler.pool.shortage(match, start) + beyond <= 0:
+            return True
+        victims = self._victims_for(sequence, match, start, beyond)
+        if victims is None:
+            return False
+        for victim in victims:
+            if victim.state is State.RUNNING:
+                victim.times_displaced += 1
+            self._preempt(victim, "memory for a higher tier", sequence)
+        batch.memo.clear()
+        return True
+
+    def _victims_for(
+        self, sequence: Sequence, match: Match, start: int, beyond: int
+    ) -> list[Sequence] | None:
+        """Paused and lower sequences whose memory is enough for `sequence`; None: there are not."""
+        scheduler = self._scheduler
+        victims: list[Sequence] = []
+
+        def short() -> int:
+            giving_way = [victim.block_table for victim in victims]
+            return scheduler.pool.shortage(match, start, giving_way) + beyond
+
+        for paused in scheduler.paused.values():
+            if not scheduler.running or self._yields(paused, sequence):
+                victims.append(paused)
+                if short() <= 0:
+                    return victims
+        below = [
+            runner
+            for runner in self._runners_below(sequence)
+            if runner.times_displaced < scheduler.max_displacements
+        ]
+        while below:
+            victim = self._policy.evict.victim(below, scheduler.counters)
+            below.remove(victim)
+            victims.append(victim)
+            if short() <= 0:
+                return victims
+        return None
+
+    def _blocks_at_start(self, sequence: Sequence) -> int:
+        is_immune = sequence.times_displaced >= self._scheduler.max_displacements
+        tokens = sequence.most_tokens if is_immune else sequence.total_tokens
+        return blocks_for(max(tokens, sequence.total_tokens), self._scheduler.block_tokens)
+
+    # ------------------------------------------------------------ granting and taking
+
+    def _grant(self, sequence: Sequence, tokens: int) -> None:
+        self.plan.room.take(sequence, tokens)
+        if sequence.computed_tokens < sequence.prompt_tokens:
+            self._scheduler.pool.announce(
+                sequence.cursor, sequence.token_ids, sequence.computed_tokens, tokens
+            )
+
+    def _ungrant(self, sequence: Sequence) -> None:
+        self.plan.room.give_back(sequence)
+        self._scheduler.pool.retract(sequence.cursor)
+
+    def _preempt(self, sequence: Sequence, rule: str, by: Sequence | None = None) -> None:
+        """Takes the blocks of a running or paused sequence; it returns to the head of its line."""
+        self._ungrant(sequence)
+        self.plan.preempted.append(sequence)
+        self._policy.admit.preempted()
+        kind = self._scheduler.preempt(sequence)
+        others = [] if by is None or by is sequence else [by]
+        self._scheduler.decisions.note(self._now_s, kind, sequence, rule, (), others)

@@ -1,0 +1,399 @@
+"""Which sequences does an engine hold, and in which state is each?
+
+Owns the sequences, the KV bookkeeping and the local service counters; the only code that moves a sequence
+between waiting, running and paused and the only one that takes or gives blocks. What a step contains is put
+together by `engine.core.scheduler`, through the moves here. Integers only; time is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from engine.core.decision_log import DecisionLog
+from engine.core.plan import Plan
+from engine.core.scheduler import Planner
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.kv.blocks import blocks_for
+from engine.kv.cache import KvCache
+from engine.kv.host import Copies
+from engine.kv.prefix import Match, PrefixCursor
+from engine.messages import StepTime
+from engine.scheduling.counters import ServiceCounters, scaled
+from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.policy import Policy
+from engine.scheduling.room import yields_cost
+from engine.scheduling.tiers import TieredQueue
+from engine.sequence import Sequence, State, move
+from engine.step_time.model import PRIOR
+
+MAX_PAUSED_PERMILLE = 500
+"""Share of the pool that one tenant's paused sequences may hold."""
+
+
+class Scheduler:
+    """Owns every sequence of an engine, its KV bookkeeping and the local service counters."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        pool: KvCache,
+        counters: ServiceCounters,
+        *,
+        max_batched_tokens: int,
+        max_sequences: int,
+        watermark_blocks: int = 0,
+        max_displacements: int = 3,
+        paused_keep_s: float = 2.0,
+        context_tokens: int = 4096,
+        swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
+    ) -> None:
+        """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start.
+        `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
+        more block to host memory and back; `swap_base_s`: what any such copying takes besides.
+        """
+        self.policy = policy
+        self.pool = pool
+        self.counters = counters
+        self.block_tokens = pool.block_tokens
+        self.max_batched_tokens = max_batched_tokens
+        self.max_sequences = max_sequences
+        self.watermark_blocks = watermark_blocks
+        self.max_displacements = max_displacements
+        self.paused_keep_s = paused_keep_s
+        self.max_paused_blocks = max(1, pool.num_blocks * MAX_PAUSED_PERMILLE // 1000)
+        self.context_tokens = context_tokens
+        self.swap_block_s = swap_block_s
+        self.swap_base_s = swap_base_s
+        self.step_time: StepTime = PRIOR
+        """The forecast of a step's time; its owner replaces it."""
+        self.sequences: dict[str, Sequence] = {}
+        self.running: list[Sequence] = []
+        """In order of admission; changed by `_run` and `_rest` alone."""
+        self.running_by_tier: dict[int, int] = {}
+        """How many of them; a tier without any is not named."""
+        self._most_blocks = 0
+        """That the running ones can ever hold."""
+        self.prefills: dict[Sequence, None] = {}
+        """Running sequences with more than one token to compute, in the order in which they came to run."""
+        self.paused: dict[str, Sequence] = {}
+        """Keep their KV; the one paused longest first."""
+        self.waiting = TieredQueue(policy.order, counters)
+        self.decisions = DecisionLog()
+        self.preemptions = 0
+        self.swaps = 0
+        self.wait_until_s: float | None = None
+        """The policy waits on purpose: nothing runs before this, unless something else happens."""
+
+    # ------------------------------------------------------------ in and out
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence, or a preempted one that rests until its lease is topped up."""
+        self.sequences[sequence.sequence_id] = sequence
+        sequence.token_charge = scaled(OUTPUT_TOKEN_COST, sequence.submit.weight)
+        sequence.cursor = PrefixCursor(sequence.salt)
+        sequence.locality = self.pool.locality(sequence.token_ids, sequence.salt)
+        sequence.found_tokens = self.pool.cached_tokens(sequence.token_ids, sequence.salt)
+        predicted = sequence.prompt_tokens + sequence.predicted_output_tokens
+        sequence.yields_cost = yields_cost(predicted, self.pool.num_blocks * self.block_tokens)
+        if sequence.state is State.WAITING:
+            self._enqueue(sequence)
+            self.policy.admit.arrived(sequence.submitted_s)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends a sequence in whatever state it is; its blocks are free when this returns."""
+        self._leave(sequence)
+        move(sequence, State.FINISHED)
+        del self.sequences[sequence.sequence_id]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Lets go of a sequence that goes on elsewhere (export)."""
+        self.decisions.leaves(sequence)
+        self._leave(sequence)
+        del self.sequences[sequence.sequence_id]
+
+    def top_up(self, sequence: Sequence, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
+        """Sets the lease; it never shrinks. A sequence that rested without KV goes back into its line."""
+        sequence.lease_tokens = max(sequence.lease_tokens, lease_tokens)
+        if lease_gpu_us is not None and sequence.lease_gpu_us is not None:
+            sequence.lease_gpu_us = max(sequence.lease_gpu_us, lease_gpu_us)
+        if not sequence.may_emit:
+            return
+        if sequence.state is State.PREEMPTED:
+            move(sequence, State.WAITING)
+            self._enqueue(sequence, front=True)
+        elif sequence.state is State.SWAPPED and sequence.sequence_id not in self.waiting:
+            self._enqueue(sequence, front=True)
+
+    def set_counter(self, tenant_id: str, value: int) -> None:
+        """What the owner of the service counters says replaces everything known here."""
+        self.counters.set(tenant_id, value)
+        self.waiting.unlift(tenant_id)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another policy from the next step on."""
+        self.waiting.set_order(policy.order)
+        self.policy = policy
+
+    @property
+    def has_runnable(self) -> bool:
+        """Whether the next step has tokens to compute (or the policy waits on purpose)."""
+        return bool(
+            self.running or len(self.waiting) or any(sequence.may_emit for sequence in self.paused.values())
+        )
+
+    @property
+    def most_promised_blocks(self) -> int:
+        """Blocks that the running ones can ever take beyond those they hold, at the most: what a block that
+        several name would save is not counted. Takes no look at them."""
+        paused_blocks = sum([len(sequence.block_table) for sequence in self.paused.values()])
+        return self._most_blocks - self.pool.num_referenced + paused_blocks
+
+    @property
+    def kv_costs(self) -> KvCosts:
+        """What it costs to bring a sequence's KV back."""
+        return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
+
+    # ------------------------------------------------------------ one step
+
+    def schedule(self, now_s: float) -> Plan:
+        """Hands out the next step's tokens, charges them, and takes their blocks."""
+        self.decisions.step += 1
+        plan = Planner(self, now_s).run()
+        plan.copies = self.pool.close_step()
+        self.wait_until_s = plan.hold.until_s if plan.hold is not None and not plan.shares else None
+        return plan
+
+    def computed(self, sequence: Sequence, tokens: int) -> int:
+        """A share was executed: its keys and values are in the cache. Returns how many prompt tokens it
+        computed for the first time."""
+        first_time = sequence.first_time_prompt_tokens(tokens)
+        before = sequence.computed_tokens
+        after = sequence.computed_tokens = before + tokens
+        ever = sequence.ever_computed_tokens
+        if before < ever:
+            sequence.recomputed_tokens += min(ever, after) - before
+        if after > ever:
+            sequence.ever_computed_tokens = after
+        if after >= len(sequence.token_ids) - 1:
+            self.prefills.pop(sequence, None)
+        self.pool.publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
+        return first_time
+
+    def emitted(self, sequence: Sequence, token_id: int) -> None:
+        """A token was sampled: it is known from now on, and charged."""
+        sequence.token_ids.append(token_id)
+        self.counters.charge(sequence.tenant_id, sequence.submit.weight, OUTPUT_TOKEN_COST)
+
+    def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
+        """A whole step was executed: `computed` for every share, `emitted` for every token of `chosen` (None:
+        its share was not the last of what is known), charged in one go. Returns, for every share, how many
+        prompt tokens it computed for the first time."""
+        block_tokens, publish = self.block_tokens, self.pool.publish
+        # Two lists rather than one of pairs: hundreds of new objects a step would keep the collector busy.
+        tenants: list[str] = []
+        charges: list[int] = []
+        first_times: list[int] = []
+        # One plain loop, nearly without calls: it runs over all that run in every step.
+        for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
+            before, token_ids = sequence.computed_tokens, sequence.token_ids
+            if before == len(token_ids) - 1 and before >= sequence.prompt_tokens:
+                # A decode. It computes nothing of a prompt, and nothing again: the last token is new.
+                after = sequence.computed_tokens = sequence.ever_computed_tokens = before + 1
+                first_times.append(0)
+                if after // block_tokens != sequence.cursor.blocks:
+                    publish(sequence.block_table, sequence.cursor, token_ids, after)
+            else:
+                first_times.append(self.computed(sequence, tokens))
+            if token_id is not None:
+                token_ids.append(token_id)
+                tenants.append(sequence.submit.tenant_id)
+                charges.append(sequence.token_charge)
+        self.counters.charge_all(zip(tenants, charges, strict=True), len(charges) * OUTPUT_TOKEN_COST)
+        return first_times
+
+    # ------------------------------------------------------------ moves, for the planner and the core
+
+    def pause(self, sequence: Sequence, now_s: float) -> None:
+        """Takes a running sequence out of the steps; it keeps its KV."""
+        move(sequence, State.PAUSED)
+        self._rest(sequence)
+        sequence.paused_since_s = now_s
+        self.paused[sequence.sequence_id] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Puts a paused sequence back into the steps."""
+        del self.paused[sequence.sequence_id]
+        sequence.is_suspended = False
+        self._run(sequence)
+
+    def find_prefix(self, sequence: Sequence) -> Match:
+        """What the prefix cache has of a waiting sequence; at least one token is left to compute."""
+        if sequence.swapped is not None:
+            most = sequence.swapped.tokens
+        else:
+            most = 0 if sequence.host_kv_tokens else sequence.total_tokens - 1
+        sequence.match = self.pool.match(sequence.token_ids, sequence.salt, most, sequence.match)
+        return sequence.match
+
+    def start(self, sequence: Sequence, blocks: int, match: Match) -> None:
+        """From the line into the steps, with `blocks` blocks in its table, those of `match` first, and with
+        the KV that it left in host memory or brought along."""
+        # By name: one that just gave its memory may stand before it now.
+        self.waiting.remove(sequence.sequence_id)
+        self.pool.attach(sequence.block_table, sequence.cursor, match)
+        if sequence.swapped is not None:
+            sequence.computed_tokens = sequence.swapped.tokens
+            self.pool.swap_in(sequence.swapped, sequence.block_table)
+            sequence.swapped = None
+        elif sequence.host_kv_tokens:
+            sequence.computed_tokens = sequence.host_kv_tokens
+        else:
+            sequence.has_cached(match.tokens)
+        sequence.match = None
+        self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
+        self.pool.extend(sequence.block_table, max(0, blocks - len(sequence.block_table)))
+        self._run(sequence)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Takes over what others published of a running sequence's prompt since the last step."""
+        gained = self.pool.adopt(
+            sequence.block_table,
+            sequence.cursor,
+            sequence.token_ids,
+            sequence.computed_tokens,
+            sequence.total_tokens - 1,
+        )
+        if gained:
+            sequence.has_cached(sequence.computed_tokens + gained)
+            self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
+            if sequence.total_tokens - sequence.computed_tokens <= 1:
+                self.prefills.pop(sequence, None)
+
+    def preempt(self, sequence: Sequence) -> str:
+        """Takes the blocks of a running or paused sequence; it returns to the head of its line, with its
+        KV in host memory (`swap`) or without (`preempt`): returns which."""
+        swapped = None
+        # What it brought along is not in its blocks yet.
+        if not sequence.host_kv and self.policy.evict.swaps(sequence, self.kv_costs):
+            swapped = self.pool.swap_out(sequence.block_table, sequence.cursor, sequence.computed_tokens)
+        self._drop(sequence)
+        sequence.preemptions += 1
+        self.preemptions += 1
+        if swapped is None:
+            move(sequence, State.PREEMPTED)
+            if sequence.may_emit:
+                move(sequence, State.WAITING)
+        else:
+            move(sequence, State.SWAPPED)
+            sequence.swapped = swapped
+            self.swaps += 1
+        if sequence.may_emit:
+            self._enqueue(sequence, front=True)
+        return "preempt" if swapped is None else "swap"
+
+    def lose_swapped(self, copies: Copies) -> None:
+        """A step's copies failed: what any sequence has in host memory, or should have got back from there,
+        can no longer be trusted. Whoever had it is recomputed."""
+        arriving = {block for _, block in copies.back}
+        for sequence in self.sequences.values():
+            if sequence.swapped is not None:
+                self.pool.drop(sequence.swapped)
+                sequence.swapped = None
+            elif arriving.isdisjoint(sequence.block_table):
+                continue
+            else:
+                self._drop(sequence)
+            move(sequence, State.PREEMPTED)
+            if sequence.may_emit:
+                move(sequence, State.WAITING)
+                if sequence.sequence_id not in self.waiting:
+                    self._enqueue(sequence, front=True)
+
+    def check(self) -> None:
+        """Self-audit of blocks, states and containers, between steps. Raises AssertionError."""
+        assert not self.pool.is_step_open, "announcements or copies of a step are left"
+        live = self.sequences.values()
+        self.pool.check(
+            [(sequence.block_table, sequence.cursor) for sequence in live],
+            [sequence.swapped for sequence in live if sequence.swapped is not None],
+        )
+        assert len(self.running) <= self.max_sequences, "too many sequences run"
+        holders = {State.RUNNING: {*self.running}, State.PAUSED: {*self.paused.values()}}
+        waiting = {entry.entry_id for entry in self.waiting.entries()}
+        assert self.prefills.keys() == {
+            sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
+        }
+        assert len(waiting) == len(self.waiting)
+        assert self.running_by_tier == Counter(sequence.tier for sequence in self.running)
+        assert self._most_blocks == sum(map(self._blocks_at_most, self.running))
+        for sequence in live:
+            slots = len(sequence.block_table) * self.block_tokens
+            assert sequence.computed_tokens <= min(slots, sequence.total_tokens)
+            assert (sequence.swapped is not None) == (sequence.state is State.SWAPPED)
+            if sequence.state in holders:
+                assert sequence in holders[sequence.state], "a sequence is not where its state says"
+            else:
+                assert not sequence.block_table, f"a {sequence.state} sequence holds blocks"
+                expected = sequence.state is State.WAITING or (
+                    sequence.state is State.SWAPPED and sequence.may_emit
+                )
+                assert (sequence.sequence_id in waiting) == expected
+        for state, held in holders.items():
+            assert all(sequence.state is state for sequence in held)
+
+    # ------------------------------------------------------------ inside
+
+    def _run(self, sequence: Sequence) -> None:
+        move(sequence, State.RUNNING)
+        self.running.append(sequence)
+        if sequence.total_tokens - sequence.computed_tokens > 1:
+            self.prefills[sequence] = None
+        tier = sequence.submit.tier
+        self.running_by_tier[tier] = self.running_by_tier.get(tier, 0) + 1
+        self._most_blocks += self._blocks_at_most(sequence)
+
+    def _rest(self, sequence: Sequence) -> None:
+        """Out of the steps."""
+        self.running.remove(sequence)
+        self.prefills.pop(sequence, None)
+        tier = sequence.submit.tier
+        self.running_by_tier[tier] -= 1
+        if not self.running_by_tier[tier]:
+            del self.running_by_tier[tier]
+        self._most_blocks -= self._blocks_at_most(sequence)
+
+    def _blocks_at_most(self, sequence: Sequence) -> int:
+        """For all tokens that can ever be known of it."""
+        return blocks_for(sequence.prompt_tokens + sequence.submit.max_tokens, self.block_tokens)
+
+    def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
+        self.waiting.add(sequence.entry(), front=front)
+
+    def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
+        """Charges the difference (or gives it back) to `tokens` prompt tokens in all."""
+        due = tokens - sequence.charged_prompt_tokens
+        if due:
+            self.counters.charge(sequence.tenant_id, sequence.submit.weight, due * INPUT_TOKEN_COST)
+            sequence.charged_prompt_tokens = tokens
+
+    def _leave(self, sequence: Sequence) -> None:
+        # What was charged when it started and never computed is given back.
+        self._charge_prompt(sequence, sequence.computed_prompt_tokens)
+        self.waiting.remove(sequence.sequence_id)
+        self._drop(sequence)
+        if sequence.swapped is not None:
+            self.pool.drop(sequence.swapped)
+            sequence.swapped = None
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Out of the steps, and its blocks back to the pool."""
+        if sequence.state is State.RUNNING:
+            self._rest(sequence)
+        self.paused.pop(sequence.sequence_id, None)
+        sequence.is_suspended = False
+        self.pool.free(sequence.block_table, sequence.cursor)
+        sequence.computed_tokens = 0
+        sequence.host_kv = []
+        sequence.host_kv_tokens = 0

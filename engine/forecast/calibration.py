@@ -1,0 +1,335 @@
+"""How far off have the forecasts been lately, and what puts them right?
+
+Online conformal correction by quantile tracking (Gibbs and Candes, "Adaptive conformal inference under
+distribution shift", 2021; the step proportional to the scores' spread as in Angelopoulos, Candes and
+Tibshirani, "Conformal PID control for time series prediction", 2023). The score of a forecast is the
+logarithm of actual over told, each with a floor added; for each quantile q a shift follows the q-quantile
+of the scores:
+
+    shift += step * (q - [score <= shift])
+
+so that over any long run the share of actual times under the corrected quantile is q, whatever the
+distribution and however wrong the forecast. Shifts are kept for each load, tier and kind of request; where
+there are too few answers yet, those of all tiers, or of all plain requests, do.
+
+A refused request has no actual time. All that is known is that it had waited so long: that is a miss where it
+was told less, and says nothing where it was told more (censoring).
+
+Pure and serialisable. Bounded: there are only so many buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, log
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from engine.forecast.wait.forecast import Figures, Forecast, Seconds
+
+Kind = Literal["plain", "binding"]
+"""`binding`: what was told is a promise. Only offers that were liked are taken: their errors differ."""
+What = Literal["wait", "ttft", "tpot", "e2e"]
+WHATS: tuple[What, ...] = ("wait", "ttft", "tpot", "e2e")
+QUANTILES = (0.5, 0.9)
+
+FLOOR_S: Mapping[What, float] = {"wait": 0.02, "ttft": 0.005, "tpot": 0.0005, "e2e": 0.005}
+"""Added to both sides of a ratio: who is told 1 ms and waits 3 ms was told the truth."""
+RATE = 0.05
+"""Step of a shift, in spreads of the scores."""
+WARM_UP = 40
+"""Scores until a bucket speaks for itself."""
+LARGEST_SHIFT = 4.0
+"""A factor of 55: beyond, the forecast is not wrong but something else happened."""
+SMALLEST_SPREAD = 0.02
+SPREAD_MEMORY = 0.02
+"""Weight of the newest score in the spread."""
+RECENT = 0.005
+"""Weight of the newest request in the recent coverage."""
+AT_ONCE: Seconds = (0.0, 0.0)
+FIRST_WAIT_S = 0.02
+"""Shorter waits are none."""
+WAIT_RATIO = 3.0
+NUM_LOADS = 8
+VERSION = 1
+
+Correction = tuple[float, float, float, float]
+"""Factor and summand of the p50, and of the p90."""
+AS_IT_IS: Correction = (1.0, 0.0, 1.0, 0.0)
+
+Key = tuple[str, bool, int, int]
+"""(kind, exact, tier or -1, load or -1)."""
+ANY = -1
+COARSER_EVERY = 4
+"""Once a bucket speaks for itself, so many of its scores make one of the coarser buckets'."""
+
+
+class Bucket(msgspec.Struct, frozen=True, gc=False):
+    """Requests whose forecasts are corrected alike."""
+
+    kind: Kind
+    is_exact: bool
+    """The length of the answer was known."""
+    tier: int
+    load: int
+    """0: it goes at once; then by the wait that was told, three times as long each."""
+
+    def of_kind(self, kind: Kind) -> Bucket:
+        """The same load under another promise."""
+        return msgspec.structs.replace(self, kind=kind)
+
+
+def bucket_of(raw: Forecast, tier: int, *, is_exact: bool, kind: Kind = "plain") -> Bucket:
+    """Where a forecast, as it came, belongs."""
+    wait_s = raw.wait_s[0]
+    load = 0
+    if wait_s > FIRST_WAIT_S:
+        load = min(NUM_LOADS - 1, 1 + int(log(wait_s / FIRST_WAIT_S) / log(WAIT_RATIO)))
+    return Bucket(kind, is_exact, tier, load)
+
+
+class HasTimes(Protocol):
+    """Whatever has the times of a request, as `Figures` has."""
+
+    @property
+    def wait_s(self) -> Seconds:
+        """Until it is dispatched."""
+
+    @property
+    def ttft_s(self) -> Seconds:
+        """To its first token."""
+
+    @property
+    def tpot_s(self) -> Seconds:
+        """For each further one."""
+
+    @property
+    def e2e_s(self) -> Seconds:
+        """To its last."""
+
+
+@dataclass(slots=True)
+class Shifts:
+    """The tracked quantiles of the scores of one figure in one bucket."""
+
+    at: list[float] = field(default_factory=lambda: [0.0] * len(QUANTILES))
+    spread: list[float] = field(default_factory=lambda: [0.0] * len(QUANTILES))
+    """Mean distance of the scores from each."""
+    seen: int = 0
+    first: list[Sequence[float]] = field(default_factory=list)
+    """The first scores, until there are `WARM_UP`: their quantiles are where the tracking begins."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Enough scores to speak for itself."""
+        return self.seen >= WARM_UP
+
+    def follow(self, scores: Sequence[float]) -> None:
+        """Takes in the scores of one request, against each quantile as it was forecast."""
+        self.seen += 1
+        if self.seen <= WARM_UP:
+            self.first.append(scores)
+            if self.seen == WARM_UP:
+                self._begin()
+            return
+        at, spread = self.at, self.spread
+        for index, quantile in enumerate(QUANTILES):
+            here, score = at[index], scores[index]
+            spread[index] += SPREAD_MEMORY * (abs(score - here) - spread[index])
+            step = RATE * max(spread[index], SMALLEST_SPREAD)
+            at[index] = _bounded(here + step * (quantile - (score <= here)))
+
+    def _begin(self) -> None:
+        for index, quantile in enumerate(QUANTILES):
+            column = sorted(scores[index] for scores in self.first)
+            # As conformal prediction has it: of n scores and the next one, the n + 1st has no larger rank.
+            self.at[index] = _bounded(column[min(len(column), ceil((len(column) + 1) * quantile)) - 1])
+            self.spread[index] = sum(abs(score - self.at[index]) for score in column) / len(column)
+        self.first.clear()
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How often the truth was no more than what was told."""
+
+    judged: int = 0
+    within: int = 0
+    recent: float = 0.0
+    """Share of the last few hundred."""
+
+    def count(self, is_within: bool) -> None:
+        """One more."""
+        self.judged += 1
+        self.within += is_within
+        self.recent += max(RECENT, 1 / self.judged) * (is_within - self.recent)
+
+    @property
+    def share(self) -> float | None:
+        """Of all; None: nothing was judged."""
+        return self.within / self.judged if self.judged else None
+
+
+@dataclass(slots=True)
+class Refused:
+    """Requests that never got what they were told about."""
+
+    requests: int = 0
+    known_misses: int = 0
+    """They had waited longer than their p90 when they were refused; of the others nothing is known."""
+
+
+class Calibration:
+    """Corrects forecasts by what became of earlier ones. One writer: whoever sees requests end."""
+
+    def __init__(self) -> None:
+        self._shifts: dict[tuple[Key, What], Shifts] = {}
+        self._corrections: dict[Bucket, Sequence[Correction]] = {}
+        """By `WHATS`, what the shifts in force make of a forecast in a bucket: looked up for every request,
+        and changed by the few that are learned from."""
+        self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
+        """Of what was told, corrections included."""
+        self.refused = Refused()
+        self.changes = 0
+        """So often corrections may have changed."""
+
+    def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
+        """The times as they are told: no p50 above its p90, no first token before the dispatch, no last one
+        before the first."""
+        of_wait, of_ttft, of_tpot, of_e2e = self.corrections(bucket)
+        wait = corrected(raw.wait_s, of_wait, AT_ONCE)
+        ttft = corrected(raw.ttft_s, of_ttft, wait)
+        tpot = corrected(raw.tpot_s, of_tpot, AT_ONCE)
+        return Figures(wait, ttft, tpot, corrected(raw.e2e_s, of_e2e, ttft))
+
+    def corrections(self, bucket: Bucket) -> Sequence[Correction]:
+        """What is made of the figures of a bucket's forecasts, by `WHATS`; the same until `changes` grows."""
+        return self._corrections.get(bucket) or self._look_up(bucket)
+
+    def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
+        """A request is over. `told` is `raw` as it was corrected when it was told; `actual` has the figures
+        that came to be, in seconds."""
+        for what, actual_s in actual.items():
+            for quantile, limit_s in zip(QUANTILES, figure(told, what), strict=True):
+                coverage = self.coverage.setdefault((bucket.kind, what, quantile), Coverage())
+                coverage.count(actual_s <= limit_s)
+            self._follow(bucket, what, raw, actual_s)
+
+    def refuse(self, bucket: Bucket, raw: HasTimes, told: HasTimes, waited_s: float) -> None:
+        """A request left without its turn after `waited_s`: all that is known of its wait is that it would
+        have been longer."""
+        self.refused.requests += 1
+        if waited_s > told.wait_s[1]:
+            self.refused.known_misses += 1
+            self._follow(bucket, "wait", raw, waited_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON: the shifts, not what was counted."""
+        return {
+            "version": VERSION,
+            "shifts": [
+                [*key, what, shifts.at, shifts.spread, shifts.seen]
+                for (key, what), shifts in self._shifts.items()
+                if shifts.is_ready
+            ],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Calibration:
+        """The inverse of `to_dict`. Raises ValueError for anything else."""
+        calibration = Calibration()
+        try:
+            if data["version"] != VERSION:
+                raise ValueError(f"version {data['version']!r} of a calibration is not known")
+            for kind, is_exact, tier, load, what, shifted, distances, seen in data["shifts"]:
+                at, spread = [float(each) for each in shifted], [float(each) for each in distances]
+                if what not in WHATS or not all(abs(each) <= LARGEST_SHIFT for each in at):
+                    raise ValueError(f"not a calibration: {what!r} shifted by {at!r}")
+                if (len(at), len(spread)) != (len(QUANTILES), len(QUANTILES)) or int(seen) < WARM_UP:
+                    raise ValueError(f"not a calibration: {seen!r} scores of {what!r}")
+                key: Key = (str(kind), bool(is_exact), int(tier), int(load))
+                calibration._shifts[key, what] = Shifts(at, spread, int(seen))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a calibration: {error!r}") from None
+        return calibration
+
+    def _look_up(self, bucket: Bucket) -> Sequence[Correction]:
+        keys = _chain(bucket)
+        found = self._corrections[bucket] = [
+            _correction(self._in_force(keys, what), FLOOR_S[what]) for what in WHATS
+        ]
+        return found
+
+    def _in_force(self, keys: Sequence[Key], what: What) -> Shifts | None:
+        """Of the finest bucket with enough answers."""
+        for key in keys:
+            shifts = self._shifts.get((key, what))
+            if shifts is not None and shifts.is_ready:
+                return shifts
+        return None
+
+    def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
+        self._corrections.clear()
+        self.changes += 1
+        floor_s = FLOOR_S[what]
+        raw_s = figure(raw, what)
+        scores = (
+            log((actual_s + floor_s) / (raw_s[0] + floor_s)),
+            log((actual_s + floor_s) / (raw_s[1] + floor_s)),
+        )
+        finest, *coarser = [key for key in _chain(bucket) if key[0] == bucket.kind]
+        shifts = self._of(finest, what)
+        shifts.follow(scores)
+        if shifts.seen <= WARM_UP or shifts.seen % COARSER_EVERY == 0:
+            for key in coarser:
+                self._of(key, what).follow(scores)
+
+    def _of(self, key: Key, what: What) -> Shifts:
+        shifts = self._shifts.get((key, what))
+        if shifts is None:
+            shifts = self._shifts[key, what] = Shifts()
+        return shifts
+
+
+def _correction(shifts: Shifts | None, floor_s: float) -> Correction:
+    """`(told + floor_s) * factor - floor_s`, as a factor and what is added, for each quantile."""
+    if shifts is None:
+        return AS_IT_IS
+    p50, p90 = exp(shifts.at[0]), exp(shifts.at[1])
+    return p50, (p50 - 1) * floor_s, p90, (p90 - 1) * floor_s
+
+
+def corrected(raw_s: Seconds, by: Correction, least: Seconds) -> Seconds:
+    """As the shifts in force have it, in order, and not below `least`."""
+    p50 = raw_s[0] * by[0] + by[1]
+    p90 = raw_s[1] * by[2] + by[3]
+    # Not `max`: four calls of this for every request, and a call costs several times a comparison.
+    if p50 < least[0]:
+        p50 = least[0]
+    if p90 < least[1]:
+        p90 = least[1]
+    return p50, (p50 if p90 < p50 else p90)
+
+
+def figure(times: HasTimes, what: What) -> Seconds:
+    """One of the pairs by name."""
+    pair: Seconds = getattr(times, f"{what}_s")
+    return pair
+
+
+def _chain(bucket: Bucket) -> list[Key]:
+    """From the finest bucket to the coarsest: a load is told from another before a tier is."""
+    kind, is_exact, tier, load = bucket.kind, bucket.is_exact, bucket.tier, bucket.load
+    keys: list[Key] = [(kind, is_exact, tier, load), (kind, is_exact, ANY, load), (kind, is_exact, ANY, ANY)]
+    if kind != "plain":
+        keys += [
+            ("plain", is_exact, tier, load),
+            ("plain", is_exact, ANY, load),
+            ("plain", is_exact, ANY, ANY),
+        ]
+    return keys
+
+
+def _bounded(shift: float) -> float:
+    return min(LARGEST_SHIFT, max(-LARGEST_SHIFT, shift))

@@ -1,0 +1,77 @@
+"""What does an engine now believe of its running sequences' lengths, and is the probe to be believed?
+
+Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
+the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
+said at its first reading; a gate per tenant drops the probe where it does worse. Pure; bounded by the
+sequences that live. One writer: the engine's core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.forecast.length.gate import Gate
+from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
+from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore
+
+LAYERS = ("forecast", "probe")
+"""By the numbers of the gate: what came with the request, and with the model's state."""
+_ALL = ""
+"""The gate's group: all tenants of an engine, which serves one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Median and 90th percentile of a whole output, in tokens."""
+
+    median_tokens: int
+    high_tokens: int
+
+
+class LengthWatch:
+    """The lengths that one engine foresees."""
+
+    def __init__(self) -> None:
+        self._gate = Gate(len(LAYERS))
+        self._said: dict[str, tuple[list[int], list[int]]] = {}
+        """At a sequence's first reading: by the forecast, and by the probe."""
+        self._scores = (LayerScore(), LayerScore())
+
+    def read(
+        self,
+        sequence_id: str,
+        tenant_id: str,
+        *,
+        forecast: tuple[int, int],
+        generated: int,
+        max_tokens: int,
+        logits: Sequence[float],
+    ) -> Foreseen | None:
+        """A reading after `generated` tokens. `forecast`: the median and 90th percentile (0: not known) that
+        the sequence was submitted with. None: the forecast is to be left as it is."""
+        prior = prior_of(*forecast, generated)
+        remaining = remaining_quantiles(logits, prior, QUANTILES)
+        lengths = [min(generated + each, max_tokens) for each in remaining]
+        if generated == 0:
+            plain = [min(each, max_tokens) for each in prior_quantiles(prior, QUANTILES)]
+            self._said[sequence_id] = (plain, lengths)
+        if not self._gate.layer(tenant_id, _ALL):
+            return None
+        return Foreseen(lengths[0], lengths[HIGH])
+
+    def ended(self, sequence_id: str, tenant_id: str, output_tokens: int | None) -> None:
+        """It is over, after so many tokens by itself or at its maximum; None: it was cut off."""
+        said = self._said.pop(sequence_id, None)
+        if said is None or output_tokens is None:
+            return
+        losses = [
+            score.observe(lengths, output_tokens) for score, lengths in zip(self._scores, said, strict=True)
+        ]
+        self._gate.observe(tenant_id, _ALL, losses)
+
+    def report(self) -> dict[str, Any]:
+        """As `LengthForecast.report` has it for one model."""
+        layers = {name: score.report() for name, score in zip(LAYERS, self._scores, strict=True)}
+        return {**self._gate.report(_ALL), "layers": layers}

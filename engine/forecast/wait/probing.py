@@ -1,0 +1,304 @@
+"""What would a request of any tenant, in any tier, of any size see at its turn, if it came now?
+
+One replay of the queue for all of them. Beside what really waits, probes stand in it: for each line asked
+about one of each of a few sizes, and for each tier those of a tenant that was idle so far. A probe has its
+turn by the same order and finds room by the same window as a request of its size would, but takes nothing, so
+that probes do not wait for one another. What it sees at its turn (the time, the engine's places and prompts,
+and what went first) is a point of the surface (`surface.py`).
+
+Outstanding quotes are in the replay as requests that arrived already: the same slot is not sold twice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.wait.replay import DrawLength, LaneOf, Replay
+from engine.forecast.wait.replayed_engine import EngineLoad, ReplayedEngine
+from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
+from engine.messages import StepTime
+from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.tiers import TieredQueue
+from engine.step_time.model import predict_step_s
+
+KNOTS_COST = (64, 2048)
+"""Cost tokens of a line's probes."""
+MAX_LINES = 48
+HORIZON_S = 1.0
+"""The replay goes on so long after its last turn, so that the pace of what follows is seen."""
+MAX_EVENTS = 400
+"""Of the engines, until what still waits is extrapolated."""
+MIN_STEPS = 16
+"""Fewer do not show the pace."""
+
+
+def build_surface(
+    lines: Sequence[Line],
+    *,
+    queue: TieredQueue,
+    counters: ServiceCountersLike,
+    engines: Sequence[EngineLoad],
+    now_s: float,
+    draw_length: DrawLength,
+    sequences: Mapping[str, int],
+    kv_tokens: Mapping[str, int],
+    arrivals: Sequence[ArrivalStream],
+    lane_of: LaneOf,
+    tiers: Sequence[int],
+    promised: Sequence[Entry] = (),
+    knots_cost: Sequence[int] = KNOTS_COST,
+    most_events: int = MAX_EVENTS,
+) -> Surface:
+    """Replays `queue` once, with probes for `lines` (of the first `MAX_LINES`) and for newcomers of `tiers`.
+
+    `queue` and `counters` are used up: pass clones. Beyond `most_events` what waits is extrapolated.
+    `promised`: outstanding quotes, which stand in line as if they had just arrived. The other arguments are
+    those of `quote.forecast`.
+    """
+    newcomers = [Line(NEWCOMER, tier) for tier in tiers]
+    replay = Probing(
+        candidate=Entry("\0nobody", "\0nobody", now_s, 1, 1, max(tiers)),
+        queue=queue,
+        counters=counters,
+        engines=[ReplayedEngine(load, now_s) for load in engines],
+        output_tokens=1,
+        start_s=now_s,
+        draw_length=draw_length,
+        sequences=sequences,
+        kv_tokens=dict(kv_tokens),
+        arrivals=arrivals,
+        lane_of=lane_of,
+        most_events=most_events,
+    )
+    for entry in promised:
+        queue.add(entry, lane=lane_of(entry))
+    replay.begin()
+    sizes = knots_cost if len(queue) or not replay.takes_at_once(max(knots_cost)) else [max(knots_cost)]
+    for line in [*list(lines)[:MAX_LINES], *newcomers]:
+        for cost in sizes:
+            replay.add_probe(line, cost)
+    replay.run()
+    return replay.conclude()
+
+
+@dataclass(slots=True)
+class Probing(Replay):
+    """A replay for probes instead of one candidate."""
+
+    most_events: int = MAX_EVENTS
+    probes: dict[str, tuple[Line, Point]] = field(default_factory=dict)
+    roomless: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """Probes that had their turn and found no room, by tier and KV tokens."""
+    had: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Cost tokens sent so far or running at the start, by tenant and tier."""
+    waited_s: float = 0.0
+    """Time that passed while somebody real waited."""
+    waited_turns: int = 0
+    free: dict[int, int] = field(default_factory=dict)
+    boarded: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The part of `had` that ran at the start."""
+    began: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The engine's step and time at each probe's turn."""
+
+    def add_probe(self, line: Line, cost: int) -> None:
+        """Puts one in line."""
+        prompt, output = _halves(cost)
+        entry = Entry(
+            entry_id=f"\0probe {len(self.probes)}",
+            tenant_id=line.tenant_id,
+            arrived_s=self.start_s,
+            input_tokens=prompt,
+            predicted_output_tokens=output,
+            tier=line.tier,
+            weight=line.weight,
+        )
+        self.probes[entry.entry_id] = (line, Point(cost))
+        self.queue.add(entry, lane=self.lane_of(entry))
+
+    def takes_at_once(self, cost: int) -> bool:
+        """Whether every engine has room for such a probe of any line: where nobody waits, those of smaller
+        sizes then see what it sees."""
+        kv_tokens = sum(_halves(cost))
+        return all(engine.has_room(self.candidate.tier, 1, kv_tokens) for engine in self.engines)
+
+    def run(self) -> None:
+        """From `begin` until every probe had its turn, and `HORIZON_S` beyond."""
+        self.boarded = dict(self.had)
+        for tier in {line.tier for line, _ in self.probes.values()}:
+            self.free[tier] = sum(
+                max(0, engine.load.window_sequences - engine.ahead(tier)[0]) for engine in self.engines
+            )
+        left = len(self.probes)
+        until_s = float("inf")
+        for _ in range(self.most_events):
+            self._let_arrive()
+            left -= self._probe_turns()
+            if left == 0 and until_s == float("inf"):
+                until_s = self.now_s + HORIZON_S
+            busy = [engine for engine in self.engines if engine.has_work]
+            if not busy or self.now_s >= until_s:
+                return
+            engine = min(busy, key=lambda each: each.next_event_s(self._rank)) if len(busy) > 1 else busy[0]
+            before_s, somebody_waits = self.now_s, len(self.queue) > 0
+            events = engine.advance(self._rank)
+            self.now_s = max(self.now_s, engine.now_s)
+            if somebody_waits:
+                self.waited_s += self.now_s - before_s
+            for stream in events:
+                self._note(stream, engine.now_s)
+        if left > 0 and self.engines:
+            self._extrapolate_probes()
+
+    def _probe_turns(self) -> int:
+        """Everything that may go now; returns how many probes had theirs."""
+        served = self._serve_roomless()
+        while (head := self.queue.peek(self.now_s)) is not None:
+            engine = self._choose(head)
+            if head.entry_id in self.probes:
+                self.queue.pop(self.now_s)
+                if engine is None:
+                    key = (head.tier, self._kv_tokens(head))
+                    self.roomless.setdefault(key, []).append(head.entry_id)
+                else:
+                    self._see(head.entry_id, engine)
+                    served += 1
+                continue
+            if engine is None:
+                break
+            self.queue.pop(self.now_s)
+            self._send(head, engine)
+            self.waited_turns += self.now_s > self.start_s
+        return served
+
+    def _serve_roomless(self) -> int:
+        served = 0
+        for tier, kv_tokens in list(self.roomless):
+            roomy = [engine for engine in self.engines if engine.has_room(tier, 1, kv_tokens)]
+            if roomy:
+                for entry_id in self.roomless.pop((tier, kv_tokens)):
+                    self._see(entry_id, roomy[0])
+                    served += 1
+        return served
+
+    def _see(self, entry_id: str, engine: ReplayedEngine) -> None:
+        line, point = self.probes[entry_id]
+        point.wait_s = self.now_s - self.start_s
+        point.completed = self.completed
+        point.engine = self.engines.index(engine)
+        point.is_reached = True
+        point.decodes = len(engine.decodes)
+        point.context_tokens = engine.decode_context
+        waiting = [
+            stream for tier, queued in engine.queued.items() if tier <= line.tier for _, stream in queued
+        ]
+        point.prompt_tokens_ahead = sum(stream.prompt_left for stream in waiting) + sum(
+            stream.prompt_left for tier, _, stream in engine.prefills if tier <= line.tier
+        )
+        taken = sum(count for tier, count in engine.running.items() if tier <= line.tier) + len(waiting)
+        over = taken + 1 - engine.load.max_sequences
+        if over > 0:
+            ends = heapq.nsmallest(over, (item[0] for item in engine.decodes))
+            steps = max(0, ends[-1] - engine.step) if ends else 0
+            point.place_s = steps * _step_s(engine.load.step_time, len(engine.decodes), engine.decode_context)
+        self.began[entry_id] = (engine.step, engine.now_s)
+        for (tenant_id, tier), cost in self.had.items():
+            if tier > line.tier:
+                # What runs in lower tiers gives way.
+                cost -= self.boarded.get((tenant_id, tier), 0)
+            if tenant_id == line.tenant_id:
+                point.ahead_own += cost
+            elif tier < line.tier:
+                point.ahead_higher += cost
+            else:
+                point.ahead_others += cost
+
+    def _count_ahead(self, entry: Entry, prompt: int, output: int) -> None:
+        cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
+        key = (entry.tenant_id, entry.tier)
+        self.had[key] = self.had.get(key, 0) + cost
+
+    def _extrapolate_probes(self) -> int:
+        """Beyond the limits what still waits is a fluid, served at the rate seen so far: bands strictly, in a
+        band by fair shares, and where there are none by arrival."""
+        self.is_extrapolated = True
+        bands, by_tenant, weights = self._left()
+        passed_s = self.last_dispatch_s - self.start_s
+        s_per_cost = passed_s / self.later_cost if self.later_cost > 0 else 0.0
+        served = 0
+        for entry_id, (line, point) in self.probes.items():
+            if point.is_reached:
+                continue
+            above = sum(cost for tier, cost in bands.items() if tier < line.tier)
+            key = (line.tenant_id, line.tier)
+            own, band = by_tenant.get(key, 0), bands.get(line.tier, 0)
+            others = band - own
+            if self.queue.order_name != "fcfs":
+                sharing = sum(each for (_, tier), each in weights.items() if tier == line.tier)
+                others = min(others, round(own * max(0.0, sharing / line.weight - 1.0)))
+            self._see(entry_id, self.engines[max(0, point.engine)])
+            point.wait_s = passed_s + (above + own + others) * s_per_cost
+            point.is_reached = self.later_cost > 0
+            point.ahead_own += own
+            point.ahead_others += others
+            point.ahead_higher += above
+            served += 1
+        return served
+
+    def _left(self) -> tuple[dict[int, int], dict[tuple[str, int], int], dict[tuple[str, int], float]]:
+        """What still waits: cost by tier, and cost and weight by tenant and tier."""
+        bands: dict[int, int] = {}
+        by_tenant: dict[tuple[str, int], int] = {}
+        weights: dict[tuple[str, int], float] = {}
+        for entry in self.queue.entries():
+            if entry.entry_id in self.probes:
+                continue
+            key = (entry.tenant_id, entry.tier)
+            bands[entry.tier] = bands.get(entry.tier, 0) + entry.predicted_cost
+            by_tenant[key] = by_tenant.get(key, 0) + entry.predicted_cost
+            weights[key] = entry.weight
+        return bands, by_tenant, weights
+
+    def conclude(self) -> Surface:
+        """The surface; probes that had no turn are left as unreached, with the time that passed."""
+        points: dict[tuple[str, int], list[Point]] = {}
+        for entry_id, (line, point) in self.probes.items():
+            if not point.is_reached:
+                point.wait_s = max(point.wait_s, self.now_s - self.start_s)
+            point.tpot_s = self._tpot_s(point, self.began.get(entry_id))
+            points.setdefault((line.tenant_id, line.tier), []).append(point)
+        step_times = [engine.load.step_time for engine in self.engines]
+        return Surface(
+            at_s=self.start_s,
+            points=points,
+            loads=[engine.load for engine in self.engines],
+            error=min(1.0, max((each.relative_error for each in step_times), default=1.0)),
+            samples=min((each.samples for each in step_times), default=0),
+            is_extrapolated=self.is_extrapolated,
+            dispatch_gap_s=self.waited_s / self.waited_turns if self.waited_turns else 0.0,
+            free_places=self.free,
+        )
+
+    def _tpot_s(self, point: Point, began: tuple[int, float] | None) -> float:
+        """The mean step from its turn to the replay's end, with one more sequence in it."""
+        if not self.engines:
+            return 0.0
+        engine = self.engines[max(0, point.engine)]
+        step_time = engine.load.step_time
+        own_s = step_time.per_token_s + step_time.per_sequence_s
+        if began is not None and engine.step - began[0] >= MIN_STEPS:
+            return (engine.now_s - began[1]) / (engine.step - began[0]) + own_s
+        return _step_s(step_time, point.decodes, point.context_tokens) + own_s
+
+
+def _halves(cost: int) -> tuple[int, int]:
+    """A probe's prompt and output tokens: half of its cost is its prompt."""
+    output = max(1, cost // (2 * OUTPUT_TOKEN_COST))
+    return max(1, cost - output * OUTPUT_TOKEN_COST), output
+
+
+def _step_s(step_time: StepTime, decodes: int, context_tokens: int) -> float:
+    return predict_step_s(step_time, decodes, context_tokens, decodes)

@@ -1,0 +1,262 @@
+"""Who is dispatched when, and when is a given request done, if all goes as predicted?
+
+The waiting queue on virtual time: the same order, the same late-dispatch windows, the same charges as in the
+gateway, in front of replayed engines.
+
+Lengths are unknown, and a window's next free place is the *shortest* of many answers, so giving every answer
+its mean length would be wrong even on average. The answers ahead are spread evenly over their distribution
+instead: the first gets its median, the next its quartiles, and so on (van der Corput), which makes the
+replay deterministic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.forecast.wait.arrivals import ArrivalStream
+from engine.forecast.wait.replayed_engine import ReplayedEngine, Stream
+from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.tiers import TieredQueue
+
+DrawLength = Callable[[Entry, int, float], int]
+"""(entry, generated, u) -> total output tokens of one of its sequences at quantile u, given that
+`generated` are out and more will come."""
+LaneOf = Callable[[Entry], int]
+"""Where in its tier's band an entry waits."""
+
+MAX_REPLAYED = 256
+"""Waiting requests that are replayed; a longer queue is extrapolated."""
+MAX_ORDERED = 4096
+"""Waiting requests whose order is looked at beyond that."""
+MAX_ARRIVALS = 512
+"""Requests that may arrive during a replay."""
+MAX_EVENTS = 20_000
+
+
+def one_lane(_entry: Entry) -> int:
+    """Everybody waits in the same lane."""
+    return 0
+
+
+@dataclass(slots=True)
+class Replay:
+    """Queue, counters and engines on virtual time, until the candidate's answer is complete."""
+
+    candidate: Entry
+    queue: TieredQueue
+    counters: ServiceCountersLike
+    engines: list[ReplayedEngine]
+    output_tokens: int
+    start_s: float
+    draw_length: DrawLength
+    sequences: Mapping[str, int]
+    kv_tokens: Mapping[str, int]
+    arrivals: Sequence[ArrivalStream]
+    lane_of: LaneOf
+    coming: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (time, index into `arrivals`)."""
+    arrived: int = 0
+    now_s: float = 0.0
+    drawn: int = 0
+    completed: int = 0
+    """Answers completed before the candidate was dispatched."""
+    candidate_left: int = 0
+    """Sequences of the candidate that are not complete."""
+    dispatched_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    replayed: int = 0
+    later_cost: int = 0
+    """Cost tokens dispatched after the start: what the engines really made room for."""
+    last_dispatch_s: float = 0.0
+    is_extrapolated: bool = False
+    ahead: dict[str, int] = field(default_factory=lambda: {"own": 0, "others": 0, "higher_tier": 0})
+
+    def begin(self) -> None:
+        """Engines take what they hold already, and arrivals are expected."""
+        self.now_s = self.last_dispatch_s = self.start_s
+        for engine in self.engines:
+            self._board(engine)
+        # Each stream starts somewhere in its interval, so that they do not all arrive together.
+        self.coming = [
+            (self.start_s + van_der_corput(index + 1) / stream.rate_per_s, index)
+            for index, stream in enumerate(self.arrivals)
+        ]
+        heapq.heapify(self.coming)
+
+    def run(self) -> None:
+        """Ends with `ended_s` set, unless the limits of a replay were reached."""
+        self.begin()
+        if self.candidate.entry_id not in self.queue:
+            self.queue.add(self.candidate, lane=self.lane_of(self.candidate))
+        for _ in range(MAX_EVENTS):
+            self._let_arrive()
+            self._dispatch()
+            if self.is_extrapolated:
+                return
+            busy = [engine for engine in self.engines if engine.has_work]
+            if not busy:
+                return
+            engine = busy[0]
+            if len(busy) > 1:
+                engine = min(busy, key=lambda each: each.next_event_s(self._rank))
+            events = engine.advance(self._rank)
+            self.now_s = max(self.now_s, engine.now_s)
+            for stream in events:
+                self._note(stream, engine.now_s)
+            if self.ended_s is not None:
+                return
+
+    def _board(self, engine: ReplayedEngine) -> None:
+        """What the engine holds already; the streams that emitted most go first, as they are likely to."""
+        for flight in sorted(engine.load.flights, key=lambda flight: -flight.emitted_tokens):
+            length = self._draw(flight.entry, flight.emitted_tokens)
+            share = max(1, self.sequences.get(flight.entry.entry_id, 1))
+            stream = Stream(
+                entry=flight.entry,
+                prompt_left=flight.prompt_left,
+                context_tokens=flight.context_tokens,
+                output_left=max(1, length - flight.emitted_tokens),
+                kv_tokens=flight.kv_tokens,
+                correction=length - flight.entry.predicted_output_tokens // share,
+            )
+            if flight.entry.tier <= self.candidate.tier:
+                self._count_ahead(flight.entry, stream.prompt_left, stream.output_left)
+            engine.take(stream, runs=flight.context_tokens > 0)
+
+    def _let_arrive(self) -> None:
+        while self.coming and self.coming[0][0] <= self.now_s and self.arrived < MAX_ARRIVALS:
+            at_s, index = self.coming[0]
+            stream = self.arrivals[index]
+            if at_s > self.start_s + stream.lasts_s:
+                heapq.heappop(self.coming)
+                continue
+            heapq.heapreplace(self.coming, (at_s + 1 / stream.rate_per_s, index))
+            self.arrived += 1
+            entry = Entry(
+                entry_id=f"\0arrival {self.arrived}",
+                tenant_id=stream.tenant_id,
+                arrived_s=at_s,
+                input_tokens=stream.input_tokens,
+                predicted_output_tokens=stream.predicted_output_tokens,
+                tier=stream.tier,
+                weight=stream.weight,
+            )
+            self.queue.add(entry, lane=self.lane_of(entry))
+
+    def _dispatch(self) -> None:
+        """Everything that may go now, by the gateway's rule: the head is never passed over."""
+        while (head := self.queue.peek(self.now_s)) is not None:
+            engine = self._choose(head)
+            if engine is None:
+                return
+            if self.replayed >= MAX_REPLAYED and self.dispatched_s is None:
+                self._extrapolate()
+                return
+            self.queue.pop(self.now_s)
+            self._send(head, engine)
+
+    def _choose(self, entry: Entry) -> ReplayedEngine | None:
+        sequences = self.sequences.get(entry.entry_id, 1)
+        kv_tokens = self._kv_tokens(entry)
+        roomy = [engine for engine in self.engines if engine.has_room(entry.tier, sequences, kv_tokens)]
+        return min(
+            roomy, key=lambda engine: engine.ahead(entry.tier)[0] / engine.load.max_sequences, default=None
+        )
+
+    def _send(self, entry: Entry, engine: ReplayedEngine) -> None:
+        self.replayed += 1
+        is_candidate = entry.entry_id == self.candidate.entry_id
+        if self.now_s > self.start_s:
+            self.later_cost += entry.predicted_cost
+        self.last_dispatch_s = self.now_s
+        self.counters.charge(entry.tenant_id, entry.weight, entry.predicted_cost)
+        if not engine.has_work:
+            engine.now_s = max(engine.now_s, self.now_s)
+        elif engine.now_s < self.now_s:
+            engine.catch_up(self.now_s, self._rank)
+        count = self.sequences.get(entry.entry_id, 1)
+        if is_candidate:
+            self.dispatched_s = self.now_s
+            self.candidate_left = count
+        for _ in range(count):
+            length = self.output_tokens if is_candidate else self._draw(entry, 0)
+            prompt = max(1, entry.input_tokens // count)
+            if self.dispatched_s is None:
+                self._count_ahead(entry, prompt, length)
+            engine.take(
+                Stream(
+                    entry=entry,
+                    prompt_left=prompt,
+                    context_tokens=0,
+                    output_left=length,
+                    kv_tokens=self._kv_tokens(entry) // count,
+                    correction=length - entry.predicted_output_tokens // count,
+                )
+            )
+
+    def _note(self, stream: Stream, now_s: float) -> None:
+        is_candidate = stream.entry.entry_id == self.candidate.entry_id
+        if is_candidate and self.first_token_s is None:
+            self.first_token_s = now_s
+        if stream.output_left > 0:
+            return
+        self.counters.charge(
+            stream.entry.tenant_id, stream.entry.weight, stream.correction * OUTPUT_TOKEN_COST
+        )
+        if self.dispatched_s is None:
+            self.completed += 1
+        if is_candidate:
+            self.candidate_left -= 1
+            if self.candidate_left == 0:
+                self.ended_s = now_s
+
+    def _extrapolate(self) -> None:
+        """Beyond the limit only the order is followed; the time is the cost at the rate seen so far."""
+        self.is_extrapolated = True
+        elapsed_s = self.last_dispatch_s - self.start_s
+        cost = 0
+        for _ in range(MAX_ORDERED):
+            if self.queue.peek(self.now_s) is None:
+                return
+            entry = self.queue.pop(self.now_s)
+            self.counters.charge(entry.tenant_id, entry.weight, entry.predicted_cost)
+            if entry.entry_id == self.candidate.entry_id:
+                if self.later_cost > 0:
+                    self.dispatched_s = self.last_dispatch_s + elapsed_s * cost / self.later_cost
+                return
+            self._count_ahead(entry, entry.input_tokens, entry.predicted_output_tokens)
+            cost += entry.predicted_cost
+
+    def _rank(self, entry: Entry) -> int:
+        """The engine's own order among what was dispatched to it."""
+        if self.queue.order_name == "fcfs":
+            return 0
+        return self.queue.counter(entry.tenant_id, entry.tier, self.lane_of(entry))
+
+    def _kv_tokens(self, entry: Entry) -> int:
+        return self.kv_tokens.get(entry.entry_id, entry.input_tokens + entry.predicted_output_tokens)
+
+    def _draw(self, entry: Entry, generated: int) -> int:
+        self.drawn += 1
+        return max(generated + 1, self.draw_length(entry, generated, van_der_corput(self.drawn)))
+
+    def _count_ahead(self, entry: Entry, prompt: int, output: int) -> None:
+        if entry.tenant_id == self.candidate.tenant_id:
+            cause = "own"
+        else:
+            cause = "higher_tier" if entry.tier < self.candidate.tier else "others"
+        self.ahead[cause] += prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
+
+
+def van_der_corput(index: int) -> float:
+    """The index-th point of a sequence that fills (0, 1) evenly: 1/2, 1/4, 3/4, 1/8, 5/8, ..."""
+    point, place = 0.0, 0.5
+    while index:
+        point += place * (index & 1)
+        index >>= 1
+        place /= 2
+    return point

@@ -1,0 +1,238 @@
+"""How long would a request wait, of any tenant, in any tier, of any size, if it came now?
+
+One replay of the queue (`probing.py`) answers for all of them: probes of a few sizes in each line (tenant
+and tier) see when they would have their turn, and what. A request's own forecast is read off between the
+points of its line by its own cost, which takes tens of microseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import expm1, hypot, log, sqrt
+
+import msgspec
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.forecast.wait.forecast import LENGTH_INFLATION, REPLAY_ERROR, Z90, Forecast
+from engine.forecast.wait.replayed_engine import EngineLoad
+from engine.step_time.model import predict_step_s
+
+NEWCOMER = "\0newcomer"
+"""The tenant of probes that stand for tenants which had nothing to do."""
+LENGTH_SPREAD = 0.7
+"""Standard deviation of the logarithm of an answer's length, for what goes first."""
+LENGTH_VARIANCE = expm1(LENGTH_SPREAD * LENGTH_SPREAD)
+"""Of one lognormal length over its mean; of n of them 1/n of it."""
+SMALLEST_ERROR = 0.1
+NOTHING_AHEAD = {"own": 0, "others": 0, "higher_tier": 0}
+"""Shared by the forecasts of all requests that go at once: never changed."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Requests of one tenant in one tier."""
+
+    tenant_id: str
+    tier: int
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Point:
+    """What one probe saw at its turn."""
+
+    cost: int
+    wait_s: float = 0.0
+    completed: int = 0
+    """Answers that had to end before."""
+    place_s: float = 0.0
+    """From its turn until the engine has a place for it."""
+    prompt_tokens_ahead: int = 0
+    """Prompts that the engine computes before its own."""
+    decodes: int = 0
+    context_tokens: int = 0
+    tpot_s: float = 0.0
+    ahead_own: int = 0
+    ahead_others: int = 0
+    ahead_higher: int = 0
+    is_reached: bool = False
+    engine: int = -1
+    """Index of the engine that takes it."""
+
+    @property
+    def has_seen(self) -> tuple[float, ...]:
+        """All but its cost."""
+        return (
+            self.wait_s,
+            self.completed,
+            self.place_s,
+            self.prompt_tokens_ahead,
+            self.decodes,
+            self.context_tokens,
+            self.tpot_s,
+            self.ahead_own,
+            self.ahead_others,
+            self.ahead_higher,
+            self.is_reached,
+            self.engine,
+        )
+
+
+@dataclass(slots=True)
+class Surface:
+    """The answer of one replay. Read-only."""
+
+    at_s: float
+    points: Mapping[tuple[str, int], Sequence[Point]]
+    """By (tenant, tier), in order of cost."""
+    loads: Sequence[EngineLoad]
+    error: float
+    """Relative error of the step-time model."""
+    samples: int
+    is_extrapolated: bool
+    dispatch_gap_s: float
+    """Mean time between two turns while somebody waited; 0: nobody did."""
+    free_places: Mapping[int, int]
+    """By tier: requests that could be dispatched at once."""
+    basis: str = field(init=False)
+    _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
+    """What every probe of a line saw, where all saw the same: so it is where nobody waits."""
+    off_alone: float = field(init=False, repr=False)
+    """Relative distance from p50 to p90 of what an engine does for one request."""
+
+    def __post_init__(self) -> None:
+        self.basis = "replay, extrapolated" if self.is_extrapolated else "replay"
+        if not self.samples:
+            self.basis += ", step time not measured yet"
+        self.off_alone = Z90 * max(SMALLEST_ERROR, self.error)
+
+    def knows(self, tenant_id: str, tier: int) -> bool:
+        """Whether this line had probes of its own."""
+        return (tenant_id, tier) in self.points
+
+    def read(
+        self,
+        tenant_id: str,
+        tier: int,
+        input_tokens: int,
+        sequences: int,
+        output_tokens: tuple[int, int],
+        *,
+        more_ahead: int = 0,
+        more_prompt_tokens: int = 0,
+    ) -> Forecast:
+        """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence. What happened
+        since the replay: so many more requests (`more_ahead`) stand before it or took a free place, and so
+        many prompt tokens were sent to the engines.
+
+        A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
+        known.
+        """
+        p50, p90 = output_tokens
+        line = (tenant_id, tier)
+        seen = self.point_of_all(tenant_id, tier)
+        if seen is None:
+            seen = _between(
+                self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
+            )
+        wait_s = seen.wait_s
+        if wait_s > 0:
+            wait_s = max(0.0, wait_s + more_ahead * self.dispatch_gap_s)
+        elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
+            wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
+        prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
+        start_up_s = self.start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
+        tpot_s, off_alone = seen.tpot_s, self.off_alone
+        ttft_s = wait_s + start_up_s
+        ttft_off_s = start_up_s * off_alone
+        wait_p90_s, ahead = wait_s, NOTHING_AHEAD
+        if wait_s > 0:
+            own = LENGTH_VARIANCE / (seen.completed or 1)
+            off_s = wait_s * Z90 * sqrt(LENGTH_INFLATION * own + REPLAY_ERROR**2 + self.error**2)
+            wait_p90_s += off_s
+            ttft_off_s = hypot(off_s, ttft_off_s)
+            ahead = {"own": seen.ahead_own, "others": seen.ahead_others, "higher_tier": seen.ahead_higher}
+        rest_s = tpot_s * (p50 - 1)
+        e2e_s = ttft_s + rest_s
+        e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
+        return Forecast(
+            wait_s=(wait_s, wait_p90_s),
+            ttft_s=(ttft_s, ttft_s + ttft_off_s),
+            tpot_s=(tpot_s, tpot_s * (1 + off_alone)),
+            e2e_s=(e2e_s, e2e_s + e2e_off_s),
+            output_tokens=output_tokens,
+            tokens_ahead=ahead,
+            basis=self.basis,
+            samples=self.samples,
+            saturated=not seen.is_reached,
+        )
+
+    def _points_of(self, line: tuple[str, int]) -> Sequence[Point]:
+        return self.points.get(line) or self.points[NEWCOMER, line[1]]
+
+    def point_of_all(self, tenant_id: str, tier: int) -> Point | None:
+        """What every probe of a line saw; None: they saw different things. Raises as `read`."""
+        line = (tenant_id, tier)
+        return self._flat[line] if line in self._flat else self._look_along(line)
+
+    def _look_along(self, line: tuple[str, int]) -> Point | None:
+        """Once for each line that is asked about."""
+        first, *others = self._points_of(line)
+        is_flat = all(point.has_seen == first.has_seen for point in others)
+        seen = self._flat[line] = first if is_flat else None
+        return seen
+
+    def start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
+        """From its place to its first token: the step under way, then prompts in chunks."""
+        if not self.loads:
+            return 0.0
+        load = self.loads[point.engine if point.engine > 0 else 0]
+        decodes = point.decodes
+        room = load.max_batched_tokens - decodes
+        tokens = ahead_tokens + input_tokens
+        steps = -(-tokens // room) if room > 1 else tokens
+        context = steps * point.context_tokens + input_tokens * (input_tokens + 1) // (2 * (sequences or 1))
+        rows = steps * decodes + (steps if steps > sequences else sequences)
+        prefill_s = predict_step_s(load.step_time, tokens + steps * decodes, context, rows)
+        under_way_s = point.tpot_s / 2 if decodes or ahead_tokens else 0.0
+        return prefill_s + (steps - 1) * load.step_time.base_s + under_way_s
+
+    def _place_gap_s(self, point: Point, output_tokens: int) -> float:
+        """Time between two ends where every place is taken by answers like this one."""
+        places = sum(load.max_sequences for load in self.loads)
+        return output_tokens * point.tpot_s / max(1, places)
+
+
+def _between(points: Sequence[Point], cost: int) -> Point:
+    """The point at a cost: one that was seen, or what lies between two, by the logarithm of the cost."""
+    index = bisect_left(points, cost, key=_cost)
+    if index == 0:
+        return points[0]
+    if index == len(points):
+        return points[-1]
+    low, high = points[index - 1], points[index]
+    part = log(cost / low.cost) / log(high.cost / low.cost)
+
+    def mix(first: float, second: float) -> float:
+        return first + part * (second - first)
+
+    return Point(
+        cost=cost,
+        wait_s=mix(low.wait_s, high.wait_s),
+        completed=round(mix(low.completed, high.completed)),
+        place_s=mix(low.place_s, high.place_s),
+        prompt_tokens_ahead=round(mix(low.prompt_tokens_ahead, high.prompt_tokens_ahead)),
+        decodes=low.decodes,
+        context_tokens=low.context_tokens,
+        tpot_s=mix(low.tpot_s, high.tpot_s),
+        ahead_own=round(mix(low.ahead_own, high.ahead_own)),
+        ahead_others=round(mix(low.ahead_others, high.ahead_others)),
+        ahead_higher=round(mix(low.ahead_higher, high.ahead_higher)),
+        is_reached=low.is_reached and high.is_reached,
+        engine=low.engine,
+    )
+
+
+def _cost(point: Point) -> int:
+    return point.cost

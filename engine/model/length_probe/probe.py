@@ -1,0 +1,209 @@
+"""What does the model's own state say about how long its answer will be?
+
+The state is read where it lies: the values in the paged cache are a projection of each layer's hidden state,
+they are there for prompts that were found in the prefix cache, too, and no forward pass has to be touched for
+them. Of a layer in the middle and of the last one: the mean over the prompt, the last token's, the mean over
+the last few tokens. A small network (one hidden layer) makes of them how likely each range of remaining
+lengths is (`engine/forecast/length/probe.py`; TRAIL, arXiv 2410.01035; ARES, arXiv 2510.13668).
+
+Nothing here changes what the model computes: it only reads, after the step's tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.core.model_runner import Sampled, SequenceSlice
+from engine.forecast.length.probe import RANGES
+from engine.model.attention import LayerCache
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "length_probe.fairgate"
+"""Beside the weights, in the model directory. In safetensors' format, but no model would look for it."""
+FORMAT = "fairgate length probe 1"
+LAST_TOKENS = 8
+READ_EVERY = 32
+"""Steps between two readings of everybody; besides, each sequence is read when its prompt is computed."""
+MAX_KEPT_PROMPTS = 1024
+FARTHEST = 4.0
+"""Standard deviations: inputs beyond are unlike anything in training."""
+
+
+class ProbeRefused(Exception):
+    """The file is no probe for this model; the message says why, and what to do."""
+
+
+class StateReader:
+    """Reads the state of sequences from a paged cache."""
+
+    def __init__(self, caches: dict[int, LayerCache], block_tokens: int) -> None:
+        indices = sorted(caches)
+        # The middle of the model, and the last layer's input.
+        self.layers = sorted({indices[len(indices) // 2], indices[-1]})
+        self._values = [
+            caches[index].values.view(-1, caches[index].values.shape[2] * caches[index].values.shape[3])
+            for index in self.layers
+        ]
+        self._block_tokens = block_tokens
+        self._prompts: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self.width = 3 * sum(values.shape[1] for values in self._values)
+
+    def read(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
+        """`[slices, width]`, float32: the state after each slice's tokens are in the cache."""
+        recent = np.stack([self._recent_slots(piece) for piece in slices])
+        index = torch.from_numpy(recent.reshape(-1)).to(self._values[0].device)
+        parts = [torch.stack([self._prompt(piece) for piece in slices])]
+        for values in self._values:
+            rows = values.index_select(0, index).view(len(slices), LAST_TOKENS, -1).float()
+            parts += [rows[:, -1], rows.mean(dim=1)]
+        return torch.cat(parts, dim=1)
+
+    def _recent_slots(self, piece: SequenceSlice) -> Any:
+        end = piece.position + piece.num_tokens
+        positions = np.maximum(np.arange(end - LAST_TOKENS, end), 0)
+        return self._slots(piece, positions)
+
+    def _prompt(self, piece: SequenceSlice) -> torch.Tensor:
+        """The mean over its prompt, of each layer; kept, because every later reading asks for it again."""
+        kept = self._prompts.pop(piece.sequence_id, None)
+        if kept is None:
+            slots = self._slots(piece, np.arange(piece.num_prompt_tokens))
+            index = torch.from_numpy(slots).to(self._values[0].device)
+            kept = torch.cat([values.index_select(0, index).float().mean(dim=0) for values in self._values])
+        self._prompts[piece.sequence_id] = kept
+        if len(self._prompts) > MAX_KEPT_PROMPTS:
+            self._prompts.popitem(last=False)
+        return kept
+
+    def _slots(self, piece: SequenceSlice, positions: Any) -> Any:
+        blocks = np.asarray(piece.block_table, dtype=np.int64)
+        return blocks[positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWeights:
+    """A trained probe: inputs are standardised, then one hidden layer."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+    hidden: torch.Tensor
+    """`[hidden, width]`"""
+    hidden_bias: torch.Tensor
+    output: torch.Tensor
+    """`[RANGES, hidden]`"""
+    output_bias: torch.Tensor
+    fingerprint: str
+    layers: tuple[int, ...]
+    samples: int
+    """Readings that it was trained on."""
+
+    def logits(self, state: torch.Tensor) -> torch.Tensor:
+        """`[rows, width]` -> `[rows, RANGES]`."""
+        standard = ((state - self.mean) / self.deviation).clamp(-FARTHEST, FARTHEST)
+        inner = torch.nn.functional.silu(torch.addmm(self.hidden_bias, standard, self.hidden.t()))
+        return torch.addmm(self.output_bias, inner, self.output.t())
+
+    def save(self, path: Path) -> None:
+        """Replaces the file in one piece. Raises OSError."""
+        about = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "layers": json.dumps(self.layers),
+            "samples": str(self.samples),
+        }
+        temporary = path.with_name(path.name + ".new")
+        save_file({name: getattr(self, name).contiguous() for name in _TENSORS}, temporary, about)
+        temporary.replace(path)
+
+
+_TENSORS = ("mean", "deviation", "hidden", "hidden_bias", "output", "output_bias")
+
+
+def load_probe(path: Path, reader: StateReader, fingerprint: str, device: torch.device) -> ProbeWeights:
+    """The probe in `path`, for the model of this `fingerprint`. Raises `ProbeRefused`."""
+    remedy = "train another one (fairgate forecast train), or delete the file"
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != FORMAT:
+                raise ProbeRefused(f"{path} is no length probe of this version: {remedy}")
+            if about.get("fingerprint") != fingerprint:
+                raise ProbeRefused(f"{path} was trained on another model than the one beside it: {remedy}")
+            tensors = {name: file.get_tensor(name).float().to(device) for name in _TENSORS}
+            layers = tuple(int(layer) for layer in json.loads(about["layers"]))
+            samples = int(about["samples"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise ProbeRefused(f"{path} cannot be read as a length probe ({error}): {remedy}") from None
+    size = tensors["hidden"].shape[0]
+    expected = {
+        "mean": (reader.width,),
+        "deviation": (reader.width,),
+        "hidden": (size, reader.width),
+        "hidden_bias": (size,),
+        "output": (RANGES, size),
+        "output_bias": (RANGES,),
+    }
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ProbeRefused(
+                f"{path}: {name} has the shape {tuple(tensors[name].shape)}, this model needs {shape}:"
+                f" {remedy}"
+            )
+        if not bool(tensors[name].isfinite().all()):
+            raise ProbeRefused(f"{path}: {name} holds numbers that are not finite: {remedy}")
+    if layers != tuple(reader.layers):
+        raise ProbeRefused(f"{path} reads layers {layers}, this model's are {tuple(reader.layers)}: {remedy}")
+    return ProbeWeights(**tensors, fingerprint=fingerprint, layers=layers, samples=samples)
+
+
+class LengthReadings:
+    """Reads the states that are due after a step, and notes what they say on the chosen tokens."""
+
+    def __init__(self, reader: StateReader, weights: ProbeWeights | None, *, keep_states: bool) -> None:
+        """Without `weights` nothing is foreseen; `keep_states`: the states themselves are handed on, to be
+        learned from."""
+        self.weights = weights
+        self._reader = reader
+        self._keep_states = keep_states
+        self._steps = 0
+
+    def note(self, slices: Sequence[SequenceSlice], chosen: Sequence[Sampled | None]) -> None:
+        """`chosen`: one for each slice. Whatever fails here switches the readings off, never a step."""
+        self._steps += 1
+        everybody = self._steps % READ_EVERY == 0
+        due = [
+            index
+            for index, (piece, choice) in enumerate(zip(slices, chosen, strict=True))
+            if choice is not None
+            and (everybody or piece.position + piece.num_tokens == piece.num_prompt_tokens)
+        ]
+        if not due or (self.weights is None and not self._keep_states):
+            return
+        try:
+            self._read([slices[index] for index in due], [chosen[index] for index in due])
+        except Exception:
+            log.exception("the states could not be read: from now on lengths are foreseen without them")
+            self.weights, self._keep_states = None, False
+
+    def _read(self, slices: list[SequenceSlice], chosen: list[Sampled | None]) -> None:
+        state = self._reader.read(slices)
+        logits = self.weights.logits(state).tolist() if self.weights is not None else None
+        kept = state.half().cpu().numpy() if self._keep_states else None
+        for row, choice in enumerate(chosen):
+            assert choice is not None
+            if logits is not None:
+                choice.remaining_logits = logits[row]
+            if kept is not None:
+                choice.state = kept[row].tobytes()

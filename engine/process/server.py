@@ -1,0 +1,333 @@
+"""How does the engine process start and end?
+
+`python -m engine.process.server` (and `fairgate engine`): takes the lock of its data directory, binds its
+address, loads the model, serves (`engine/process/loop.py`), and leaves what nobody has acknowledged in a
+file. It runs in a session of its own and outlives the gateway that started it. Whatever keeps it from
+starting is one line on stderr and exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket as sockets
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+
+import zmq
+
+from engine.client.zmq_link import MAX_MESSAGE_BYTES
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.detokenizer import NoTokenizer, load_texts
+from engine.core.learned_state import Keeper, LearnedKey, learned_path, load_step_time, samples_path
+from engine.messages import PROTOCOL_VERSION, Ready
+from engine.process.fingerprint import machine_name, model_fingerprint
+from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
+from engine.process.loop import EngineLoop
+from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.scheduling.batch_or_wait.table import options_with
+
+MAX_SOCKET_PATH_BYTES = 107
+"""What a Unix socket address can hold (sockaddr_un)."""
+SEND_QUEUE_MESSAGES = 1_000
+RECEIVE_QUEUE_MESSAGES = 10_000
+DRAIN_S = 2.0
+"""How long running sequences go on after SIGTERM."""
+LINGER_MS = 500
+
+log = logging.getLogger("fairgate.engine")
+
+
+class StartRefused(Exception):
+    """The engine cannot start; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine process is started with. Zero for `num_blocks` and `threads` means: choose."""
+
+    model_dir: Path
+    address: str
+    """ZeroMQ address: `ipc://PATH` (at most 107 bytes of path) or `tcp://127.0.0.1:PORT`."""
+    data_dir: Path
+    engine_id: str = "engine-0"
+    dtype: str = "auto"
+    device: str = "auto"
+    num_blocks: int = 0
+    num_host_blocks: int = 0
+    """Blocks of host memory for KV that gives way."""
+    kv_memory_bytes: int = 256 * 2**20
+    """Size of the KV cache where `num_blocks` is 0."""
+    block_tokens: int = 16
+    max_sequences: int = 32
+    max_batched_tokens: int = 512
+    policy: str = "vtc"
+    policy_table: str = ""
+    """File with the batch-or-wait table that policies may look up; empty: none."""
+    threads: int = 0
+    niceness: int = 0
+    """How far the engine stands back for other processes of the machine, from 0 to 19."""
+    orphan_s: float = 60.0
+    collect_lengths: str = "no"
+    """`yes`: states of the model are kept in the data directory, to train a length probe on."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field, its bound and its value."""
+        for name, least in (
+            ("num_blocks", 0),
+            ("num_host_blocks", 0),
+            ("kv_memory_bytes", 1),
+            ("block_tokens", 1),
+            ("max_sequences", 1),
+            ("max_batched_tokens", 1),
+            ("threads", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness must be from 0 to 19, not {self.niceness}")
+        if self.collect_lengths not in ("yes", "no"):
+            raise ValueError(f"collect_lengths must be yes or no, not {self.collect_lengths!r}")
+        if not self.orphan_s > 0:
+            raise ValueError(f"orphan_s must be more than 0, not {self.orphan_s}")
+        if not self.engine_id or not all(c.isalnum() or c in "-_" for c in self.engine_id):
+            raise ValueError(f"engine_id must consist of letters, digits, - and _, not {self.engine_id!r}")
+
+    def arguments(self) -> list[str]:
+        """The options as command line arguments; equal options give equal lists."""
+        values: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            text = str(value.resolve()) if isinstance(value, Path) else str(value)
+            values += [f"--{field.name.replace('_', '-')}", text]
+        return values
+
+
+def run_engine(options: EngineOptions) -> int:
+    """Runs an engine until it is stopped or orphaned; returns the exit code (1: it could not start)."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    os.umask(0o077)
+    os.nice(options.niceness)
+    try:
+        with _lock(options), _bound_socket(options.address) as socket:
+            return _serve(options, socket)
+    except StartRefused as error:
+        print(f"fairgate engine: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
+    # What is loaded lives as long as the process: it is neither looked through while it comes, which takes a
+    # seventh of the start, nor ever after, which would hold up a step by some hundred milliseconds.
+    gc.disable()
+    core, ready, keeper = _load(options)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    path = options.data_dir / f"{options.engine_id}.outcomes"
+    store = OutcomeStore()
+    try:
+        store.restore(read_outcomes(path))
+    except OutcomesUnreadable as error:
+        # Never overwrite what a person may still be able to read.
+        kept = path.rename(path.with_name(f"{path.name}.damaged-{int(time.time())}"))
+        log.error("%s; it is kept as %s, and its outcomes must be settled by hand", error, kept)
+    loop = EngineLoop(
+        core,
+        socket,
+        ready,
+        store,
+        orphan_s=options.orphan_s,
+        clock=time.monotonic,
+        on_restored_settled=lambda: path.unlink(missing_ok=True),
+        on_tick=keeper.tick,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop(DRAIN_S))
+    log.info("engine %s serves %s at %s", options.engine_id, ready.model.model_id, options.address)
+    code = 0
+    try:
+        log.info("engine ends: %s", loop.run())
+    except Exception:
+        log.exception("engine fails")
+        code = 1
+    keeper.keep()
+    try:
+        write_outcomes(path, store)
+    except OSError as error:
+        log.error("%d outcomes cannot be kept in %s: %s", len(store), path, error.strerror)
+        code = 1
+    return code
+
+
+def _load(options: EngineOptions) -> tuple[EngineCore, Ready, Keeper]:
+    try:
+        config = EngineConfig(
+            policy=options.policy,
+            policy_options=options_with(options.policy_table),
+            max_batched_tokens=options.max_batched_tokens,
+            max_sequences=options.max_sequences,
+        )
+        texts = load_texts(options.model_dir)
+    except (ValueError, NoTokenizer) as error:
+        raise StartRefused(str(error)) from None
+    try:
+        from engine.model.length_probe.attach import attach_readings, samples_of, threads_in_use
+        from engine.model.loader import ModelRefused, load_runner
+    except ModuleNotFoundError as error:
+        if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
+            raise
+        raise StartRefused(f"{error.name} is not installed: install fairgate[engine]") from None
+    try:
+        runner = load_runner(
+            options.model_dir,
+            dtype=None if options.dtype == "auto" else options.dtype,
+            device=None if options.device == "auto" else options.device,
+            num_blocks=options.num_blocks or None,
+            kv_memory_bytes=options.kv_memory_bytes,
+            num_host_blocks=options.num_host_blocks,
+            block_tokens=options.block_tokens,
+            threads=options.threads or None,
+        )
+    except ModelRefused as error:
+        raise StartRefused(str(error)) from None
+    fingerprint = model_fingerprint(options.model_dir)
+    attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths == "yes")
+    info = runner.info
+    key = LearnedKey(
+        machine_name(),
+        fingerprint,
+        info.dtype,
+        info.device,
+        info.attention.partition(":")[0],
+        threads_in_use(),
+    )
+    learned = learned_path(options.data_dir, options.engine_id)
+    ready = Ready(
+        engine_id=options.engine_id,
+        model=runner.info,
+        policy=options.policy,
+        block_tokens=runner.block_tokens,
+        num_blocks=runner.num_blocks,
+        max_sequences=options.max_sequences,
+        max_batched_tokens=options.max_batched_tokens,
+        pid=os.getpid(),
+    )
+    core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
+    collected = samples_path(options.data_dir, options.engine_id)
+    keeper = Keeper(
+        core,
+        learned,
+        key,
+        (lambda kept: (collected, samples_of(runner, fingerprint, kept)))
+        if options.collect_lengths == "yes"
+        else None,
+        time.monotonic(),
+    )
+    return core, ready, keeper
+
+
+@contextlib.contextmanager
+def _lock(options: EngineOptions) -> Iterator[None]:
+    content = LockContent(
+        pid=os.getpid(),
+        address=options.address,
+        engine_id=options.engine_id,
+        protocol_version=PROTOCOL_VERSION,
+        arguments=options.arguments(),
+        pid_namespace=pid_namespace(),
+    )
+    try:
+        options.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = EngineLock(lock_path(options.data_dir, options.engine_id), content)
+    except LockHeld as error:
+        raise StartRefused(str(error)) from None
+    except OSError as error:
+        raise StartRefused(f"data directory {options.data_dir} is not usable: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _bound_socket(address: str) -> Iterator[zmq.Socket[bytes]]:
+    _check_address(address)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    try:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            raise StartRefused(f"address {address} cannot be bound: {error.strerror}") from None
+        yield socket
+    finally:
+        socket.close()
+        context.term()
+
+
+def _check_address(address: str) -> None:
+    """Raises `StartRefused` for an address that is not ours to bind."""
+    scheme, separator, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        if len(os.fsencode(rest)) > MAX_SOCKET_PATH_BYTES:
+            raise StartRefused(
+                f"address {address} is too long: "
+                f"a Unix socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes"
+            )
+        Path(rest).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # ZeroMQ silently takes an existing socket file over; only a dead one's may be taken.
+        with (
+            sockets.socket(sockets.AF_UNIX) as probe,
+            contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+        ):
+            probe.settimeout(1.0)
+            probe.connect(rest)
+            raise StartRefused(f"address {address} is in use by another process")
+    elif scheme == "tcp":
+        host = rest.rpartition(":")[0].strip("[]")
+        if host not in {"127.0.0.1", "localhost", "::1"}:
+            raise StartRefused(
+                f"address {address} is refused: the connection is not encrypted, "
+                "so tcp:// takes loopback hosts only"
+            )
+    else:
+        hint = "" if separator else " (is ipc:// missing?)"
+        raise StartRefused(f"address {address!r} must start with ipc:// or tcp://{hint}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line of `python -m engine.process.server`; its options are those of `EngineOptions`."""
+    parser = argparse.ArgumentParser(prog="fairgate engine", description="Runs one engine process.")
+    kinds = {"Path": Path, "str": str, "int": int, "float": float}
+    for field in fields(EngineOptions):
+        required = field.default is MISSING
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kinds[str(field.type)],
+            required=required,
+            default=None if required else field.default,
+        )
+    try:
+        options = EngineOptions(**vars(parser.parse_args(arguments)))
+    except ValueError as error:
+        parser.error(str(error))
+    return run_engine(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Admit: may the next one start now, beside what runs?
+
+Two questions. *May it join* the batch as it is (a batch that runs to completion lets nobody in; a window
+waits for more; a bucket takes its like)? *Does it fit* into memory, with what the running ones will still
+need? A choice answers both; that nobody is skipped is the scheduler's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.entry import Entry
+from engine.messages import StepTime
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a candidate would join, as it stands now."""
+
+    now_s: float
+    running: SequenceOf[Sequence]
+    """In order of admission, those admitted in this step included."""
+    num_waiting: int
+    """The candidate included."""
+    max_sequences: int
+    block_tokens: int
+    num_blocks: int
+    free_blocks: int
+    """Blocks that can be had without taking any from a sequence."""
+    step_time: StepTime
+    kept_blocks: int = 0
+    """Of the free ones: those that no start may take."""
+    most_promised_blocks: int | None = None
+    """What the running ones can take at the very most beyond the blocks they hold; None: not known."""
+    admitted_now: int = 0
+    """Admitted in this very step."""
+    waiting: Callable[[], Iterable[Entry]] = tuple
+    """All that wait, the candidate included, in no particular order; to go through them takes its time."""
+    memo: dict[str, Any] = field(default_factory=dict)
+    """For what a choice wants to compute once a step; emptied whenever the batch changes other than by an
+    admission that the choice was told of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not now. `until_s`: when to ask again even if nothing else happens; None: when the batch changes."""
+
+    rule: str
+    until_s: float | None = None
+
+
+class Admit(Protocol):
+    """Contract: with nothing running, and after at most the longest wait it declares, a candidate joins; what
+    it wants of an empty pool is never more than the candidate can ever need.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """See `engine.scheduling.claims`."""
+        ...
+
+    @property
+    def longest_wait_s(self) -> float:
+        """With nothing running, a candidate joins after so long at the latest."""
+        ...
+
+    def arrived(self, now_s: float) -> None:
+        """A new sequence waits."""
+        ...
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """None: it may start. A `Hold` holds everybody behind it as well."""
+        ...
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """Free blocks there must be for the candidate to start beside `batch.running` (nothing is allocated
+        for more than its known tokens). Where `batch.free_blocks` less `batch.kept_blocks` are enough for
+        more than that, it may be more."""
+        ...
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Running sequences of the candidate's tier to pause (KV kept) so that it may join; mostly none."""
+        ...
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """The candidate was admitted: `batch.running` holds it now."""
+        ...
+
+    def preempted(self) -> None:
+        """A running sequence lost its KV for want of memory: too much had been let in."""
+        ...
+
+    def stepped(self) -> None:
+        """A step was put together."""
+        ...

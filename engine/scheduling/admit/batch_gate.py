@@ -1,0 +1,68 @@
+"""Who belongs to a batch that runs to completion?
+
+The gate opens for a number when nothing runs, lets so many in (over several steps, because one step's tokens
+may not hold all their prompts) and then stays shut until all have finished: it does not open again for places
+or memory that members leave. A member that lost its memory on the way may come back.
+"""
+
+from __future__ import annotations
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.sequence import Sequence
+
+RUNS = Hold("the batch runs to completion")
+
+
+class BatchGate:
+    """State of one admit choice; told of every admission and every step."""
+
+    def __init__(self) -> None:
+        self.members: list[Sequence] = []
+        """Of the batch that runs, or ran last."""
+        self._may_come = 0
+        self._came = False
+        self._stands_still = False
+        self._since_s: float | None = None
+        """Since when somebody waits for the next batch."""
+
+    def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
+        """Whether it may join the batch that runs."""
+        if not batch.running:
+            return False
+        if self._stands_still and not any(has_prompt_left(sequence) for sequence in batch.running):
+            # All prompts that there was room for are through: whoever is not in by now is not of this batch.
+            self._may_come = 0
+        return self._may_come > 0 or (candidate.preemptions > 0 and candidate in self.members)
+
+    def waits_since(self, candidate: Sequence, now_s: float) -> float:
+        """Since when somebody waits for the next batch; asked for every candidate that is not let in."""
+        # The head of the line need not be the one that waits longest.
+        earliest_s = min(candidate.submitted_s, now_s)
+        self._since_s = earliest_s if self._since_s is None else min(self._since_s, earliest_s)
+        return self._since_s
+
+    def open(self, count: int) -> None:
+        """For a new batch of up to `count`; nothing runs. Asking again changes nothing."""
+        self._may_come = count
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> bool:
+        """Notes it as a member. True: it is the first one of a new batch."""
+        is_first = len(batch.running) == 1 and candidate not in self.members
+        if is_first:
+            self.members = []
+        if candidate not in self.members:
+            self.members.append(candidate)
+            self._may_come -= 1
+        self._came = True
+        self._since_s = None
+        return is_first
+
+    def stepped(self) -> None:
+        """A step was put together."""
+        self._stands_still = not self._came
+        self._came = False
+
+
+def has_prompt_left(sequence: Sequence) -> bool:
+    """Whether more than its next token is still to be computed."""
+    return sequence.total_tokens - sequence.computed_tokens > 1

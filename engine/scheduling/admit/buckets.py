@@ -1,0 +1,144 @@
+"""Is the next prompt of the length of those that are being computed?
+
+Homogeneous steps (BucketServe, arXiv 2507.17120). What a padded step pads is its prompts, each to the longest
+of them; a decoding sequence is a row of one token whatever its length. So prompts are computed together whose
+tokens to compute lie within one ratio: the same length by which the order sorts
+(`engine/scheduling/order/buckets.py`), so that like follows like and a step is seldom cut short. When the
+head of the line is of another length it waits until the prompts in progress are through, mostly one step.
+
+A long prompt in progress takes many steps. A short one that has waited `suspend_after_s` suspends prompts in
+progress that are at least two buckets longer. What was suspended keeps its KV and returns between the short
+ones, or goes before them when `longest_pause_s` has passed. A sequence is suspended at most
+`most_suspensions` times, and there is at most one suspension in `rest_steps` steps.
+
+Where nothing is padded there is nothing to save, and cutting steps short is a loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.batch_gate import has_prompt_left
+from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.sequence import Sequence, State
+from engine.sizes import blocks_for
+
+NONE = -1
+"""No prompt is in progress."""
+
+
+@dataclass(slots=True)
+class LengthBuckets:
+    """One object an engine."""
+
+    ratio: float = 2.0
+    """Longest to shortest within a bucket."""
+    suspend_after_s: float = 0.5
+    longest_pause_s: float = 5.0
+    rest_steps: int = 64
+    most_suspensions: int = 2
+    memory: PredictedReserve = field(default_factory=PredictedReserve)
+    name: str = "buckets"
+    claims: frozenset[str] = SAFE | {NO_STARVATION}
+    longest_wait_s: float = 0.0
+    suspensions: int = 0
+    _rest: int = 0
+    """Steps until the next suspension may be."""
+    _suspended: dict[Sequence, int] = field(default_factory=dict)
+    """How often; of those that live."""
+
+    def bucket(self, sequence: Sequence) -> int:
+        """By the prompt tokens that there were to compute when it came: a bucket is for life."""
+        return int(log(_size(sequence)) / log(self.ratio) + 1e-9)
+
+    def arrived(self, now_s: float) -> None:
+        """Lengths count, not arrivals."""
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """Prompts of its like, and any number of those that decode."""
+        if not batch.running:
+            return None
+        if not candidate.is_suspended and self._is_due_back(batch.now_s):
+            return Hold("suspended ones go first")
+        longest = self._longest(batch)
+        return None if longest in (NONE, self.bucket(candidate)) else Hold(f"bucket {longest} runs")
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """As `memory` says."""
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """The long prompts in progress, for a short one that has waited long enough."""
+        if (
+            self._rest > 0
+            or candidate.is_suspended
+            or batch.now_s - candidate.submitted_s < self.suspend_after_s
+            or self._is_due_back(batch.now_s)
+            or batch.free_blocks < blocks_for(candidate.total_tokens, batch.block_tokens)
+        ):
+            return []
+        own = self.bucket(candidate)
+        longer: list[Sequence] = []
+        for sequence in batch.running:
+            if not has_prompt_left(sequence):
+                continue
+            bucket = self.bucket(sequence)
+            if bucket == own:
+                continue
+            if bucket < own + 2 or not self._may_pause(sequence, candidate):
+                return []
+            longer.append(sequence)
+        self._suspended = {
+            sequence: count
+            for sequence, count in self._suspended.items()
+            if sequence.state is not State.FINISHED
+        }
+        if not longer:
+            return []
+        for sequence in longer:
+            self._suspended[sequence] = self._suspended.get(sequence, 0) + 1
+        self.suspensions += len(longer)
+        self._rest = self.rest_steps
+        return longer
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """Its prompt is in progress."""
+        if self.name in batch.memo and has_prompt_left(candidate):
+            batch.memo[self.name] = max(batch.memo[self.name], self.bucket(candidate))
+        self.memory.admitted(candidate, batch)
+
+    def preempted(self) -> None:
+        """The reserve is fixed."""
+
+    def stepped(self) -> None:
+        """A step of rest."""
+        self._rest = max(0, self._rest - 1)
+
+    def _longest(self, batch: Batch) -> int:
+        longest = batch.memo.get(self.name)
+        if longest is None:
+            found = (self.bucket(sequence) for sequence in batch.running if has_prompt_left(sequence))
+            longest = batch.memo[self.name] = max(found, default=NONE)
+        return int(longest)
+
+    def _may_pause(self, sequence: Sequence, candidate: Sequence) -> bool:
+        """One of its tier that has begun, and has more to compute than the whole short one."""
+        return (
+            sequence.tier == candidate.tier
+            and (sequence.computed_tokens > 0 or sequence.emitted_tokens > 0)
+            and self._suspended.get(sequence, 0) < self.most_suspensions
+            and sequence.total_tokens - sequence.computed_tokens > _size(candidate)
+        )
+
+    def _is_due_back(self, now_s: float) -> bool:
+        return any(
+            sequence.is_suspended and now_s - sequence.paused_since_s >= self.longest_pause_s
+            for sequence in self._suspended
+        )
+
+
+def _size(sequence: Sequence) -> int:
+    return max(1, sequence.prompt_tokens - sequence.found_tokens)

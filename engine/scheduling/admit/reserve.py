@@ -1,0 +1,120 @@
+"""How much memory does an admission leave for output that is yet to come?
+
+Reserving nothing (prompt only) admits most and pays with evictions and recomputation under pressure;
+reserving the full `max_tokens` leaves memory unused whenever answers are shorter; a part of the predicted
+remainder does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.claims import ALL
+from engine.sequence import Sequence
+
+HELD, PROMISED = "held by small ones", "promised to large ones"
+"""What a step's memo holds beside the whole promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedReserve:
+    """Anyone may join; sets aside a part of the predicted remaining output, of all who run."""
+
+    permille: int = 500
+    small_permille: int = 0
+    """The lane of small ones (`room.py`), as part of the cache: large ones leave so much free, though no
+    more than the small ones that run hold, and of what large ones are promised small ones may take so much:
+    they are through before it is needed."""
+    name: str = "predicted-reserve"
+    claims: frozenset[str] = ALL
+    longest_wait_s: float = 0.0
+
+    def arrived(self, now_s: float) -> None:
+        """Who runs is what counts."""
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """Always."""
+        return None
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """Its known tokens and its reserve, and what the running ones are still promised; see `room.py`.
+
+        Where there is memory for all that the running ones can ever take, that is the answer, and nobody
+        looks at them.
+        """
+        own = self._still_wanted([candidate], batch.block_tokens)
+        lane = batch.num_blocks * self.small_permille // 1000
+        if batch.most_promised_blocks is not None:
+            most = own + batch.most_promised_blocks + (lane if candidate.yields_cost else 0)
+            if most + batch.kept_blocks <= batch.free_blocks:
+                return most
+        promised = batch.memo.get(self.name)
+        if promised is None:
+            promised = batch.memo[self.name] = self._still_wanted(batch.running, batch.block_tokens)
+        wanted = int(promised) + own
+        if not lane:
+            return wanted
+        if candidate.yields_cost:
+            return wanted + min(lane, self._once_a_step(HELD, batch, _held_by_small))
+        return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Nobody."""
+        return []
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """Its reserve is promised from now on."""
+        if not batch.memo:
+            return
+        wanted = self._still_wanted([candidate], batch.block_tokens)
+        added = {self.name: wanted}
+        if candidate.yields_cost:
+            added[PROMISED] = wanted
+        else:
+            added[HELD] = len(candidate.block_table)
+        for key, blocks in added.items():
+            if key in batch.memo:
+                batch.memo[key] += blocks
+
+    def preempted(self) -> None:
+        """The reserve is fixed."""
+
+    def stepped(self) -> None:
+        """The reserve is fixed."""
+
+    def _promised_to_large(self, batch: Batch) -> int:
+        large = [sequence for sequence in batch.running if sequence.yields_cost]
+        return self._still_wanted(large, batch.block_tokens)
+
+    def _once_a_step(self, key: str, batch: Batch, count: Callable[[Batch], int]) -> int:
+        if key not in batch.memo:
+            batch.memo[key] = count(batch)
+        return int(batch.memo[key])
+
+    def _still_wanted(self, sequences: Iterable[Sequence], block_tokens: int) -> int:
+        """Blocks for known tokens and reserve, less those held."""
+        wanted = 0
+        permille = self.permille
+        # One plain loop without calls: it runs over all that run in each step in which somebody waits.
+        for sequence in sequences:
+            tokens = len(sequence.token_ids)
+            ahead = sequence.prompt_tokens + sequence.predicted_output_tokens - tokens
+            if ahead > 0:
+                reserve = ahead * permille // 1000
+                # A prediction is at most `max_tokens`, and the last token's KV is never computed.
+                tokens += reserve if reserve < ahead else ahead - 1
+            missing = -(-tokens // block_tokens) - len(sequence.block_table)
+            if missing > 0:
+                wanted += missing
+        return wanted
+
+
+def _held_by_small(batch: Batch) -> int:
+    return sum([len(sequence.block_table) for sequence in batch.running if not sequence.yields_cost])
+
+
+def prompt_only() -> PredictedReserve:
+    """Sets nothing aside: the most concurrency, paid for with evictions."""
+    return PredictedReserve(permille=0, name="prompt-only")

@@ -1,0 +1,76 @@
+"""What does a batch cost that is filled once and then runs to completion?
+
+The oldest way to batch, kept as the honest baseline: those who wait when nothing runs go together, up to a
+size, and everybody else waits until the last of them has finished. Places of members that have finished stay
+empty; with `padded`, whoever executes the steps pads them to the longest member as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.batch_or_wait.padding import PaddingWaste, batch_waste
+from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class StaticBatch:
+    """One object an engine. `size` 0: as many as there are places."""
+
+    size: int = 0
+    padded: bool = False
+    memory: PredictedReserve = field(default_factory=PredictedReserve)
+    name: str = "static"
+    claims: frozenset[str] = SAFE | {NO_STARVATION}
+    longest_wait_s: float = 0.0
+    _gate: BatchGate = field(default_factory=BatchGate)
+    _closed: PaddingWaste = field(default_factory=PaddingWaste)
+
+    @property
+    def waste(self) -> PaddingWaste:
+        """What padding costs, of all batches so far; the one that runs with what it has emitted by now."""
+        return self._closed + self._waste_now()
+
+    def arrived(self, now_s: float) -> None:
+        """Who waits when the batch ends is what counts."""
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """Into an empty batch, or one that is just being filled."""
+        if not batch.running:
+            self._gate.open(min(self.size or batch.max_sequences, batch.num_waiting))
+            return None
+        return None if self._gate.lets_in(candidate, batch) else RUNS
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """As `memory` says."""
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Nobody."""
+        return []
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """The first of a new batch closes the account of the one before."""
+        before = self._waste_now()
+        if self._gate.admitted(candidate, batch):
+            self._closed += before
+        self.memory.admitted(candidate, batch)
+
+    def preempted(self) -> None:
+        """The batch is what it is."""
+
+    def stepped(self) -> None:
+        """Filling ends when it stands still."""
+        self._gate.stepped()
+
+    def _waste_now(self) -> PaddingWaste:
+        return batch_waste((member.prompt_tokens, member.emitted_tokens) for member in self._gate.members)
+
+
+def padded_static(size: int = 0, memory: PredictedReserve | None = None) -> StaticBatch:
+    """With padded shapes."""
+    return StaticBatch(size=size, padded=True, memory=memory or PredictedReserve(), name="static-padded")

@@ -1,0 +1,131 @@
+"""Run what waits now, how many of it, or wait for more: what does the table say?
+
+A table solved beforehand for the load and the machine (see `engine.scheduling.batch_or_wait.table`) is asked
+whenever nothing runs, with all that it was solved over: how fast requests arrive, how many wait and how long
+the first of them has, whether a long one is among them, what they all have to go, and how much of the KV
+cache others hold. It says wait, and for how long, or how many of the head of the line the next batch takes;
+that batch then runs to completion. Whatever a table says, nobody waits longer than its own `longest_wait_s`
+with nothing running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a table says."""
+
+    wait_s: float
+    """Seconds to wait if nothing else arrives; 0: run now."""
+    batch: int
+    """The batch is to take so many of the line, no more; 0: wait."""
+
+
+class WaitTable(Protocol):
+    """What this choice asks a table."""
+
+    @property
+    def long_tokens(self) -> int:
+        """From so many tokens to go a request counts as long."""
+        ...
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The table never waits when the first one has waited so long."""
+        ...
+
+    def decide(
+        self,
+        *,
+        rate_per_s: float,
+        num_waiting: int,
+        oldest_wait_s: float,
+        has_long: bool,
+        remaining_tokens: int,
+        kv_pressure: float,
+    ) -> Decision:
+        """`rate_per_s`: arrivals lately, 0: not known yet. `has_long`: of those that wait, one at least is
+        long. `remaining_tokens`: what they all have to go, prompt and predicted output. `kv_pressure`: part
+        of the KV cache that cannot be had without taking it from somebody, 0 to 1."""
+        ...
+
+
+@dataclass(slots=True)
+class BatchOrWait:
+    """One object an engine; the table may be shared. `size` 0: as many as there are places."""
+
+    table: WaitTable
+    size: int = 0
+    memory: PredictedReserve = field(default_factory=PredictedReserve)
+    name: str = "table"
+    claims: frozenset[str] = SAFE | {NO_STARVATION}
+    _gate: BatchGate = field(default_factory=BatchGate)
+    _arrivals: ArrivalRate = field(default_factory=ArrivalRate)
+
+    @property
+    def longest_wait_s(self) -> float:
+        """With nothing running."""
+        return self.table.longest_wait_s
+
+    def arrived(self, now_s: float) -> None:
+        """The table goes by the arrival rate."""
+        self._arrivals.note(now_s)
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """Into an empty batch when the table says so, or into one that is just being filled."""
+        if self._gate.lets_in(candidate, batch):
+            return None
+        if batch.running:
+            return RUNS
+        # All that wait are looked at, but only once a batch, or while less than a batch waits.
+        oldest_s, remaining_tokens, longest = candidate.submitted_s, 0, 0
+        for entry in batch.waiting():
+            oldest_s = min(oldest_s, entry.arrived_s)
+            remaining_tokens += entry.remaining_tokens
+            longest = max(longest, entry.remaining_tokens)
+        decision = self.table.decide(
+            rate_per_s=self._arrivals.per_s,
+            num_waiting=batch.num_waiting,
+            oldest_wait_s=max(0.0, batch.now_s - oldest_s),
+            has_long=longest >= self.table.long_tokens,
+            remaining_tokens=remaining_tokens,
+            kv_pressure=1 - batch.free_blocks / batch.num_blocks,
+        )
+        places = min(self.size or batch.max_sequences, batch.max_sequences, batch.num_waiting)
+        if not decision.batch and batch.num_waiting < (self.size or batch.max_sequences):
+            until_s = min(batch.now_s + decision.wait_s, oldest_s + self.table.longest_wait_s)
+            # Not by `wait_s > 0`: a wait too short to move the clock would be asked for again and again.
+            if until_s > batch.now_s:
+                return Hold("the table says wait", until_s)
+        self._gate.open(min(places, decision.batch or places))
+        return None
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """As `memory` says."""
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Nobody."""
+        return []
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """A member of the batch, which waits for nobody else."""
+        self._gate.admitted(candidate, batch)
+        self.memory.admitted(candidate, batch)
+
+    def preempted(self) -> None:
+        """The batch is what it is."""
+
+    def stepped(self) -> None:
+        """Filling ends when it stands still."""
+        self._gate.stepped()

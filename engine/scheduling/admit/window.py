@@ -1,0 +1,69 @@
+"""Is it worth waiting for more before a batch starts?
+
+A batch starts when `size` wait, or when the first of them has waited `window_s`; then it runs like a static
+batch. At low load the window only adds delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.batch_gate import RUNS, BatchGate
+from engine.scheduling.admit.reserve import PredictedReserve
+from engine.scheduling.claims import NO_STARVATION, SAFE
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class DynamicWindow:
+    """One object an engine. `size` 0: as many as there are places."""
+
+    size: int = 0
+    window_s: float = 0.05
+    memory: PredictedReserve = field(default_factory=PredictedReserve)
+    name: str = "dynamic"
+    claims: frozenset[str] = SAFE | {NO_STARVATION}
+    _gate: BatchGate = field(default_factory=BatchGate)
+
+    @property
+    def longest_wait_s(self) -> float:
+        """With nothing running."""
+        return self.window_s
+
+    def arrived(self, now_s: float) -> None:
+        """Who waits is counted when it is asked."""
+
+    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+        """Into an empty batch when it is time, or into one that is just being filled."""
+        if self._gate.lets_in(candidate, batch):
+            return None
+        since_s = self._gate.waits_since(candidate, batch.now_s)
+        if batch.running:
+            return RUNS
+        size = min(self.size or batch.max_sequences, batch.max_sequences)
+        due_s = since_s + self.window_s
+        if batch.num_waiting < size and batch.now_s < due_s:
+            return Hold("the window is open", due_s)
+        self._gate.open(min(size, batch.num_waiting))
+        return None
+
+    def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
+        """As `memory` says."""
+        return self.memory.blocks_wanted(candidate, batch)
+
+    def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
+        """Nobody."""
+        return []
+
+    def admitted(self, candidate: Sequence, batch: Batch) -> None:
+        """The window of the next batch opens with whoever is left or comes."""
+        self._gate.admitted(candidate, batch)
+        self.memory.admitted(candidate, batch)
+
+    def preempted(self) -> None:
+        """The batch is what it is."""
+
+    def stepped(self) -> None:
+        """Filling ends when it stands still."""
+        self._gate.stepped()

@@ -1,0 +1,206 @@
+"""The batch-or-wait table: run what waits now, or wait up to how long?
+
+What `engine.scheduling.smdp` worked out for a grid of arrival rates, stored as one small JSON file and looked
+up in constant time. A table keeps no state: any number of engines may share one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import sqrt
+from pathlib import Path
+from typing import Self
+
+from engine.scheduling.admit.table import Decision
+from engine.scheduling.batch_or_wait.batch_model import BatchModel
+from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.objective import Objective
+from engine.scheduling.batch_or_wait.states import LONG_LEVELS, SHORT_ONES, SIZES, WAIT, Grid
+from engine.scheduling.batch_or_wait.table_file import (
+    FORMAT,
+    MOST_FILE_BYTES,
+    VERSION,
+    BadTable,
+    Stored,
+    StoredRate,
+    check_rates,
+    decode,
+    encode,
+)
+from engine.scheduling.batch_or_wait.value_iteration import solve
+from engine.scheduling.options import PolicyOptions
+
+_NEARLY = 1e-6
+"""Of a bucket: a wait that ended where it should is not asked to wait for rounding's sake."""
+
+
+def options_with(path: str) -> PolicyOptions:
+    """Options with the table that is stored there; without any where `path` is empty. Raises `BadTable`, also
+    for a file that cannot be read."""
+    if not path:
+        return PolicyOptions()
+    try:
+        return PolicyOptions(batch_or_wait_table=BatchOrWaitTable.load(Path(path)))
+    except OSError as error:
+        raise BadTable(f"{path} cannot be read: {error.strerror}; see `fairgate policy solve`") from None
+
+
+class BatchOrWaitTable:
+    """What to do in each situation. Implements `engine.scheduling.admit.table.WaitTable`."""
+
+    def __init__(self, stored: Stored) -> None:
+        """Use `solve_table`, `load` or `decode`."""
+        self._stored = stored
+        self.model = stored.model
+        self.objective = stored.objective
+        self.grid = stored.grid
+        self.pool = stored.pool
+        self._borders = [sqrt(low * high) for low, high in pairwise(self.rates_per_s)]
+        # By rate, KV pressure, level, number waiting, point: the next point at which it runs.
+        self._next_run = [
+            [[[_next_run(row) for row in rows] for rows in levels] for levels in rate.actions]
+            for rate in stored.rates
+        ]
+        self._short_tokens = stored.model.short.total_tokens
+        self._more_tokens = max(1, stored.model.long.total_tokens - stored.model.short.total_tokens)
+
+    @property
+    def long_tokens(self) -> int:
+        """From so many predicted tokens, prompt and output, a request counts as long."""
+        return self.model.long_tokens
+
+    @property
+    def rates_per_s(self) -> list[float]:
+        """The arrival rates it was solved for."""
+        return [item.rate_per_s for item in self._stored.rates]
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Nobody is kept waiting longer than this once the server is free."""
+        return self.grid.longest_wait_s
+
+    def decide(
+        self,
+        *,
+        rate_per_s: float,
+        num_waiting: int,
+        oldest_wait_s: float,
+        has_long: bool,
+        remaining_tokens: int,
+        kv_pressure: float,
+    ) -> Decision:
+        """What to do with those who wait. Ask again when a request arrives.
+
+        `rate_per_s`: arrivals lately; the nearest rate that was solved for is taken, the lowest for 0.
+        `has_long`: one of them has `long_tokens` or more to go. `remaining_tokens`: prompt and predicted
+        output of all that wait; tells how many are long. `kv_pressure`: the part of the KV pool that the
+        next batch cannot have, 0 to 1; the nearest level is taken.
+        """
+        if num_waiting < 1:
+            return Decision(0.0, 0)
+        longs = 0
+        if has_long:
+            more = (remaining_tokens - num_waiting * self._short_tokens) / self._more_tokens
+            longs = min(num_waiting, max(1, round(more)))
+        grid = self.grid
+        point = min(grid.wait_buckets, int(max(0.0, oldest_wait_s) / grid.bucket_s + _NEARLY))
+        rate = bisect_left(self._borders, rate_per_s)
+        pressure = self.pool.level(kv_pressure)
+        level = min(longs, LONG_LEVELS)
+        row = min(num_waiting, grid.most_waiting) - 1
+        target = self._next_run[rate][pressure][level][row][point]
+        if target > point:
+            return Decision(max(0.0, target * grid.bucket_s - oldest_wait_s), 0)
+        letter = self._stored.rates[rate].actions[pressure][level][row][point]
+        fits = self.pool.fits(self.model, num_waiting, longs, pressure, short_first=grid.short_first)
+        whole = min(num_waiting, grid.max_batch, fits)
+        if letter == SHORT_ONES and longs < num_waiting:
+            return Decision(0.0, min(whole, num_waiting - longs))
+        return Decision(0.0, min(whole, SIZES.get(letter, whole)))
+
+    def summary(self) -> list[dict[str, object]]:
+        """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs at once."""
+        return [
+            {
+                "rate_per_s": rate.rate_per_s,
+                "kv_pressure": pressure,
+                "cost": rate.cost,
+                "least_cost": rate.least_cost,
+                "most_cost": rate.most_cost,
+                "saturated": rate.saturated,
+                "run_from": [
+                    _control_limit(levels[level], level)
+                    for level in range(LONG_LEVELS + 1 if self.model.long_share else 1)
+                ],
+            }
+            for rate in self._stored.rates
+            for pressure, levels in zip(self.pool.pressures, rate.actions, strict=False)
+        ]
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        return encode(self._stored)
+
+    def save(self, path: Path) -> None:
+        """Writes the file. Raises OSError."""
+        path.write_bytes(self.encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the file. Raises `BadTable`, OSError."""
+        size = path.stat().st_size
+        if size > MOST_FILE_BYTES:
+            raise BadTable(f"{path}: {size:,} bytes are more than a table's {MOST_FILE_BYTES:,}")
+        try:
+            return cls.decode(path.read_bytes())
+        except BadTable as error:
+            raise BadTable(f"{path}: {error}; make one with `fairgate policy solve`") from None
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Raises `BadTable` for anything that is not a whole, consistent table of this version."""
+        return cls(decode(content))
+
+
+def solve_table(
+    model: BatchModel,
+    rates_per_s: Sequence[float],
+    objective: Objective,
+    grid: Grid,
+    pool: Pool | None = None,
+    *,
+    tolerance: float = 1e-3,
+    progress: Callable[[float], None] | None = None,
+) -> BatchOrWaitTable:
+    """Solves each rate. `progress` is told how much is done, 0 to 1.
+
+    Raises ValueError for rates that are not positive and rising, or too many of them, and for what
+    `engine.scheduling.batch_or_wait.value_iteration.solve` refuses; `NotSolved`.
+    """
+    pool = pool or Pool()
+    check_rates(rates_per_s)
+    rates = []
+    for done, rate_per_s in enumerate(rates_per_s, 1):
+        solution = solve(model, rate_per_s, objective, grid, pool, tolerance=tolerance)
+        rates.append(StoredRate.of(solution))
+        if progress is not None:
+            progress(done / len(rates_per_s))
+    return BatchOrWaitTable(Stored(FORMAT, VERSION, model, objective, grid, pool, rates))
+
+
+def _next_run(row: str) -> list[int]:
+    """For each point of time waited the next one, itself included, at which the batch runs."""
+    following = len(row) - 1
+    targets = []
+    for point in range(len(row) - 1, -1, -1):
+        if row[point] != WAIT:
+            following = point
+        targets.append(following)
+    return targets[::-1]
+
+
+def _control_limit(rows: list[str], level: int) -> int:
+    """The least number waiting, `level` of them long, of which some run at once."""
+    return next(count for count in range(max(1, level), len(rows) + 1) if rows[count - 1][0] != WAIT)

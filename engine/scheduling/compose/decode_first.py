@@ -1,0 +1,49 @@
+"""How do prompts advance without holding up the streams that decode?
+
+Decode first, then unfinished prompts in chunks (Sarathi-Serve, OSDI 2024): a decoding stream never waits for
+somebody else's prompt, and prompts take what the step's budget of tokens and of predicted time leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from engine.scheduling.claims import ALL
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.room import Room
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFirst:
+    """One token for each decoding sequence; then prompts, by tier and by admission.
+
+    Claims work conservation: a step is never empty while something runs, and it leaves tokens over only where
+    a limit of `limits` says so.
+    """
+
+    limits: PromptLimits = field(default_factory=PromptLimits)
+    name: str = "decode-first"
+    claims: frozenset[str] = ALL
+    serves_all: bool = True
+
+    def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
+        """See `Compose`."""
+        shares: list[tuple[Sequence, int]] = []
+        prompts: list[Sequence] = []
+        for sequence in running:
+            if len(sequence.token_ids) - sequence.computed_tokens > 1:
+                prompts.append(sequence)
+            else:
+                shares.append((sequence, 1))
+        del shares[room.tokens :]
+        if prompts:
+            step = room.draft()
+            step.take_decodes([sequence for sequence, _ in shares])
+            shares += self.limits.shares(prompts, step)
+        return shares
+
+    def first_chunk(self, sequence: Sequence, room: Room) -> int:
+        """What the limits leave for a newcomer."""
+        return self.limits.first_chunk(sequence, room)

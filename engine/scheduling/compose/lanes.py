@@ -1,0 +1,101 @@
+"""Should this step advance prompts or answers, if it does not do both?
+
+Two lanes: a step either computes chunks of prompts or one token of each answer, so that no answer's token
+waits for a chunk computed beside it, and all steps of a lane have the same shape. Answers wait while the
+prompt lane is open, prompts while it is closed.
+
+The load switches, with hysteresis. The prompt lane opens when there are enough unfinished prompts for the
+answers that wait for it, or when prompts have waited long enough; it closes when few are left or when answers
+have waited long enough. Each lane stays open for a minimum of steps.
+
+In the answer lane a newcomer starts with a single token of its prompt: its row looks like an answer's, and
+the load by which the lanes are switched counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.room import Room
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Lanes:
+    """One object an engine."""
+
+    open_permille: int = 125
+    """Unfinished prompts per 1,000 decoding sequences that open the prompt lane."""
+    close_permille: int = 30
+    """The prompt lane closes when there are no more than so many."""
+    least_decode_steps: int = 4
+    most_decode_steps: int = 16
+    """So long unfinished prompts wait at most."""
+    most_prefill_steps: int = 4
+    """So long answers wait at most."""
+    limits: PromptLimits = field(default_factory=PromptLimits)
+    name: str = "lanes"
+    claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
+    """Work conservation: a step is never empty while something runs; the closed lane leaves tokens over."""
+    serves_all: bool = False
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    switches: int = 0
+    _is_prefill: bool = False
+    _steps_in_lane: int = 0
+    _places: int = 0
+    """Newcomers that this step of the answer lane may still start."""
+    _turn: int = 0
+    _room: Room | None = None
+
+    def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
+        """See `Compose`."""
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in running:
+            if len(sequence.token_ids) - sequence.computed_tokens > 1:
+                prompts.append(sequence)
+            else:
+                decoding.append(sequence)
+        if room is not self._room:
+            self._room = room
+            self._switch(len(prompts), len(decoding))
+        if self._is_prefill:
+            return self.limits.shares(prompts, room.draft())
+        return [(sequence, 1) for sequence in self._in_turn(decoding, room.tokens)]
+
+    def first_chunk(self, sequence: Sequence, room: Room) -> int:
+        """A chunk in the prompt lane; in the other one a token, for as many as would open the lane."""
+        if room is not self._room or self._is_prefill:
+            return self.limits.first_chunk(sequence, room)
+        return 1 if room.prefills < self._places and room.tokens > 0 else 0
+
+    def _switch(self, num_prompts: int, num_decoding: int) -> None:
+        if num_decoding == 0 or num_prompts == 0:
+            wanted = num_decoding == 0
+        elif self._is_prefill:
+            is_over = num_prompts * 1000 <= self.close_permille * num_decoding
+            wanted = not is_over and self._steps_in_lane < self.most_prefill_steps
+        else:
+            is_due = num_prompts * 1000 >= self.open_permille * num_decoding
+            wanted = self._steps_in_lane >= self.most_decode_steps or (
+                is_due and self._steps_in_lane >= self.least_decode_steps
+            )
+        if wanted != self._is_prefill:
+            self._is_prefill, self._steps_in_lane = wanted, 0
+            self.switches += 1
+        self._steps_in_lane += 1
+        self.prefill_steps += wanted
+        self.decode_steps += not wanted
+        self._places = max(1, self.open_permille * num_decoding // 1000) - num_prompts
+
+    def _in_turn(self, decoding: list[Sequence], tokens: int) -> list[Sequence]:
+        """All of them, or as many as there are tokens for, from where the last such step ended."""
+        if len(decoding) <= tokens:
+            return decoding
+        start = self._turn % len(decoding)
+        self._turn = start + tokens
+        return (decoding[start:] + decoding[:start])[:tokens]

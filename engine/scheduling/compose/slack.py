@@ -1,0 +1,121 @@
+"""Which tokens are due, and which can lend their time to a prompt that is late?
+
+After FairBatching (arXiv 2510.14392): token j of an answer is due at arrival + TTFT target + j * TPOT target.
+A decoding sequence that is ahead of its deadline has slack; a step may last as long as the least slack of
+those that are in it, which lets prompts take larger chunks than a fixed target would. When a prompt would
+be late otherwise, decoding sequences that can afford to miss this step and the next one lend it their tokens.
+
+A sequence that lends comes closer to its deadline with every step and is then served: nobody lends for long.
+The targets are the sequence's own where it has any, else this choice's; none above `LONGEST_TARGET_S` counts,
+so that no prompt waits behind an endless stream of more urgent ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.room import Room
+from engine.sequence import Sequence
+
+LONGEST_TARGET_S = 60.0
+
+Due = tuple[float, Sequence]
+"""Seconds until a sequence's next token is due, and the sequence."""
+
+
+@dataclass(slots=True)
+class DeadlineSlack:
+    """One object an engine. A prompt's chunk is bounded by `limits`, whose time budget is replaced by the
+    slack of the sequences in the step."""
+
+    ttft_target_s: float = 1.0
+    tpot_target_s: float = 0.1
+    limits: PromptLimits = field(default_factory=PromptLimits)
+    name: str = "slack"
+    claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
+    """Work conservation: a step is never empty while something runs; slack leaves tokens over."""
+    serves_all: bool = False
+    lent_tokens: int = 0
+    """Decode tokens put off for a prompt that would have been late."""
+    urgent_steps: int = 0
+    """Steps in which a prompt would have been late."""
+    _room: Room | None = None
+    _allowed_s: float = field(default=0.0)
+    """How long the step of `_room` may take; 0: as long as it likes."""
+
+    def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
+        """See `Compose`."""
+        now_s = room.now_s
+        decoding: list[Due] = []
+        prompts: list[Due] = []
+        for sequence in running:
+            due = (self.due_s(sequence) - now_s, sequence)
+            if len(sequence.token_ids) - sequence.computed_tokens > 1:
+                prompts.append(due)
+            else:
+                decoding.append(due)
+        prompts.sort(key=_by_tier)
+        kept = decoding
+        lent: list[Due] = []
+        if prompts and decoding:
+            kept, lent = self._lend(decoding, prompts[0], room)
+        if len(kept) > room.tokens:
+            kept = sorted(kept, key=_by_tier)[: room.tokens]
+        if room is not self._room:
+            self._room, self._allowed_s = room, self._allowed(kept, lent, room)
+        shares = [(sequence, 1) for _, sequence in kept]
+        if prompts:
+            step = room.draft()
+            step.take_decodes([sequence for _, sequence in kept])
+            shares += self.limits.shares([sequence for _, sequence in prompts], step, self._allowed_s)
+        return shares
+
+    def first_chunk(self, sequence: Sequence, room: Room) -> int:
+        """What the step's slack leaves for a newcomer."""
+        allowed_s = self._allowed_s if room is self._room else 0.0
+        return self.limits.first_chunk(sequence, room, allowed_s)
+
+    def due_s(self, sequence: Sequence) -> float:
+        """When its next token is due, by the engine's clock."""
+        submit = sequence.submit
+        ttft_s = min(submit.ttft_target_s or self.ttft_target_s, LONGEST_TARGET_S)
+        return sequence.submitted_s + ttft_s + sequence.emitted_tokens * self._tpot_s(sequence)
+
+    def _tpot_s(self, sequence: Sequence) -> float:
+        return min(sequence.submit.tpot_target_s or self.tpot_target_s, LONGEST_TARGET_S)
+
+    def _allowed(self, kept: list[Due], lent: list[Due], room: Room) -> float:
+        """The least slack in the step, half of that of those left out. One that is late whatever is done
+        counts with its pace: it must not hold up prompts as well."""
+        if not kept and not lent:
+            return 0.0
+        step = room.draft()
+        step.take_decodes([sequence for _, sequence in kept])
+        least_s = step.predicted_s()
+        slacks = [slack_s if slack_s > least_s else self._tpot_s(sequence) for slack_s, sequence in kept]
+        return min(slacks + [slack_s / 2 for slack_s, _ in lent])
+
+    def _lend(self, decoding: list[Due], prompt: Due, room: Room) -> tuple[list[Due], list[Due]]:
+        """Those of `decoding` that are in this step, and those that lend it their tokens."""
+        slack_s, sequence = prompt
+        step = room.draft()
+        step.take_decodes([decoder for _, decoder in decoding])
+        left = sequence.total_tokens - sequence.computed_tokens
+        if slack_s > step.predicted_s() + room.predicted_s(sequence, left):
+            return decoding, []
+        self.urgent_steps += 1
+        longest_s = step.predicted_s(sequence, min(left, room.tokens))
+        kept: list[Due] = []
+        lent: list[Due] = []
+        for due in decoding:
+            may_lend = due[0] >= 2 * longest_s and due[1].submit.tier >= sequence.submit.tier
+            (lent if may_lend else kept).append(due)
+        self.lent_tokens += len(lent)
+        return kept, lent
+
+
+def _by_tier(due: Due) -> tuple[int, float]:
+    return due[1].submit.tier, due[0]

@@ -1,0 +1,100 @@
+"""Order: who is next in the queue?
+
+An order ranks waiting entries and nothing else: whether the next one fits is the admission's question.
+The same objects run in front of one engine (inside it) and in front of many (in the gateway).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
+
+from engine.entry import Entry
+
+
+class Order(Protocol):
+    """Contract (each line a test, run for every order):
+
+    - `peek` of an empty order is None, `pop` raises IndexError;
+    - every entry is popped exactly once, and `pop` returns what `peek` named;
+    - `peek` changes nothing;
+    - with `front`, an entry returns to the head of its line (a preempted one keeps its place); an order that
+      ranks by a key ranks it by that, before its equals and with the wait that it had;
+    - a removed entry never surfaces; removing what `peek` named is the same as `pop`;
+    - `clone` is independent of the original, and continues identically.
+
+    Ranks are tuples of numbers, the smaller the earlier; they are for people and for logs.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """See `engine.scheduling.claims`."""
+        ...
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether `outranks` can ever be true."""
+        ...
+
+    @property
+    def operations(self) -> int:
+        """Work done so far: heads compared and heap levels passed. What is bounded instead of time."""
+        ...
+
+    def add(self, entry: Entry, *, front: bool = False) -> None: ...
+
+    def peek(self, now_s: float) -> Entry | None: ...
+
+    def pop(self, now_s: float) -> Entry: ...
+
+    def remove(self, entry_id: str) -> Entry | None: ...
+
+    def entries(self) -> Iterator[Entry]:
+        """All waiting entries, in no particular order."""
+        ...
+
+    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+        """The numbers by which `entry`, waiting or not, stands in this order now."""
+        ...
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight.
+
+        An order that never interrupts says no. Never true both ways round at one time.
+        """
+        ...
+
+    def clone(self, counters: ServiceCountersLike) -> Order:
+        """A copy that ranks by `counters` (a clone of the original's), for replays."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class ServiceCountersLike(Protocol):
+    """The service counters of all tenants; one owner, shared by the orders of all tiers."""
+
+    def value(self, tenant_id: str) -> int: ...
+
+    def charge(self, tenant_id: str, weight: float, cost: int) -> None:
+        """Adds `cost` tokens (negative: a correction) at `weight`."""
+        ...
+
+    def lift(self, tenant_id: str, to: int) -> None:
+        """Raises a returning tenant's counter; never lowers it."""
+        ...
+
+    @property
+    def served_cost(self) -> int:
+        """Cost tokens charged so far, of all tenants: a clock that stands still when nothing is served."""
+        ...
+
+    def lowered_reader(self) -> Callable[[], Collection[str] | None]:
+        """Tells at each call whose counter fell since the last one; None: look at everybody's.
+
+        With it a heap of tenants can be lazy: counters rise with every token and fall hardly ever.
+        """
+        ...

@@ -1,0 +1,24 @@
+"""Deficit longest prefix match: drr between tenants, longest prefix match inside each.
+
+Cao et al., "Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312. Credit and rounds are those of
+`drr.py`, a tenant's own line that of `locality.py`. The paper matches prefixes across all tenants that have
+credit; here prefixes are salted by tenant, so there is nothing to match across.
+
+Guarantee: as `drr.py` between tenants, as `locality.py` inside one. Loses where nothing is shared: then it is
+drr with more to keep.
+"""
+
+from __future__ import annotations
+
+from engine.scheduling.order.base import Order
+from engine.scheduling.order.drr import Drr
+from engine.scheduling.order.locality import Locality
+
+
+class Dlpm(Drr):
+    """As `Drr`, with lines of `Locality`."""
+
+    name = "dlpm"
+
+    def _new_line(self) -> Order:
+        return Locality(self._counters)

@@ -1,0 +1,47 @@
+"""Earliest deadline first.
+
+Who has no deadline is due `default_s` after its arrival. A deadline counts as no earlier than the arrival
+and no later than `horizon_s` after it: otherwise deadlines in the past would pass everybody for ever, and
+one in the far future would never come.
+
+Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines,
+this one does. Nobody starves: whoever arrives after an entry's deadline goes after it. Loses under overload,
+where one miss makes the next: refuse early what cannot be met (the gateway's business). Ignores length.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from engine.entry import Entry
+from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
+from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.order.keyed import Keyed, Terms
+
+DEFAULT_S = 30.0
+HORIZON_S = 600.0
+
+
+class Edf(Keyed):
+    """One heap by deadline."""
+
+    name = "edf"
+    claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
+
+    def __init__(
+        self, counters: ServiceCountersLike, *, default_s: float = DEFAULT_S, horizon_s: float = HORIZON_S
+    ) -> None:
+        """`default_s`: when an entry without a deadline is due, after its arrival."""
+        if not 0 <= default_s <= horizon_s:
+            raise ValueError(f"default_s must be between 0 and horizon_s = {horizon_s}, not {default_s}")
+        super().__init__(counters)
+        self.default_s = default_s
+        self.horizon_s = horizon_s
+
+    def _key(self, entry: Entry, terms: Terms) -> float:
+        if entry.deadline_s is None:
+            return entry.arrived_s + self.default_s
+        return min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + self.horizon_s)
+
+    def _empty(self, counters: ServiceCountersLike) -> Self:
+        return type(self)(counters, default_s=self.default_s, horizon_s=self.horizon_s)

@@ -1,0 +1,73 @@
+"""First come, first served: one line for everybody.
+
+Guarantee: no overtaking, so no starvation while every entry can fit. Loses when a long prompt stands before
+many short ones, and when one tenant floods the line: all others wait behind it. Kept as the honest baseline
+of the other orders.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from engine.entry import Entry
+from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
+from engine.scheduling.order.base import ServiceCountersLike
+
+
+class Fcfs:
+    """One line, in order of arrival. The counters are somebody else's business."""
+
+    name = "fcfs"
+    claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
+    interrupts = False
+
+    def __init__(self, counters: ServiceCountersLike) -> None:
+        self._line: OrderedDict[str, Entry] = OrderedDict()
+        self.operations = 0
+
+    def add(self, entry: Entry, *, front: bool = False) -> None:
+        """Joins the end of the line, or its head. Raises ValueError for an entry that waits already."""
+        if entry.entry_id in self._line:
+            raise ValueError(f"entry {entry.entry_id!r} waits already")
+        self._line[entry.entry_id] = entry
+        self.operations += 1
+        if front:
+            self._line.move_to_end(entry.entry_id, last=False)
+
+    def peek(self, now_s: float) -> Entry | None:
+        """The head of the line."""
+        return next(iter(self._line.values()), None)
+
+    def pop(self, now_s: float) -> Entry:
+        """Takes the head. Raises IndexError when nobody waits."""
+        if not self._line:
+            raise IndexError("pop from an empty order")
+        self.operations += 1
+        return self._line.popitem(last=False)[1]
+
+    def remove(self, entry_id: str) -> Entry | None:
+        """Takes an entry out wherever it stands; None when it does not wait."""
+        return self._line.pop(entry_id, None)
+
+    def entries(self) -> Iterator[Entry]:
+        """All waiting entries."""
+        return iter(self._line.values())
+
+    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+        """When it arrived."""
+        return (entry.arrived_s,)
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """Nobody is interrupted."""
+        return False
+
+    def clone(self, counters: ServiceCountersLike) -> Fcfs:
+        """An independent copy."""
+        copy = Fcfs(counters)
+        copy._line = self._line.copy()
+        copy.operations = self.operations
+        return copy
+
+    def __len__(self) -> int:
+        return len(self._line)

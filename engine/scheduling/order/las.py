@@ -1,0 +1,37 @@
+"""Least attained service: whoever has had the fewest tokens goes first.
+
+Needs no prediction: what has run for long is likely to run for longer, if lengths are heavy-tailed
+(Nuijens and Wierman, 2008; Autellix, arXiv 2502.13965, applies it to LLM serving). Attained service is prompt
+tokens computed for the first time plus tokens emitted; equals go by arrival.
+
+An entry interrupts a running one that is `QUANTUM_TOKENS` ahead of it, so two of them take turns of that
+length rather than swapping at each token.
+
+Guarantee: the least mean response time without knowing sizes, if they have a decreasing hazard rate. Does
+not promise that everybody gets a turn: an endless stream of newcomers, who have had nothing, starves who
+has had something. Loses when all sizes are alike: then everybody finishes late. Holds KV for every
+half-done entry.
+"""
+
+from __future__ import annotations
+
+from engine.entry import Entry
+from engine.scheduling.claims import SAFE, WORK_CONSERVATION
+from engine.scheduling.order.keyed import Keyed, Terms
+
+QUANTUM_TOKENS = 256
+
+
+class Las(Keyed):
+    """One heap by attained service."""
+
+    name = "las"
+    claims = SAFE | {WORK_CONSERVATION}
+    interrupts = True
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """Whether `running` is a quantum ahead."""
+        return waiting.attained_tokens + QUANTUM_TOKENS <= running.attained_tokens
+
+    def _key(self, entry: Entry, terms: Terms) -> float:
+        return entry.attained_tokens

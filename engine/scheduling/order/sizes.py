@@ -1,0 +1,30 @@
+"""How long will an entry be, as a number to rank by?
+
+A predicted output length is a distribution, and a wide one is a risk: an entry that may turn out long holds
+its place for long. The size is taken between the median and the 90th percentile, so that of two entries
+with one median the more certain one goes first (S3 and TRAIL rank by a point; ProD, arXiv 2604.07931, shows
+how wide the distribution of one prompt's lengths is).
+"""
+
+from __future__ import annotations
+
+from engine.entry import Entry
+
+CAUTION = 0.5
+"""0: the median; 1: the 90th percentile."""
+
+
+def predicted_output_tokens(entry: Entry, caution: float = CAUTION) -> float:
+    """The whole output, cautiously; the median where nothing else is known."""
+    median = entry.predicted_output_tokens
+    return median + caution * max(0, entry.predicted_high_tokens - median)
+
+
+def remaining_tokens(entry: Entry, caution: float = CAUTION) -> float:
+    """Prompt tokens to compute plus output tokens to come, at least 1.
+
+    One that has outgrown its prediction counts as nearly done: what it holds is freed soonest by letting it
+    end, and nothing better is known of it.
+    """
+    prompt = max(0, entry.input_tokens - max(entry.cached_tokens, entry.computed_tokens))
+    return max(1.0, prompt + max(1.0, predicted_output_tokens(entry, caution) - entry.emitted_tokens))

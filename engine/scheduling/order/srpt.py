@@ -1,0 +1,34 @@
+"""Shortest remaining processing time: sjf that also interrupts.
+
+The rank is that of `sjf.py`, with what is computed and emitted already taken off. A waiting entry takes the
+place of a running one whose key is larger, unless that one has emitted `PROTECTED_SHARE` of its prediction:
+near its end an interruption costs KV and gains nothing (TRAIL, arXiv 2410.01035, limits preemption alike).
+
+Guarantee: known sizes, a single server and free preemption: the least mean response time of all orders;
+with ageing nobody starves (the key of a running entry only falls, that of a newcomer only rises).
+
+Loses when KV is scarce (every interrupted entry holds KV or loses it) and when predictions are bad, as sjf.
+"""
+
+from __future__ import annotations
+
+from engine.entry import Entry
+from engine.scheduling.order.sizes import predicted_output_tokens
+from engine.scheduling.order.sjf import Sjf
+
+PROTECTED_SHARE = 0.8
+"""Of its predicted output; who has emitted so much is not interrupted."""
+
+
+class Srpt(Sjf):
+    """As `Sjf`, and interrupts."""
+
+    name = "srpt"
+    interrupts = True
+
+    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+        """Whether less remains of `waiting`, and `running` is not near its end."""
+        predicted = predicted_output_tokens(running, self.caution)
+        if running.emitted_tokens >= PROTECTED_SHARE * predicted:
+            return False
+        return self._key_of(waiting) < self._key_of(running)

@@ -1,0 +1,8 @@
+"""Sizes in blocks of the KV cache."""
+
+from __future__ import annotations
+
+
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    """Blocks that `tokens` tokens fill, the last one perhaps in part."""
+    return -(-tokens // block_tokens)

@@ -1,0 +1,195 @@
+"""How long will a step take?
+
+A linear model, fitted online to relative error (as DistServe does): a step of 2 ms and one of 200 ms count
+alike. Four features: a constant, tokens computed, context attended to (summed over the tokens), sequences.
+
+    t = base + per_token * tokens + per_context_token * context + per_sequence * sequences
+
+The fit is ridge regression on exponentially decayed normal equations. Before there is data the coefficients
+are a prior's; the first samples scale the prior as a whole, later ones change its shape. Coefficients are
+never negative, and an observation far from the prediction is clipped, so that one pause of the machine does
+not bend the model; when many in a row are far off, the machine has changed and the model starts anew.
+
+So it says what a typical step takes of late. A wait is a sum of many, slow ones included: the `mean` is a
+second fit, to the mean and over more steps, each weighted by what the prior says of it: weights that depend
+on what steps took would make slow ones count for less.
+
+Pure Python: a gateway has no numpy.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from engine.messages import StepTime
+from engine.step_time.least_squares import NormalEquations, numbers
+
+PRIOR = StepTime(
+    base_s=2e-3,
+    per_token_s=40e-6,
+    per_context_token_s=20e-9,
+    per_sequence_s=100e-6,
+    samples=0,
+    relative_error=1.0,
+)
+"""A small model on a CPU. Only the proportions matter once there are samples."""
+
+DECAY = 0.998
+"""Weight of the past per step: about 500 steps count."""
+CLIP_FACTOR = 3.0
+CLIP_AFTER = 12
+"""Samples before the prediction is good enough to clip by."""
+CHANGED_AFTER = 24
+"""So many observations in a row that had to be clipped are no outliers."""
+REFIT_EVERY, REFIT_SETTLED_EVERY = 8, 32
+"""Samples between two fits, each of which costs as much as many of them: up to `SETTLED_AFTER`, and later."""
+SETTLED_AFTER = 64
+ERROR_SMOOTHING = 0.05
+MEAN_DECAY = 0.99999
+"""Weight of the past per step in the mean: about 100,000 steps count, some minutes of a busy engine."""
+MEAN_CLIP = 20.0
+"""A step that took longer than so many times its prediction counts as that in the mean."""
+_FEATURES = 4
+
+
+def predict_step_s(step_time: StepTime, tokens: int, context_tokens: int, sequences: int) -> float:
+    """Seconds for a step that computes `tokens` of `sequences`, attending to `context_tokens` in all."""
+    return (
+        step_time.base_s
+        + step_time.per_token_s * tokens
+        + step_time.per_context_token_s * context_tokens
+        + step_time.per_sequence_s * sequences
+    )
+
+
+class StepTimeModel:
+    """The fit of one engine. One writer: the engine's core."""
+
+    def __init__(self, prior: StepTime = PRIOR, *, keeps_mean: bool = True) -> None:
+        """`keeps_mean`: whoever needs no `mean` saves half of the work. Raises ValueError for a prior that is
+        not positive in its constant and per token."""
+        if not (prior.base_s > 0 and prior.per_token_s > 0):
+            raise ValueError("the prior needs a positive base_s and per_token_s")
+        self._prior = prior
+        self._coefficients = _coefficients(prior)
+        self._typical = NormalEquations(_FEATURES, DECAY)
+        self._mean = NormalEquations(_FEATURES, MEAN_DECAY)
+        self._keeps_mean = keeps_mean
+        self._samples = 0
+        self._fitted = 0
+        """Samples since the model last started anew."""
+        self._clipped_in_a_row = 0
+        self._relative_error = prior.relative_error
+
+    @staticmethod
+    def from_message(message: StepTime) -> StepTimeModel:
+        """A model that goes on from what another one learned."""
+        model = StepTimeModel(message)
+        model._samples = message.samples
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON: with them a restarted engine goes on as if it had not stopped."""
+        return {
+            "coefficients": self._coefficients,
+            **self._typical.to_dict(),
+            "samples": self._samples,
+            "fitted": self._fitted,
+            "relative_error": self._relative_error,
+            "mean": self._mean.to_dict(),
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> StepTimeModel:
+        """The inverse of `to_dict`. Raises ValueError for anything else."""
+        model = StepTimeModel()
+        try:
+            model._coefficients = numbers(data["coefficients"], _FEATURES)
+            model._typical.load(data)
+            model._samples, model._fitted = int(data["samples"]), int(data["fitted"])
+            model._relative_error = float(data["relative_error"])
+            if "mean" in data:  # Files of earlier versions have none.
+                model._mean.load(data["mean"])
+                model.mean()  # of a damaged file there is none
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"not a step-time model: {error}") from None
+        is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
+        if not is_sound or model.predict(1, 1, 1) <= 0:
+            raise ValueError("not a step-time model: it makes no sense")
+        return model
+
+    @property
+    def samples(self) -> int:
+        """Steps seen."""
+        return self._samples
+
+    def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
+        """Learns from one step. A duration that is not positive says nothing and is left out."""
+        if not duration_s > 0:
+            return
+        predicted_s = self.predict(tokens, context_tokens, sequences)
+        self._note_error(abs(predicted_s - duration_s) / duration_s)
+        if self._fitted >= CLIP_AFTER:
+            if self._keeps_mean:
+                usual_s = predict_step_s(self._prior, tokens, context_tokens, sequences)
+                self._mean.add(
+                    (1 / usual_s, tokens / usual_s, context_tokens / usual_s, sequences / usual_s),
+                    min(duration_s, MEAN_CLIP * predicted_s) / usual_s,
+                )
+            duration_s = self._clipped(duration_s, predicted_s)
+        self._typical.add([value / duration_s for value in (1.0, tokens, context_tokens, sequences)], 1.0)
+        self._samples += 1
+        self._fitted += 1
+        every = REFIT_EVERY if self._fitted < SETTLED_AFTER else REFIT_SETTLED_EVERY
+        if self._fitted <= REFIT_EVERY or self._fitted % every == 0:
+            self._coefficients = self._typical.fit(_coefficients(self._prior), _UNITS) or self._coefficients
+
+    def predict(self, tokens: int, context_tokens: int, sequences: int) -> float:
+        """Seconds for a step."""
+        base, per_token, per_context, per_sequence = self._coefficients
+        return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
+
+    def to_message(self) -> StepTime:
+        """The fit as it travels in a snapshot."""
+        return self._message(self._coefficients)
+
+    def mean(self) -> StepTime:
+        """What steps take in the mean over the last minutes; as `to_message` while nothing is known of it."""
+        return self._message(self._mean.fit(_coefficients(self._prior), _UNITS) or self._coefficients)
+
+    def _message(self, coefficients: list[float]) -> StepTime:
+        base, per_token, per_context, per_sequence = coefficients
+        return StepTime(
+            base_s=base,
+            per_token_s=per_token,
+            per_context_token_s=per_context,
+            per_sequence_s=per_sequence,
+            samples=self._samples,
+            relative_error=self._relative_error,
+        )
+
+    def _note_error(self, error: float) -> None:
+        # A plain mean first, then an exponential one.
+        weight = max(ERROR_SMOOTHING, 1 / (self._samples + 1))
+        self._relative_error += weight * (error - self._relative_error)
+
+    def _clipped(self, duration_s: float, predicted_s: float) -> float:
+        clipped_s = min(max(duration_s, predicted_s / CLIP_FACTOR), predicted_s * CLIP_FACTOR)
+        if clipped_s == duration_s:
+            self._clipped_in_a_row = 0
+            return duration_s
+        self._clipped_in_a_row += 1
+        if self._clipped_in_a_row < CHANGED_AFTER:
+            return clipped_s
+        self._clipped_in_a_row = self._fitted = 0
+        self._typical.clear()
+        return duration_s
+
+
+_UNITS = (1.0, 64.0, 16_384.0, 16.0)
+"""Typical size of each feature: makes coefficients comparable."""
+
+
+def _coefficients(message: StepTime) -> list[float]:
+    return [message.base_s, message.per_token_s, message.per_context_token_s, message.per_sequence_s]

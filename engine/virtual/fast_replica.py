@@ -1,0 +1,353 @@
+"""What does a replica do in hours of virtual time, told in seconds?
+
+The scheduler, the policies and the KV bookkeeping of a real engine; of the rest of its core only what
+decides: no text, no deltas, no device-time accounts. Two ways through time:
+
+- `step` is one iteration, as `EngineCore.step` (without the fence around it: nothing is written to blocks);
+- a *run* takes steps in which nobody joins or leaves in one go: it advances counters, block tables and the
+  clock by as many. `steps_alike` says how many there are for certain, `begin_run` works out when each of them
+  ends, and `end_run` does them, or the first ones only, where something arrives meanwhile.
+
+The plain loop is the twin of the runs: both give the same instants, orders and counters
+(`tests/property/test_simulate_runs.py`), and both those of `EngineCore`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.plan import Plan
+from engine.entry import OUTPUT_TOKEN_COST
+from engine.messages import StepTime, Submit
+from engine.scheduling.admit.base import Hold
+from engine.scheduling.admit.batch_gate import RUNS
+from engine.sequence import Sequence
+from engine.sizes import blocks_for
+from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
+from engine.virtual.step_shapes import Part, Shapes, StepShape, StepTiming
+
+LONGEST_RUN = 4096
+"""Steps; a run that is cut short was worked out for nothing from there on."""
+SHORTEST_RUN = 2
+
+MEMORY_ADMITS = frozenset({"predicted-reserve", "prompt-only"})
+"""Admit choices whose demand only grows while nobody joins or leaves: who did not fit will not fit."""
+FULL_ADMITS = MEMORY_ADMITS | {"peak"}
+"""Those that let anybody join, so that without a place nothing more is asked of them."""
+GATED_ADMITS = frozenset({"static", "static-padded", "dynamic", "table"})
+"""Those whose batch runs to completion."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """What came of a step, or of a run."""
+
+    first: list[Sequence] = field(default_factory=list)
+    """Emitted their first token."""
+    finished: list[Sequence] = field(default_factory=list)
+    wait_until_s: float | None = None
+    """Nothing was computed: the policy waits on purpose until then, unless something arrives."""
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """What a replica has done so far."""
+
+    steps: int = 0
+    runs: int = 0
+    steps_in_runs: int = 0
+    busy_s: float = 0.0
+    computed_tokens: int = 0
+    """Prompt and output tokens, recomputation included."""
+    kv_block_seconds: float = 0.0
+    """Blocks that running or paused sequences held, integrated over the time of the steps."""
+    most_kv_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps alike that were begun and are not done."""
+
+    shape: StepShape
+    ends_s: list[float]
+
+
+class SimulatedReplica:
+    """One engine on its own clock. One owner, which tells the time by its events."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        timing: StepTiming,
+        shapes: Shapes,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        context_tokens: int,
+        step_time: StepTime,
+    ) -> None:
+        """`step_time` is what the scheduler takes steps to last, `timing` what they do last."""
+        clock = VirtualClock()
+        runner = VirtualRunner(
+            clock,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            context_tokens=context_tokens,
+            step_time=step_time,
+        )
+        self.core = EngineCore(runner, VirtualTexts(), config, clock)
+        """Whose scheduler it is; its own steps are not taken."""
+        self.scheduler = self.core.scheduler
+        self.scheduler.step_time = step_time
+        self.now_s = 0.0
+        """The end of the last step, or a later instant that it was told of."""
+        self.work = Work()
+        self.shapes = shapes
+        self._timing = timing
+        self._ends: dict[Sequence, int] = {}
+        """Tokens, prompt and output, at which each sequence is complete."""
+        self._run: _Run | None = None
+        self._settled: Hold | bool = False
+        """The last step was one of decodes alone and changed nothing, and nothing arrived since: whoever
+        waits was not let in, and the hold says why where an admit choice did."""
+
+    # ------------------------------------------------------------ commands
+
+    def submit(self, submit: Submit, output_tokens: int) -> None:
+        """Takes a sequence whose answer has `output_tokens` tokens, at most `max_tokens`. It must fit into
+        the model's context and into the cache. No run may be under way."""
+        assert self._run is None, "a run is under way"
+        sequence = Sequence.of(submit, "simulated", self.now_s)
+        self.scheduler.add(sequence)
+        if submit.counter:
+            self.scheduler.set_counter(submit.tenant_id, submit.counter)
+        self._ends[sequence] = sequence.prompt_tokens + output_tokens
+        self._settled = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute, or a policy that waits on purpose."""
+        return self.scheduler.has_runnable
+
+    # ------------------------------------------------------------ the plain way
+
+    def step(self) -> Happened:
+        """One iteration; the clock moves to its end."""
+        scheduler, work = self.scheduler, self.work
+        for sequence in scheduler.running:
+            # As `EngineCore` does; `_outlive` is the same for several steps.
+            if len(sequence.token_ids) - sequence.prompt_tokens >= sequence.predicted_output_tokens:
+                _outlive(sequence, 1)
+        plan = scheduler.schedule(self.now_s)
+        shares = plan.shares
+        if not shares:
+            self._settled = False
+            return Happened(wait_until_s=scheduler.wait_until_s)
+        shape = self.shapes.of(
+            Part(sequence.submit.sequence_id, sequence.computed_tokens, tokens)
+            for sequence, tokens in shares.items()
+        )
+        self.shapes.note(shape, plan.num_tokens, 1)
+        step_s = self._timing.step_s(shape)
+        self.now_s += step_s
+        happened = Happened(num_tokens=plan.num_tokens)
+        chosen: list[int | None] = []
+        for sequence, tokens in shares.items():
+            known = len(sequence.token_ids)
+            if sequence.computed_tokens + tokens < known:
+                chosen.append(None)
+                continue
+            chosen.append(1 << 31 | sequence.seed & 0x7FFF_FFFF)
+            if known == sequence.prompt_tokens:
+                sequence.first_token_s = self.now_s
+                happened.first.append(sequence)
+        scheduler.commit(shares, chosen)
+        self._note_blocks(step_s)
+        ends = self._ends
+        for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
+            scheduler.decisions.leaves(sequence)
+            scheduler.finish(sequence)
+            del ends[sequence]
+            happened.finished.append(sequence)
+        work.steps += 1
+        work.busy_s += step_s
+        work.computed_tokens += plan.num_tokens
+        self._settled = self._is_settled(plan, happened)
+        return happened
+
+    def _is_settled(self, plan: Plan, happened: Happened) -> Hold | bool:
+        if (
+            happened.finished
+            or plan.admitted
+            or plan.preempted
+            or plan.paused
+            or plan.room.prefills
+            or plan.num_tokens != len(self.scheduler.running)
+        ):
+            return False
+        return plan.hold or True
+
+    # ------------------------------------------------------------ runs
+
+    def steps_alike(self) -> int:
+        """So many of the next steps compute one token for each of those that run and do nothing else,
+        whatever is not submitted meanwhile; 0: fewer than `SHORTEST_RUN`, or it is not known."""
+        scheduler = self.scheduler
+        running, policy = scheduler.running, scheduler.policy
+        if (
+            not running
+            or scheduler.prefills
+            or scheduler.paused
+            or not policy.compose.serves_all
+            or len(running) > scheduler.max_batched_tokens
+            or (len(scheduler.waiting) and not self._waits_on())
+        ):
+            return 0
+        ends = self._ends
+        # The step in which one ends is a plain one.
+        steps = min([ends[sequence] - len(sequence.token_ids) for sequence in running]) - 1
+        if steps < SHORTEST_RUN:
+            return 0
+        for sequence in running:
+            if sequence.computed_tokens < sequence.prompt_tokens:
+                return 0
+        return self._with_blocks(min(steps, LONGEST_RUN))
+
+    def begin_run(self, steps: int) -> list[float]:
+        """Begins that many steps alike, as `steps_alike` counted them; returns the end of each. Nothing is
+        changed before `end_run`."""
+        shape = self.shapes.of(
+            Part(sequence.submit.sequence_id, sequence.computed_tokens, 1)
+            for sequence in self.scheduler.running
+        )
+        durations_s = self._timing.decodes_s(shape, steps)
+        ends_s = list(accumulate(durations_s, initial=self.now_s))[1:]
+        self._run = _Run(shape, ends_s)
+        return ends_s
+
+    def steps_begun(self, now_s: float, *, at_now: bool) -> int:
+        """Steps of the run that began before `now_s`, or with `at_now` at that very instant; at least 1."""
+        assert self._run is not None, "no run is under way"
+        ends_s = self._run.ends_s
+        # A step begins when the one before it ends.
+        ended = bisect_right(ends_s, now_s) if at_now else bisect_left(ends_s, now_s)
+        return min(len(ends_s), ended + 1)
+
+    def steps_ended(self, now_s: float, *, at_now: bool) -> int:
+        """Steps of the run that ended before `now_s`, or with `at_now` at that very instant."""
+        assert self._run is not None, "no run is under way"
+        return bisect_right(self._run.ends_s, now_s) if at_now else bisect_left(self._run.ends_s, now_s)
+
+    @property
+    def in_run(self) -> bool:
+        """Whether a run is under way."""
+        return self._run is not None
+
+    def end_run(self, steps: int | None = None) -> float:
+        """Does the first `steps` steps of the run, by default all; the rest was never begun. Returns the
+        instant at which they end."""
+        run = self._run
+        assert run is not None, "no run is under way"
+        self._run = None
+        scheduler, work, pool = self.scheduler, self.work, self.scheduler.pool
+        count = len(run.ends_s) if steps is None else steps
+        run_s = run.ends_s[count - 1] - self.now_s
+        self.now_s = run.ends_s[count - 1]
+        scheduler.decisions.step += count
+        for _ in range(count):
+            scheduler.policy.admit.stepped()
+        blocks_before = pool.num_referenced
+        block_tokens = scheduler.block_tokens
+        charges: list[tuple[str, int]] = []
+        for sequence in scheduler.running:
+            token_ids = sequence.token_ids
+            if len(token_ids) - sequence.prompt_tokens + count > sequence.predicted_output_tokens:
+                _outlive(sequence, count)
+            after = sequence.computed_tokens + count
+            lacking = blocks_for(after, block_tokens) - len(sequence.block_table)
+            if lacking > 0:
+                pool.extend(sequence.block_table, lacking)
+            sequence.computed_tokens = sequence.ever_computed_tokens = after
+            token_ids += [_output_token(sequence)] * count
+            if after // block_tokens != sequence.cursor.blocks:
+                pool.publish(sequence.block_table, sequence.cursor, token_ids, after)
+            charges.append((sequence.submit.tenant_id, sequence.token_charge * count))
+        scheduler.counters.charge_all(charges, len(charges) * count * OUTPUT_TOKEN_COST)
+        self.shapes.note(run.shape, len(charges), count)
+        work.steps += count
+        work.runs += 1
+        work.steps_in_runs += count
+        work.busy_s += run_s
+        work.computed_tokens += len(charges) * count
+        work.kv_block_seconds += (blocks_before + pool.num_referenced) / 2 * run_s
+        work.most_kv_blocks = max(work.most_kv_blocks, pool.num_referenced)
+        return self.now_s
+
+    def _waits_on(self) -> bool:
+        """Whether whoever is first in line will not be let in while nobody joins or leaves."""
+        scheduler, settled = self.scheduler, self._settled
+        if settled is False or scheduler.waiting.order_interrupts:
+            return False
+        head = scheduler.waiting.peek(self.now_s)
+        if head is None or max(scheduler.running_by_tier) > head.tier:
+            return False
+        waiting = [scheduler.sequences[entry.entry_id] for entry in scheduler.waiting.entries()]
+        if any(sequence.submit.is_owed for sequence in waiting):
+            # It takes the place of a tenant that has had more, and who has had more moves with every token.
+            return False
+        admit = scheduler.policy.admit.name
+        if len(scheduler.running) == scheduler.max_sequences and admit in FULL_ADMITS:
+            # Whoever is first then, there is no place.
+            return True
+        if len(scheduler.waiting) > 1 and scheduler.policy.order != "fcfs":
+            # Another may come first when counters have moved, and may fit.
+            return False
+        return admit in GATED_ADMITS if settled is RUNS else admit in MEMORY_ADMITS
+
+    def _with_blocks(self, steps: int) -> int:
+        """The most steps, up to `steps`, for which there are blocks."""
+        block_tokens, free = self.scheduler.block_tokens, self.scheduler.pool.num_free
+        room = [
+            len(sequence.block_table) * block_tokens - sequence.computed_tokens
+            for sequence in self.scheduler.running
+        ]
+
+        def fits(count: int) -> bool:
+            return sum([-((left - count) // block_tokens) for left in room if left < count]) <= free
+
+        if fits(steps):
+            return steps
+        low, high = 0, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low if low >= SHORTEST_RUN else 0
+
+    def _note_blocks(self, step_s: float) -> None:
+        blocks = self.scheduler.pool.num_referenced
+        self.work.kv_block_seconds += blocks * step_s
+        self.work.most_kv_blocks = max(self.work.most_kv_blocks, blocks)
+
+
+def _outlive(sequence: Sequence, steps: int) -> None:
+    """What `EngineCore` does before each of the next `steps` steps, all of which emit a token: an output that
+    has reached its predicted length gets a longer one."""
+    emitted = len(sequence.token_ids) - sequence.prompt_tokens
+    last = emitted + steps - 1
+    most, predicted = sequence.submit.max_tokens, sequence.predicted_output_tokens
+    while predicted <= last:
+        reached = max(emitted, predicted)
+        predicted = min(reached + max(1, reached // 2), most)
+        if reached >= most:
+            break
+    sequence.predicted_output_tokens = predicted
+
+
+def _output_token(sequence: Sequence) -> int:
+    """All output of a sequence is one token, its own: no two answers share blocks. The upper half of 32 bits;
+    prompts keep to the lower one."""
+    return 1 << 31 | sequence.seed & 0x7FFF_FFFF

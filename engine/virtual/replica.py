@@ -1,0 +1,283 @@
+"""What is a replica without a GPU?
+
+The same core, scheduler and KV bookkeeping as a real engine, over a runner that moves a virtual clock by a
+step-time model instead of computing. How long each answer becomes is given with the request.
+
+With `audit`, the runner keeps what a KV cache would keep, one number a slot, and draws each token from the
+numbers it finds through the block table. A block that was freed too early, shared by mistake, not restored
+or not recomputed then changes the tokens, exactly as it would change a model's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from zlib import crc32
+
+from engine.core.core import EngineConfig, EngineCore, StepResult
+from engine.core.model_runner import Sampled, SequenceSlice
+from engine.messages import ModelInfo, Refused, SamplingParams, StepTime, Submit
+from engine.scheduling.room import attended_tokens
+from engine.step_time.model import PRIOR, predict_step_s
+from engine.virtual.step_shapes import PaddedShapes, Part
+
+EOS_TOKEN_ID = 0
+VOCABULARY = 1024
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class VirtualClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass. Raises ValueError when asked to go back."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back ({seconds} s)")
+        self.now_s += seconds
+
+
+class VirtualRunner:
+    """Implements `ModelRunner` on a clock; the answer of each sequence ends after the length it was given."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        *,
+        num_blocks: int = 512,
+        block_tokens: int = 16,
+        context_tokens: int = 4096,
+        step_time: StepTime = PRIOR,
+        num_host_blocks: int = 0,
+        swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
+        audit: bool = False,
+        padded: bool = False,
+        keeps_rows: bool = False,
+    ) -> None:
+        """`padded`: a step has the shape of its largest parts, every prompt as long as the longest one in it
+        and every decode's context as that of the longest, and takes the time of that. `keeps_rows`: besides,
+        who ended keeps a row until nobody is left who ran beside it, as in a batch that runs to completion.
+        """
+        self.info = ModelInfo(
+            model_id="virtual",
+            architecture="virtual",
+            parameters=0,
+            context_tokens=context_tokens,
+            vocabulary=VOCABULARY,
+            eos_token_ids=[EOS_TOKEN_ID],
+            dtype="none",
+            device="virtual",
+            attention="virtual",
+        )
+        self.block_tokens = block_tokens
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.swap_block_s = swap_block_s
+        self.swap_base_s = swap_base_s
+        self._host: list[list[int]] = [[] for _ in range(num_host_blocks)]
+        self._clock = clock
+        self._step_time = step_time
+        self._lengths: dict[str, int] = {}
+        self._padded = PaddedShapes(keeps_rows) if padded or keeps_rows else None
+        self._slots: list[int] | None = [0] * (num_blocks * block_tokens) if audit else None
+
+    def set_length(self, sequence_id: str, output_tokens: int) -> None:
+        """How many tokens the answer has, its EOS included. Without: until `max_tokens`."""
+        self._lengths[sequence_id] = output_tokens
+
+    def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
+        """Moves the clock by the step's time, and samples."""
+        tokens = sum(piece.num_tokens for piece in slices)
+        context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
+        rows = len(slices)
+        if self._padded is not None:
+            shape = self._padded.of(
+                Part(piece.sequence_id, piece.position, piece.num_tokens) for piece in slices
+            )
+            self._padded.note(shape, tokens, 1)
+            tokens = shape.prompt_tokens + shape.decode_tokens
+            context = shape.prompt_context + shape.decode_context
+            rows = shape.rows
+        self._clock.advance(predict_step_s(self._step_time, tokens, context, rows))
+        if self._slots is not None:
+            for piece in slices:
+                # As in a model, what a slot holds follows from all tokens up to its own.
+                before = (
+                    self._slots[self._slot(piece.block_table, piece.position - 1)] if piece.position else 0
+                )
+                for position in range(piece.position, piece.position + piece.num_tokens):
+                    content = before = _mix(before ^ (position << 32 | piece.token_ids[position]))
+                    self._slots[self._slot(piece.block_table, position)] = content
+        return [self._sample(piece) if piece.sample else None for piece in slices]
+
+    @property
+    def padded_tokens(self) -> int:
+        """Places of padded steps that held no token."""
+        return self._padded.padded_tokens if self._padded is not None else 0
+
+    def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """Takes the time of half a round trip; with `audit` the numbers move, too."""
+        self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
+        if self._slots is not None:
+            for block, host_block in pairs:
+                start = block * self.block_tokens
+                self._host[host_block] = self._slots[start : start + self.block_tokens]
+
+    def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
+        """The way back."""
+        self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
+        if self._slots is not None:
+            for host_block, block in pairs:
+                start = block * self.block_tokens
+                self._slots[start : start + self.block_tokens] = self._host[host_block]
+
+    def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
+        """The kept numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
+        if self._slots is None:
+            return []
+        kept = [self._slots[self._slot(block_table, position)] for position in range(num_tokens)]
+        return [struct.pack(f"<{num_tokens}Q", *kept)]
+
+    def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
+        """The same of numbers that were copied out."""
+        if self._slots is None:
+            return []
+        kept = [content for block in host_blocks for content in self._host[block]][:num_tokens]
+        return [struct.pack(f"<{num_tokens}Q", *kept)]
+
+    def write_kv(self, block_table: list[int], num_tokens: int, kv: list[bytes]) -> None:
+        """The inverse of `read_kv`. Raises ValueError when the sizes differ."""
+        if self._slots is None or len(kv) != 1 or len(kv[0]) != 8 * num_tokens:
+            raise ValueError(f"this is not the KV of {num_tokens} tokens of a virtual model")
+        for position, content in enumerate(struct.unpack(f"<{num_tokens}Q", kv[0])):
+            self._slots[self._slot(block_table, position)] = content
+
+    def _slot(self, block_table: list[int], position: int) -> int:
+        return block_table[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
+
+    def _sample(self, piece: SequenceSlice) -> Sampled:
+        end = piece.position + piece.num_tokens
+        index = end - piece.num_prompt_tokens
+        if index + 1 == self._lengths.get(piece.sequence_id):
+            return Sampled(EOS_TOKEN_ID, logprob=0.0)
+        drawn = _mix(piece.seed ^ index)
+        if self._slots is not None:
+            for position in range(end):
+                drawn = _mix(drawn ^ self._slots[self._slot(piece.block_table, position)])
+        return Sampled(1 + drawn % (VOCABULARY - 1), logprob=0.0)
+
+
+def _mix(value: int) -> int:
+    """A 64-bit finaliser (splitmix64)."""
+    value = (value + _MIX) & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+def virtual_prompt(name: str, tokens: int) -> list[int]:
+    """A prompt of `tokens` tokens that begins like no other name's, so that no cached prefix fits it."""
+    mixed = _mix(crc32(name.encode()))
+    start = [1 + (mixed >> shift) % (VOCABULARY - 1) for shift in (0, 20, 40)]
+    return (start + [1] * tokens)[:tokens]
+
+
+class VirtualText:
+    """One letter a token. Holds back what may become a stop string."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token_id: int) -> str:
+        """Text that no stop string can still swallow."""
+        self._held += self.logprob_text(token_id)
+        found = [self._held.find(stop) for stop in self._stop if stop in self._held]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)], ""
+            return shown
+        kept = max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def logprob_text(self, token_id: int) -> str:
+        """The token's letter."""
+        return chr(ord("a") + token_id % 26)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of `text` that begins `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTexts:
+    """Implements `TextFactory`."""
+
+    def open(self, prompt_token_ids: list[int], sampling: SamplingParams) -> VirtualText:
+        """A new answer's text."""
+        return VirtualText(sampling.stop)
+
+
+class VirtualReplica:
+    """An engine core on virtual time."""
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        clock: VirtualClock | None = None,
+        num_blocks: int = 512,
+        block_tokens: int = 16,
+        context_tokens: int = 4096,
+        step_time: StepTime = PRIOR,
+        num_host_blocks: int = 0,
+        swap_block_s: float = 0.0,
+        swap_base_s: float = 0.0,
+        audit: bool = False,
+        padded: bool = False,
+        keeps_rows: bool = False,
+    ) -> None:
+        self.clock = clock if clock is not None else VirtualClock()
+        self.runner = VirtualRunner(
+            self.clock,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            context_tokens=context_tokens,
+            step_time=step_time,
+            num_host_blocks=num_host_blocks,
+            swap_block_s=swap_block_s,
+            swap_base_s=swap_base_s,
+            audit=audit,
+            padded=padded,
+            keeps_rows=keeps_rows,
+        )
+        self.core = EngineCore(self.runner, VirtualTexts(), config or EngineConfig(), self.clock)
+
+    def submit(
+        self, submit: Submit, *, output_tokens: int | None = None, gateway_id: str = "virtual"
+    ) -> Refused | None:
+        """Takes a sequence whose answer has `output_tokens` tokens (None: as many as it may)."""
+        if output_tokens is not None:
+            self.runner.set_length(submit.sequence_id, output_tokens)
+        return self.core.submit(submit, gateway_id)
+
+    def step(self) -> StepResult:
+        """One iteration; the clock moves by the step's time."""
+        return self.core.step()

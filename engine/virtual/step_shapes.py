@@ -1,0 +1,146 @@
+"""How much work is a step, and how long does it take on a machine that is only described?
+
+A step's work in five numbers, plain or padded, and what turns them into seconds. Linear is one form
+(`LinearTiming`, the step-time model that real engines fit); a roofline is another
+(`ops/simulate/machines.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from engine.messages import StepTime
+from engine.scheduling.room import attended_tokens
+
+
+class Part(NamedTuple):
+    """One sequence's share of a step."""
+
+    sequence_id: str
+    position: int
+    """Tokens of it that are computed already."""
+    num_tokens: int
+
+
+class StepShape(NamedTuple):
+    """What a step computes; a part of one token counts as a decode."""
+
+    prompt_tokens: int
+    prompt_context: int
+    """Tokens attended to, summed over the prompt tokens."""
+    decode_tokens: int
+    decode_context: int
+    rows: int
+    """Sequences, or rows of a padded batch."""
+
+
+class StepTiming(Protocol):
+    """Seconds that steps take."""
+
+    def step_s(self, shape: StepShape) -> float:
+        """One step."""
+        ...
+
+    def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
+        """`steps` steps in a row that begin with `shape`, all of decodes: each attends to `decode_tokens`
+        more than the one before. Exactly what `step_s` says of each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTiming:
+    """`engine.step_time.model.predict_step_s`, to the last bit."""
+
+    step_time: StepTime
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `StepTiming`."""
+        model = self.step_time
+        return (
+            model.base_s
+            + model.per_token_s * (shape.prompt_tokens + shape.decode_tokens)
+            + model.per_context_token_s * (shape.prompt_context + shape.decode_context)
+            + model.per_sequence_s * shape.rows
+        )
+
+    def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
+        """See `StepTiming`."""
+        model = self.step_time
+        # In the order in which `step_s` adds, so that the sums are rounded alike.
+        before_s = model.base_s + model.per_token_s * shape.decode_tokens
+        after_s = model.per_sequence_s * shape.rows
+        context, growth = shape.decode_context, shape.decode_tokens
+        contexts = range(context, context + steps * growth, growth)
+        return [before_s + model.per_context_token_s * attended + after_s for attended in contexts]
+
+
+@dataclass(slots=True)
+class PlainShapes:
+    """Nothing is padded: a step is what its parts are."""
+
+    padded_tokens: int = 0
+
+    def of(self, parts: Iterable[Part]) -> StepShape:
+        """The shape of a step of these parts."""
+        prompt_tokens = prompt_context = decodes = decode_context = rows = 0
+        for _, position, tokens in parts:
+            rows += 1
+            if tokens == 1:
+                decodes += 1
+                decode_context += position + 1
+            else:
+                prompt_tokens += tokens
+                prompt_context += attended_tokens(position, tokens)
+        return StepShape(prompt_tokens, prompt_context, decodes, decode_context, rows)
+
+    def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
+        """`steps` steps of `shape` were computed, each for `computed_tokens` tokens."""
+
+
+@dataclass(slots=True)
+class PaddedShapes:
+    """A step has the shape of its largest parts: every prompt as long as the longest one in it, and every
+    decode's context as that of the longest. `keeps_rows`: besides, who ended keeps a row until nobody is left
+    who ran beside it, as in a batch that runs to completion."""
+
+    keeps_rows: bool = False
+    padded_tokens: int = 0
+    """Places of padded steps that held no token."""
+    _batch: set[str] = field(default_factory=set)
+    """Whoever ran since the last batch ended."""
+
+    def of(self, parts: Iterable[Part]) -> StepShape:
+        """The shape of a step of these parts, with its padding."""
+        parts = list(parts)
+        prompts = [part for part in parts if part.num_tokens > 1]
+        rows = len(parts)
+        if self.keeps_rows:
+            now = {part.sequence_id for part in parts}
+            self._batch = now if self._batch.isdisjoint(now) else self._batch | now
+            rows = len(self._batch)
+        has_decodes = len(prompts) < len(parts)
+        decodes = rows - len(prompts) if has_decodes else 0
+        longest = max((part.num_tokens for part in prompts), default=0)
+        deepest = max((part.position for part in prompts), default=0)
+        context = max((part.position for part in parts if part.num_tokens == 1), default=-1) + 1
+        return StepShape(
+            len(prompts) * longest,
+            len(prompts) * attended_tokens(deepest, longest),
+            decodes,
+            decodes * context,
+            rows,
+        )
+
+    def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
+        """`steps` steps of `shape` were computed, each for `computed_tokens` tokens."""
+        self.padded_tokens += (shape.prompt_tokens + shape.decode_tokens - computed_tokens) * steps
+
+
+Shapes = PlainShapes | PaddedShapes
+
+
+def make_shapes(*, padded: bool = False, keeps_rows: bool = False) -> Shapes:
+    """`keeps_rows` implies `padded`."""
+    return PaddedShapes(keeps_rows) if padded or keeps_rows else PlainShapes()
