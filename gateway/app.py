@@ -12,22 +12,22 @@ from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.types import Send
 
 from gateway import errors
-from gateway.authentication import require_scope
-from gateway.body import declared_length
 from gateway.deps import GatewayDeps
-from gateway.refusals import as_api_error
-from gateway.routes import admin, docs, health, inference, quotes, requests
-from gateway.runtime import Gateway
-from gateway.straight import Application
-from gateway.wire import add_standard_headers, begin, encode_headers, send_json
+from gateway.error_mapping import as_api_error
+from gateway.gateway import Gateway
+from gateway.http.asgi import add_standard_headers, begin, encode_headers, send_json
+from gateway.http.authentication import require_scope
+from gateway.http.fast_route import Application
+from gateway.http.request_body import declared_length
+from gateway.routes import admin_tenants, health, inference, openapi, quotes, requests
 
 HANDLERS = [
     *inference.HANDLERS,
     *quotes.HANDLERS,
     *requests.HANDLERS,
     *health.HANDLERS,
-    *admin.HANDLERS,
-    *docs.HANDLERS,
+    *admin_tenants.HANDLERS,
+    *openapi.HANDLERS,
 ]
 """Every route there is."""
 
@@ -54,9 +54,9 @@ def create_app(deps: GatewayDeps) -> Litestar:
         lifespan=[lifespan],
         exception_handlers={Exception: _refuse},
         before_send=[add_standard_headers],
-        openapi_config=docs.openapi_config(),
+        openapi_config=openapi.openapi_config(),
         state=State({"gateway": gateway}, deep_copy=False),
-        # Bodies are read, bounded and decoded by `gateway/body.py`.
+        # Bodies are read, bounded and decoded by `gateway/http/request_body.py`.
         request_max_body_size=None,
         logging_config=None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from engine.scheduling.options import PolicyOptions
-from gateway.flow.control import Mode
+from gateway.flow.control_rules import Mode
 from tenants.types import Tier
 
 

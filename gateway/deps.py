@@ -13,11 +13,10 @@ from tenants.directory.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
-    from gateway.elsewhere import Elsewhere
-    from gateway.pools import PoolSpec
-    from gateway.recovery import RecoveryReport
-    from gateway.sharing import Sharing
-    from gateway.understand import Renderer
+    from gateway.cluster.peer_requests import Elsewhere
+    from gateway.dispatch.queue_sharing import Sharing
+    from gateway.pools.pool import PoolSpec
+    from gateway.requests.parse import Renderer
     from gateway.upstream.base import Upstream
     from tenants.admin.admin import Admin
     from tenants.directory.directory import Directory
@@ -77,10 +76,10 @@ class GatewayDeps:
     registry: GatewayRegistry = field(init=False)
     """Which gateways live."""
     recovery: RecoveryReport | None = field(default=None, init=False)
-    """Set by `gateway.recovery.recover`; `create_app` runs it at start if nobody has."""
+    """Set by `gateway.cluster.recovery.recover`; `create_app` runs it at start if nobody has."""
 
     def __post_init__(self) -> None:
-        from gateway.pools import PoolSpec
+        from gateway.pools.pool import PoolSpec
 
         self.registry = GatewayRegistry(self.database, self.wall_clock)
         if not self.pools:
@@ -89,3 +88,17 @@ class GatewayDeps:
     def engine_names(self) -> frozenset[str]:
         """The engines that this gateway can send requests to."""
         return frozenset(self.engine_addresses or (upstream.replica_id for upstream in self.upstreams))
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What was found and done."""
+
+    open_reserves: int = 0
+    recovered: int = 0
+    """Settled by an engine's word."""
+    lost: int = 0
+    """Settled by their last report: no engine knew of them."""
+    left_open: int = 0
+    """No engine could be asked yet."""
+    acknowledged: int = 0

@@ -18,6 +18,9 @@ from typing import Any
 
 import msgspec
 
+LONGEST_RETRY_S = 120.0
+"""SDKs sleep as long as they are told (one of them without bound): a longer wait is a spent budget."""
+
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 RETRY_SOON_S = 2.0

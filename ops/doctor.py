@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 from sqlalchemy import text
 
-from gateway.prompt import PromptRenderer, TokenizerMissing
+from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops import datadir
 from ops.serve import StartFailed, check_model, explain, missing_packages

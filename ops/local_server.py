@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from gateway.flow.log import LogRecord
+from gateway.flow.dispatch_log import LogRecord
 from ops import datadir
 
 START_S = 180.0

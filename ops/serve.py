@@ -28,7 +28,7 @@ import uvicorn
 import uvloop
 
 from engine.client.client import EngineUnavailable
-from gateway.prompt import TokenizerMissing
+from gateway.requests.prompt import TokenizerMissing
 from migrations import runner
 from ops import datadir
 from ops.settings import Settings

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from gateway.upstream.openai_server import WHOLE_TOKENS
+from gateway.upstream.openai.config import WHOLE_TOKENS
 from ops.setting_values import Kind, Unaccepted
 
 T = TypeVar("T")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.pools import PoolSpec
-from gateway.prompt import EstimatedRenderer, PromptRenderer
-from gateway.understand import Renderer
+from gateway.pools.pool import PoolSpec
+from gateway.requests.parse import Renderer
+from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
 from gateway.upstream.base import Upstream
-from gateway.upstream.http_target import BadUrl
-from gateway.upstream.openai import OpenAIUpstream
-from gateway.upstream.openai_request import Priority, UsageWish
-from gateway.upstream.openai_server import OpenAIServer, Timeouts
+from gateway.upstream.http.target import BadUrl
+from gateway.upstream.openai.config import OpenAIServer, Timeouts
+from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.upstream import OpenAIUpstream
 from ops.upstream_settings import UpstreamSettings
 from tenants.errors import Invalid
 

@@ -25,17 +25,17 @@ from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
 from gateway.app import create_app
-from gateway.catalogue import Catalogue
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
-from gateway.flow.control import Mode
+from gateway.dispatch.queue_sharing import Sharing
+from gateway.flow.control_rules import Mode
 from gateway.flow.shared.mirror import require_shared
-from gateway.pools import PoolSpec
-from gateway.prompt import PromptRenderer
-from gateway.runtime import Gateway
-from gateway.sharing import Sharing
+from gateway.gateway import Gateway
+from gateway.pools.catalogue import Catalogue
+from gateway.pools.pool import PoolSpec
+from gateway.requests.prompt import PromptRenderer
 from gateway.upstream.local_engine import LocalEngine
-from gateway.upstream.openai import OpenAIUpstream
+from gateway.upstream.openai.upstream import OpenAIUpstream
 from ops import datadir
 from ops.settings import Settings
 from ops.supervise import EngineSupervisor, SharedEngine, engine_address
@@ -53,7 +53,7 @@ from tenants.storage.database import open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:
-    from gateway.elsewhere import Elsewhere
+    from gateway.cluster.peer_requests import Elsewhere
 
 log = logging.getLogger("fairgate.serve")
 
@@ -171,7 +171,7 @@ def elsewhere_of(settings: Settings) -> Elsewhere | None:
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
-    from gateway.elsewhere import Elsewhere
+    from gateway.cluster.peer_requests import Elsewhere
 
     return Elsewhere(settings.redis_url)
 

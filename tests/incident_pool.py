@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from engine.core.core import EngineConfig
 from engine.messages import Refused, Submit
 from engine.virtual.replica import VirtualReplica
-from gateway.account.attribution import Facts
-from gateway.account.fluid import Job, Machine
-from gateway.account.load import LoadLog
-from gateway.account.outcomes import RequestOutcome
+from gateway.domain.outcomes import RequestOutcome
+from gateway.explain.attribution import Facts
+from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.load_log import LoadLog
 from ops.bench.virtual_pool import PoolRequest, PoolServed, VirtualPool
 
 TICK_S = 0.05

@@ -13,10 +13,10 @@ from typing import Any
 import redis
 
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
-from gateway.flow.shared import wire
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.session import Heard, Message, Session
-from gateway.flow.shared.wire import GivenTurn, PoolRule
+from gateway.flow.shared.protocol import Heard, Message, Session
 from gateway.flow.window import Replica
 
 PREFIX = "fairgate-test-flow"

@@ -19,7 +19,7 @@ from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from gateway.engine_loads import flights_of
+from gateway.estimates.engine_load import flights_of
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
 

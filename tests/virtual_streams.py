@@ -18,16 +18,16 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from gateway.books import Books
-from gateway.dispatcher import Dispatcher
-from gateway.estimates import Estimates
+from gateway.budget.holds import Books
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call
+from gateway.domain.ids import new_request_id
+from gateway.estimates.estimator import Estimates
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
-from gateway.ids import new_request_id
-from gateway.lifecycle import Lifecycle, Rule
-from gateway.metrics import Metrics
-from gateway.run import Closed, Run
-from gateway.understand import Call
+from gateway.metrics.registry import Metrics
+from gateway.requests.lifecycle import Lifecycle, Rule
+from gateway.requests.run import Closed, Run
 from gateway.upstream.base import Wording
 from tenants.ledger.ledger import Ledger
 from tenants.pricing.pricing import Price, uniform_book

@@ -1,8 +1,8 @@
 """Which waiting request goes to an engine next, and what has every tenant had so far?
 
 Pure: time is passed in, decisions are returned. One writer: nobody else touches the queue or the service
-counters. Who goes is said by `rules.py`; here are the books: what arrives and leaves (`backlog.py`), what is
-under way and charged (`flights.py`), what people see of it (`tenant_flows.py`, `log.py`).
+counters. Who goes is said by `dispatch_rules.py`; here are the books: what arrives and leaves (`queue.py`),
+what is under way and charged (`in_flight.py`), what people see of it (`tenant_stats.py`, `dispatch_log.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import replace
 from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
-from gateway.flow.backlog import Backlog
-from gateway.flow.flights import Flights
+from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
+from gateway.flow.dispatch_rules import RESERVED_RANK, Rules
+from gateway.flow.in_flight import Flights
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
-from gateway.flow.log import DispatchLog, LogRecord, Waiting
+from gateway.flow.mclock import Reservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
-from gateway.flow.reservations import Reservations
-from gateway.flow.rules import RESERVED_RANK, Rules
-from gateway.flow.tenant_flows import TenantFlow, TenantFlows
-from gateway.flow.tickets import Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
+from gateway.flow.queue import Backlog
+from gateway.flow.tenant_stats import TenantFlow, TenantFlows
+from gateway.flow.types import Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
 from gateway.flow.window import NUM_RANKS, Load, Replica, WindowRule
 
 __all__ = [

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.tickets import InFlight, Ticket
+from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import NUM_RANKS, Kept, Load, Replica, WindowRule
 
 Score = tuple[float, ...]

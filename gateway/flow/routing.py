@@ -1,7 +1,7 @@
 """Which of several replicas gives a request its first token soonest?
 
-The predicted TTFT: all prompt tokens that are to be computed there first and the request's own, without
-those that its prefix cache probably holds (`prefixes.py`), at the replica's own step-time model, beside what
+The predicted TTFT: all prompt tokens that are to be computed there first and the request's own, without those
+that its prefix cache probably holds (`prefix_index.py`), at the replica's own step-time model, beside what
 decodes there now; and, where every place is taken, the wait for one. A hit makes its replica better by the
 time it saves and by no more: prompts under way count against it, so a prefix that everybody asks for spreads
 to as many replicas as the load needs. Beyond `MAX_IMBALANCE` more of its places in use than of the emptiest
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from engine.step_time.model import predict_step_s
 from gateway.flow.placement import Score, least_loaded
-from gateway.flow.prefixes import BLOCK_TOKENS, PrefixIndex
-from gateway.flow.tickets import InFlight, Ticket
+from gateway.flow.prefix_index import BLOCK_TOKENS, PrefixIndex
+from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Load, Replica
 
 MAX_IMBALANCE = 0.5

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from litestar import Request, Response
 
-from gateway.authentication import principal_of
-from gateway.body import read_json_body
+from gateway.http.authentication import principal_of
+from gateway.http.request_body import read_json_body
 
 if TYPE_CHECKING:
-    from gateway.runtime import Gateway
+    from gateway.gateway import Gateway
 
 T = TypeVar("T")
 LARGE_BODY_BYTES = 32 * 1024

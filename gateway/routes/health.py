@@ -8,8 +8,8 @@ from typing import Any
 
 from litestar import Request, Response, get
 
-from gateway.books import Books
-from gateway.metrics import CONTENT_TYPE
+from gateway.budget.holds import Books
+from gateway.metrics.registry import CONTENT_TYPE
 from gateway.routes.context import gateway_of, json_response
 from tenants.errors import DatabaseUnavailable
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
@@ -61,7 +61,8 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def _check_quota_store(books: Books) -> str:
-    # One that is away is asked by who waits for it (`mending.py`), not once more by everybody who looks.
+    # One that is away is asked by who waits for it (`gateway/budget/counter_rebuild.py`), not once more by
+    # everybody who looks.
     answer = "ok" if books.is_local else await _check(books.ping())
     if books.is_local:
         return LOCAL

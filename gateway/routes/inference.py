@@ -9,21 +9,25 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
-from gateway import deadline, errors, idempotency, progress, quotes
-from gateway.answer import Answer
-from gateway.authentication import principal_of
-from gateway.idempotency import IdempotentAnswer
-from gateway.ids import trace_context
-from gateway.quote_token import MAX_TOKEN_CHARACTERS
+from gateway import errors
+from gateway.domain.call import Call
+from gateway.domain.ids import trace_context
+from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
+from gateway.http import request_timeout
+from gateway.http.asgi import begin, headers_of
+from gateway.http.authentication import principal_of
+from gateway.http.completion_response import Answer
+from gateway.http.idempotent_response import IdempotentAnswer
+from gateway.quotes import quotes
+from gateway.requests import idempotency_keys, queue_progress
+from gateway.requests.parse import understand_chat, understand_text
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
-from gateway.understand import Call, understand_chat, understand_text
-from gateway.wire import begin, headers_of
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
-DEADLINE, SDK_DEADLINE = deadline.HEADER.lower(), deadline.SDK_HEADER.lower()
-PROGRESS, IDEMPOTENCY, QUOTE = (each.HEADER.lower() for each in (progress, idempotency, quotes))
+DEADLINE, SDK_DEADLINE = request_timeout.HEADER.lower(), request_timeout.SDK_HEADER.lower()
+PROGRESS, IDEMPOTENCY, QUOTE = (each.HEADER.lower() for each in (queue_progress, idempotency_keys, quotes))
 """Headers as `headers_of` names them."""
 
 
@@ -31,11 +35,11 @@ COMPLETES: dict[str, Any] = {
     "scope": "inference",
     "streams": True,
     "headers": {
-        deadline.HEADER: (
+        request_timeout.HEADER: (
             "How long the request may wait for its turn, in seconds.",
             {"type": "number", "exclusiveMinimum": 0},
         ),
-        progress.HEADER: (
+        queue_progress.HEADER: (
             "`1`: a stream has its headers at once and hears in comments how its wait goes on.",
             {"type": "string", "enum": ["0", "1"]},
         ),
@@ -157,8 +161,8 @@ def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
         "config": deps.config,
         "created": int(deps.wall_clock()),
         "trace_context": trace_context(headers.get("traceparent")),
-        "timeout_s": deadline.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
-        "wants_progress": progress.wants_progress(headers.get(PROGRESS)),
+        "timeout_s": request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
+        "wants_progress": queue_progress.wants_progress(headers.get(PROGRESS)),
     }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.routes.acting import READ, WRITE, actor, asked, changed
+from gateway.requests.schemas import LimitOverride, LimitSet
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import LimitOverride, LimitSet
 from tenants.admin import validation
 from tenants.directory.records import limit_as_json
 from tenants.types import Meter, Mode, Window

@@ -7,9 +7,9 @@ from typing import Any
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from gateway.routes.acting import READ, WRITE, actor, asked, changed
+from gateway.requests.schemas import PriceSet
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import PriceSet
 from tenants.admin.prices import PriceChange
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from litestar import Request, Response, post
 
 from gateway import errors
-from gateway.authentication import principal_of
-from gateway.prompt import PromptRefused
-from gateway.quotes import Wanted
+from gateway.domain.call import ServedModel
+from gateway.domain.tiers import TIER_NAMES, tier_of
+from gateway.http.asgi import begin
+from gateway.http.authentication import principal_of
+from gateway.quotes.quotes import Wanted
+from gateway.requests.parse import Renderer, chat_messages, context_left_of
+from gateway.requests.prompt import PromptRefused
+from gateway.requests.schemas import QuoteRequest, decode
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
-from gateway.schemas import QuoteRequest, decode
-from gateway.understand import TIER_NAMES, Renderer, ServedModel, chat_messages, context_left_of, tier_of
-from gateway.wire import begin
 from tenants.types import Tier
 
 

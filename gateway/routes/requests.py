@@ -2,7 +2,7 @@
 
 A tenant sees its own requests only, and does not learn that others exist. What has ended is answered from
 the ledger, so cancelling twice, or too late, is no error. What another gateway runs is handed to that gateway
-(`elsewhere.py`), where there is a Redis to do so by.
+(`gateway/cluster/peer_requests.py`), where there is a Redis to do so by.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath
 
 from gateway import errors
-from gateway.authentication import principal_of
-from gateway.explaining import explained
-from gateway.routes.acting import READ, WRITE, actor, asked
-from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import TierMove
-from gateway.under_way import (
+from gateway.domain.tiers import tier_named, tier_of
+from gateway.explain.explanation import explained
+from gateway.http.authentication import principal_of
+from gateway.pools.request_actions import (
     CANCEL,
     LIST,
     MAX_LISTED,
@@ -30,7 +28,9 @@ from gateway.under_way import (
     Heard,
     Unreachable,
 )
-from gateway.understand import tier_named, tier_of
+from gateway.requests.schemas import TierMove
+from gateway.routes.admin_common import READ, WRITE, actor, asked
+from gateway.routes.context import gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
 from tenants.types import Tier
 

@@ -7,10 +7,10 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.account.attribution import Cause
-from gateway.routes.acting import READ, WRITE, actor, asked, changed
+from gateway.explain.attribution import Cause
+from gateway.requests.schemas import SloSet
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from gateway.schemas import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS
 
 

@@ -1,7 +1,7 @@
 """What does the gateway ask of something that generates tokens?
 
-One Protocol. `local_engine.py` is our own engine behind ZeroMQ, `openai.py` any server that speaks OpenAI's
-API.
+One Protocol. `local_engine.py` is our own engine behind ZeroMQ, `gateway/upstream/openai/upstream.py` any
+server that speaks OpenAI's API.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from engine.entry import Entry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import TIER_RANKS, Ready, Snapshot
 from engine.virtual.replica import VirtualReplica
-from gateway.account.estimate import Estimate, Times
-from gateway.estimates import Estimates
-from gateway.flow.tickets import QueueFull, Ticket
-from gateway.surfaces import Size
+from gateway.domain.estimate import Estimate, Times
+from gateway.estimates.estimator import Estimates
+from gateway.estimates.forecast_cache import Size
+from gateway.flow.types import QueueFull, Ticket
 from ops.bench.virtual_pool import PoolRequest, PoolServed, VirtualPool
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Tier

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from gateway.flow.control import REVERSAL_S, Knob, Mode, Move
-from gateway.flow.early_refusal import LENIENT, STRICT
+from gateway.flow.control_rules import REVERSAL_S, Knob, Mode, Move
+from gateway.flow.deadline_check import LENIENT, STRICT
 from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED
 from ops.cli.base import table
 from ops.simulate.machines import Machine, profile_machine

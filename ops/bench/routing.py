@@ -22,9 +22,9 @@ from typing import Any
 from engine.messages import StepTime
 from engine.virtual.replica import VOCABULARY
 from gateway.flow.placement import LeastLoaded, Score, Scorer
-from gateway.flow.prefixes import prefix_hashes
+from gateway.flow.prefix_index import prefix_hashes
 from gateway.flow.routing import PrefixRouter
-from gateway.flow.tickets import InFlight, Ticket
+from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Load, Replica
 from ops.bench.policies_figures import quantile
 from ops.bench.virtual_pool import PoolMachine, PoolRequest, PoolServed, VirtualPool

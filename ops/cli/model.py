@@ -83,8 +83,8 @@ def check() -> None:
 
 
 async def _check() -> Sequence[dict[str, Any]]:
-    from gateway.catalogue import Catalogue
-    from gateway.prompt import TokenizerMissing
+    from gateway.pools.catalogue import Catalogue
+    from gateway.requests.prompt import TokenizerMissing
     from ops.upstreams import renderer_of, upstream_of
     from tenants.errors import Invalid
 

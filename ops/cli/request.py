@@ -95,7 +95,7 @@ def _ask(request_id: str) -> dict[str, Any]:
 
 async def _read(request_id: str) -> dict[str, Any]:
     """From the database."""
-    from gateway.explaining import explained
+    from gateway.explain.explanation import explained
     from ops import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engine.entry import COUNTER_SCALE
 from engine.messages import TIER_RANKS
-from gateway.flow.log import LogRecord
+from gateway.flow.dispatch_log import LogRecord
 from ops.demo.audit import Happened, LogEvent
 
 TIER_NAMES = {rank: name for name, rank in TIER_RANKS.items()}

@@ -16,7 +16,7 @@ from engine.messages import TIER_RANKS, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualClock, VirtualReplica, virtual_prompt
 from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.log import LogRecord
+from gateway.flow.dispatch_log import LogRecord
 from gateway.flow.window import Replica, WindowRule
 
 REPLICA_ID = "virtual"

@@ -1,8 +1,8 @@
 """Which requests does a simulated gateway refuse, because they would miss their target?
 
-The admission that serves (`gateway/flow/target_gate.py`) with the forecasts that serve: a replay of the
-queue and the engines (`gateway/surfaces.py`), here once a virtual second, off which every request reads its
-own, put right by what became of earlier ones.
+The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve: a replay of the
+queue and the engines (`gateway/estimates/forecast_cache.py`), here once a virtual second, off which every
+request reads its own, put right by what became of earlier ones.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from engine.entry import Entry
 from engine.forecast.calibration import Bucket, Calibration, bucket_of
 from engine.forecast.wait.forecast import EngineLoad, Figures, Forecast
-from gateway.engine_loads import flights_of
+from gateway.dispatch.admission import TargetGate
+from gateway.estimates.engine_load import flights_of
+from gateway.estimates.forecast_cache import Size, Surfaces
 from gateway.flow.controller import InFlight
-from gateway.flow.target_gate import TargetGate
-from gateway.surfaces import Size, Surfaces
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
 from ops.simulate.requests import Request

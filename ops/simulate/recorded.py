@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.account.timeline import Event, Kind, UnreadableTimeline, first, number, unpack
+from gateway.domain.timeline import Event, Kind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures import MOST_TENANTS, latencies
 from ops.simulate.records import Records
 from ops.simulate.requests import MOST_TOKENS, BadTrace, Request

@@ -1,8 +1,8 @@
 """How does the control loop fare at a simulated pool?
 
-The loop that serves (`gateway/flow/control.py`), with the knobs of the queue and of admission, looks at the
-virtual pool as often as at a real one. What engines and clients would tell it is read off the records and the
-schedulers.
+The loop that serves (`gateway/flow/control_rules.py`), with the knobs of the queue and of admission, looks at
+the virtual pool as often as at a real one. What engines and clients would tell it is read off the records and
+the schedulers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from functools import partial
 
 from engine.step_time.model import predict_step_s
-from gateway.controlling import EVERY_S, Setters, bounds_of, length_spread, queue_setters
-from gateway.flow.control import Control, Knob, Mode, Move, Observation
-from gateway.recent_share import RecentShare
+from gateway.flow.control_rules import Control, Knob, Mode, Move, Observation
+from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
+from gateway.statistics import RecentShare
 from ops.simulate.pool import SimulatedPool, Watch
 from ops.simulate.reach import Reach
 from ops.simulate.slo import Slo

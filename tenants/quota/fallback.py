@@ -12,10 +12,10 @@ the shared store while it answers. Once it does not:
 - What ends is settled by its row in the ledger, which is durable before anybody asks here.
 
 When the store answers again its counters say nothing of all that, so its epoch is ended (`lose`) and the
-counters are rebuilt from the ledger (`gateway/mending.py`). Until this process knows of a later epoch than
-the one in which it began to count for itself, it goes on doing so, under the old epoch's name: the ledger
-takes rows of the old epoch only before the rebuild reads it. So what is granted here is either in the
-rebuilt counters or refused; counted once, without credit for the outage.
+counters are rebuilt from the ledger (`gateway/budget/counter_rebuild.py`). Until this process knows of a
+later epoch than the one in which it began to count for itself, it goes on doing so, under the old epoch's
+name: the ledger takes rows of the old epoch only before the rebuild reads it. So what is granted here is
+either in the rebuilt counters or refused; counted once, without credit for the outage.
 
 A store that answers and has lost its counters is not down: while they are rebuilt nothing is admitted. A
 store that was never ready under this process has no slice: nothing is admitted.

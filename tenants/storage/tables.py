@@ -290,7 +290,7 @@ redeemed_quotes = Table(
     Column("expires_us", BigInteger, nullable=False, index=True),
 )
 
-# What happened to a request, packed (`gateway/account/timeline.py`); numbers only. Purged by age and count.
+# What happened to a request, packed (`gateway/domain/timeline.py`); numbers only. Purged by age and count.
 timelines = Table(
     "timelines",
     metadata,

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from gateway.app import HANDLERS
-from gateway.routes import docs
+from gateway.routes import openapi
 from tests.server_process import MODEL, Server, until
 
 EXAMPLES = 60
@@ -39,8 +39,8 @@ CHECKS: list[CheckFunction] = [
 
 def described() -> dict[str, Any]:
     """The document as a server gives it, from the routes."""
-    app = Litestar(route_handlers=HANDLERS, openapi_config=docs.openapi_config())
-    return docs.document(app, app.openapi_schema.to_schema())
+    app = Litestar(route_handlers=HANDLERS, openapi_config=openapi.openapi_config())
+    return openapi.document(app, app.openapi_schema.to_schema())
 
 
 schema = schemathesis.openapi.from_dict(described())

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.app import HANDLERS
-from gateway.straight import Application
+from gateway.http.fast_route import Application
 from tests.server_process import MODEL, Server
 
 CHAT = {"model": MODEL, "max_tokens": 3, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}

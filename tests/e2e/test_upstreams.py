@@ -20,7 +20,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 from sqlalchemy import create_engine, text
 
-from gateway.prompt import EstimatedRenderer
+from gateway.requests.prompt import EstimatedRenderer
 from ops.cli.main import cli
 from tests.e2e.test_cli_serve import run_serve
 from tests.server_process import MODEL, Server, save_chat_model, server_process, until

@@ -18,12 +18,12 @@ from msgspec import structs
 
 from engine.messages import Inventory, Outcome, SamplingParams
 from engine.process.outcomes import OutcomeStore
-from gateway import recovery
-from gateway.account.outcomes import RequestOutcome
-from gateway.books import Books
+from gateway.budget.holds import Books
+from gateway.cluster import recovery
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
-from gateway.understand import Call
+from gateway.domain.call import Call
+from gateway.domain.outcomes import RequestOutcome
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
 from tenants.admin.prices import PriceChange

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import redis
 
-from gateway.elsewhere import MAX_ASKING, Elsewhere
+from gateway.cluster.peer_requests import MAX_ASKING, Elsewhere
 from gateway.errors import ApiError, not_waiting
-from gateway.under_way import LIST, NOT_HERE, SHOW, Answered, Ask, Refused, Unreachable
+from gateway.pools.request_actions import LIST, NOT_HERE, SHOW, Answered, Ask, Refused, Unreachable
 from tests import services
 
 Act = Callable[[Ask], Awaitable[Answered]]

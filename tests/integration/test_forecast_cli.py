@@ -19,7 +19,7 @@ from engine.model.length_probe.attach import attach_readings
 from engine.model.length_probe.probe import FILE_NAME
 from engine.model.loader import load_runner
 from engine.process.fingerprint import model_fingerprint
-from gateway.estimates import LENGTHS_FILE, save_lengths
+from gateway.estimates.persistence import LENGTHS_FILE, save_lengths
 from ops.cli.main import cli
 from tests.tiny_model import save_tiny_model
 

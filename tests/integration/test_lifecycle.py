@@ -26,19 +26,19 @@ from engine.messages import (
     Submit,
 )
 from engine.scheduling.counters import ServiceCounters
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.reckoning import reckon
-from gateway.admission import Admission
-from gateway.books import Books
-from gateway.dispatcher import Dispatcher
-from gateway.estimates import Estimates
+from gateway.budget.holds import Books
+from gateway.cluster.crash_charge import reckon
+from gateway.dispatch.admission import Admission
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call
+from gateway.domain.ids import new_request_id, sequence_id
+from gateway.domain.outcomes import RequestOutcome
+from gateway.estimates.estimator import Estimates
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
-from gateway.ids import new_request_id, sequence_id
-from gateway.lifecycle import Lifecycle, Rule
-from gateway.metrics import Metrics
-from gateway.run import Closed, Ended, Event, Piece, Run
-from gateway.understand import Call
+from gateway.metrics.registry import Metrics
+from gateway.requests.lifecycle import Lifecycle, Rule
+from gateway.requests.run import Closed, Ended, Event, Piece, Run
 from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from gateway import limit_events as writer
-from gateway.limit_events import LimitEvents
-from gateway.metrics import Metrics
+from gateway.budget import limit_alerts as writer
+from gateway.budget.limit_alerts import LimitEvents
+from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events

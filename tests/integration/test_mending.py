@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from engine.messages import SamplingParams
-from gateway.account.outcomes import RequestOutcome
-from gateway.books import Books, BudgetDenied
-from gateway.understand import Call
+from gateway.budget.holds import Books, BudgetDenied
+from gateway.domain.call import Call
+from gateway.domain.outcomes import RequestOutcome
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.verify import verify_ledger
 from tenants.quota.redis import RedisQuotaStore

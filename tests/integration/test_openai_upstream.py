@@ -23,11 +23,11 @@ from gateway.upstream.base import (
     UpstreamUnavailable,
     Wording,
 )
-from gateway.upstream.breaker import BreakerRule
-from gateway.upstream.foreign_sequence import FULL_BYTES
-from gateway.upstream.openai import OpenAIUpstream
-from gateway.upstream.openai_request import Priority, UsageWish
-from gateway.upstream.openai_server import OpenAIServer, Timeouts
+from gateway.upstream.health.breaker import BreakerRule
+from gateway.upstream.openai.config import OpenAIServer, Timeouts
+from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.sequence import FULL_BYTES
+from gateway.upstream.openai.upstream import OpenAIUpstream
 from tests.engine_process import until
 from tests.freed import no_cycles_left
 from tests.peers import MODEL, Handler, Peer, PeerRequest, piece, usage

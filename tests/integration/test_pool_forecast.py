@@ -18,9 +18,9 @@ from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
-from gateway.flow.shared import wire
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
-from gateway.flow.shared.wire import PoolRule
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from tests.shared_pool import PREFIX, Pool, PoolGateway
 

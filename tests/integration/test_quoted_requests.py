@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from engine.forecast.wait.forecast import Figures
 from engine.messages import SamplingParams
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.timeline import Kind
-from gateway.ids import new_request_id
-from gateway.quote_token import Quote
-from gateway.quotes import Binding
-from gateway.run import Closed, Run
-from gateway.understand import Call
+from gateway.domain.call import Call
+from gateway.domain.ids import new_request_id
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.quote_binding import Binding
+from gateway.domain.quote_token import Quote
+from gateway.domain.timeline import Kind
+from gateway.requests.run import Closed, Run
 from gateway.upstream.base import UpstreamLost
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from engine.step_time.model import PRIOR
-from gateway import slo_keeper
-from gateway.account.attribution import Facts, Verdict
-from gateway.account.fluid import Job, Machine
-from gateway.account.outcomes import RequestOutcome
-from gateway.recent_share import MEMORY
-from gateway.slo_keeper import Compared, PoolLoad, SloKeeper
-from gateway.timelines import Timelines
+from gateway.domain.outcomes import RequestOutcome
+from gateway.explain import slo_monitor
+from gateway.explain.attribution import Facts, Verdict
+from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.slo_monitor import Compared, PoolLoad, SloKeeper
+from gateway.explain.timeline_writer import Timelines
+from gateway.statistics import MEMORY
 from tenants.admin.admin import Admin
 from tenants.ledger import timelines as stored
 from tenants.storage.database import Database, open_database
@@ -88,7 +88,7 @@ async def test_a_judgement_is_followed_by_a_rest(database: Database, pepper: byt
     house.keeper.ended("m", FACTS, Tier.STANDARD)
     await house.keeper.judge_pending()
 
-    assert rest_s >= slo_keeper.REST * 0.5
+    assert rest_s >= slo_monitor.REST * 0.5
     assert len(house.load.pending) == 1
     house.now_s += rest_s
     await house.keeper.judge_pending()
@@ -98,7 +98,7 @@ async def test_a_judgement_is_followed_by_a_rest(database: Database, pepper: byt
 async def test_beyond_what_may_wait_misses_are_counted_and_not_explained(
     database: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slo_keeper, "MAX_PENDING", 2)
+    monkeypatch.setattr(slo_monitor, "MAX_PENDING", 2)
     house = House(database, pepper)
     await house.target(1.0)
     compared = [house.keeper.ended("m", FACTS, Tier.STANDARD) for _ in range(5)]
@@ -169,7 +169,7 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
 async def test_more_timelines_than_may_wait_are_dropped_and_counted(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.timelines.MAX_WAITING", 3)
+    monkeypatch.setattr("gateway.explain.timeline_writer.MAX_WAITING", 3)
     registry = CollectorRegistry()
     database = open_database(sqlite_url)
     timelines = Timelines(database, registry, lambda: NOW_S, retention_s=60.0, max_rows=10)

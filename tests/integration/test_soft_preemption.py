@@ -13,7 +13,7 @@ from engine.messages import Outcome, SamplingParams, Submit
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
 from engine.sequence import State
-from gateway.account.charge import use_of_outcomes
+from gateway.domain.usage import use_of_outcomes
 from tests.integration.exactness import NoText
 from tests.models.random_models import save_random_model
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from engine.messages import TIER_RANKS
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.reckoning import reckon
-from gateway.books import BudgetDenied
+from gateway.budget.holds import BudgetDenied
+from gateway.cluster.crash_charge import reckon
+from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import ApiError
-from gateway.run import Run
-from gateway.under_way import CANCEL, LIST, MOVE, SHOW, Ask, UnderWay
+from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, Ask, UnderWay
+from gateway.requests.run import Run
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
 from tenants.quota.store import QuotaStoreUnavailable

@@ -16,8 +16,8 @@ import redis
 from engine.entry import COUNTER_SCALE, Entry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
+from gateway.flow.shared.codec import FALL, PoolRule, script
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.wire import FALL, PoolRule, script
 from gateway.flow.window import OWED_PART, Replica, WindowRule
 from tests import services
 from tests.shared_pool import Pool, PoolGateway

@@ -18,12 +18,12 @@ import redis
 from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
+from gateway.dispatch.redis_queue import SharedQueue
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
+from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.session import Session
-from gateway.flow.shared.wire import PoolRule
+from gateway.flow.shared.protocol import Session
 from gateway.flow.window import Replica, WindowRule
-from gateway.shared_queue import SharedQueue
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted
 from tenants.types import Amounts
@@ -120,7 +120,7 @@ async def test_a_request_takes_three_round_trips_and_each_top_up_one(
 ) -> None:
     """On a Redis that nobody else talks to, so that what it counted can be compared."""
     # On a busy machine news would not wait for the message that takes them along.
-    monkeypatch.setattr("gateway.shared_queue.DEFER_S", 30.0)
+    monkeypatch.setattr("gateway.dispatch.redis_queue.DEFER_S", 30.0)
     store, gateway = RedisQuotaStore(own_redis.url, timeout_s=10), Gateway(own_redis.url, "east", 8)
     await filled(store)
     store.board = gateway.queue.board

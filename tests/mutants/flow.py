@@ -18,35 +18,35 @@ LUA = "gateway/flow/shared/lua"
 _BROKEN: list[Broken] = [
     # ---- who stays below its share
     (
-        "gateway/flow/flights.py",
+        "gateway/flow/in_flight.py",
         "an idle tenant is owed service",
         "if ended is None or self._counters.served_cost - ended >= most:",
         "if ended is None:",
         LAG,
     ),
     (
-        "gateway/flow/flights.py",
+        "gateway/flow/in_flight.py",
         "a newcomer is owed service",
         "if ended is None or self._counters.served_cost - ended >= most:",
         "if ended is not None and self._counters.served_cost - ended >= most:",
         LAG,
     ),
     (
-        "gateway/flow/flights.py",
+        "gateway/flow/in_flight.py",
         "whoever has nothing under way was idle",
         "if ended is None or self._counters.served_cost - ended >= most:",
         "if ended is None or ended >= 0:",
         LAG,
     ),
     (
-        "gateway/flow/flights.py",
+        "gateway/flow/in_flight.py",
         "lag has no bound",
         "return scaled(most, weight)",
         "return scaled(10**9, weight)",
         LAG,
     ),
     (
-        "gateway/flow/flights.py",
+        "gateway/flow/in_flight.py",
         "lag does not look at weights",
         "return scaled(most, weight)",
         "return scaled(most, 1.0)",
@@ -67,7 +67,7 @@ _BROKEN: list[Broken] = [
         LAG,
     ),
     (
-        "gateway/flow/backlog.py",
+        "gateway/flow/queue.py",
         "everybody is owed service",
         "scaled(entry.predicted_cost, entry.weight) <= began",
         "scaled(entry.predicted_cost, entry.weight) <= began + 10**12",
@@ -125,14 +125,14 @@ _BROKEN: list[Broken] = [
         "tests/unit/test_flow_lanes.py",
     ),
     (
-        "gateway/flow/rules.py",
+        "gateway/flow/dispatch_rules.py",
         "a full long lane holds up the ordinary one",
         "                elif found is Blocked.WINDOW and lane != LONG:\n",
         "                elif True:\n",
         f"{PROMISES}::test_a_full_long_lane_never_blocks_the_ordinary_one",
     ),
     (
-        "gateway/flow/rules.py",
+        "gateway/flow/dispatch_rules.py",
         "no room is kept for a long request",
         "                        self._placement.keep_room(ticket, tier, lane, replicas, kept)\n",
         "                        pass\n",
@@ -140,21 +140,21 @@ _BROKEN: list[Broken] = [
     ),
     # ---- reservations
     (
-        "gateway/flow/reservations.py",
+        "gateway/flow/mclock.py",
         "who was held back is owed all of it",
         "max(reserved.tag_s, now_s - self._burst_s)",
         "reserved.tag_s",
         f"{PROMISES}::test_a_tenant_that_was_held_back_is_owed_no_more_than_the_burst",
     ),
     (
-        "gateway/flow/reservations.py",
+        "gateway/flow/mclock.py",
         "idle time earns reserved service",
         "            reserved.tag_s = max(reserved.tag_s, now_s)\n",
         "            pass\n",
         "tests/unit/test_flow_reservations.py",
     ),
     (
-        "gateway/flow/reservations.py",
+        "gateway/flow/mclock.py",
         "reserved service is counted as predicted",
         "            reserved.tag_s += cost / reserved.rate\n",
         "            pass\n",
@@ -162,35 +162,35 @@ _BROKEN: list[Broken] = [
     ),
     # ---- early refusal, routing, displaced tokens
     (
-        "gateway/flow/early_refusal.py",
+        "gateway/flow/deadline_check.py",
         "a request is refused by the p90",
         "ahead.wait_s[0] if",
         "ahead.wait_s[1] if",
         "tests/unit/test_flow_early_refusal.py",
     ),
     (
-        "gateway/flow/early_refusal.py",
+        "gateway/flow/deadline_check.py",
         "an instant that has passed refuses nothing",
         "if allowed_s <= 0 or expected_s > allowed_s:",
         "if expected_s > max(0.0, allowed_s):",
         "tests/unit/test_flow_early_refusal.py",
     ),
     (
-        "gateway/flow/early_refusal.py",
+        "gateway/flow/deadline_check.py",
         "a target refuses by the median",
         "for metric, what, (_, expected_s) in (",
         "for metric, what, (expected_s, _) in (",
         "tests/unit/test_flow_early_refusal.py",
     ),
     (
-        "gateway/flow/target_gate.py",
+        "gateway/dispatch/admission.py",
         "nobody is tried",
         "return late if self._out_of_reach % TRIED_ONE_IN else None",
         "return late",
         "tests/unit/test_admission.py",
     ),
     (
-        "gateway/admission.py",
+        "gateway/dispatch/admission.py",
         "a quote is refused for a target",
         "if call.binding is not None or estimate is None",
         "if estimate is None",
@@ -219,7 +219,7 @@ _BROKEN: list[Broken] = [
     ),
     # ---- several gateways, one queue
     (
-        "gateway/flow/shared/session.py",
+        "gateway/flow/shared/protocol.py",
         "turns of an earlier life count",
         "            if turn.life != self._life:\n                continue\n",
         "",
@@ -289,14 +289,14 @@ _BROKEN: list[Broken] = [
         "tests/integration/test_pool_forecast.py",
     ),
     (
-        "gateway/under_way.py",
+        "gateway/pools/request_actions.py",
         "another gateway's tenants are answered about anybody's requests",
         "if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):",
         "if run is None:",
         "tests/integration/test_tier_moves.py",
     ),
     (
-        "gateway/elsewhere.py",
+        "gateway/cluster/peer_requests.py",
         "who did not answer is not missed",
         "max(0, waiting.expected - len(waiting.heard))",
         "0",
@@ -310,7 +310,7 @@ _BROKEN: list[Broken] = [
         LAG,
     ),
     (
-        "gateway/flow/backlog.py",
+        "gateway/flow/queue.py",
         "who goes at once is no measure of what others are owed",
         "            self._began[entry.tier] = stood\n",
         "            pass\n",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.step_time.model import PRIOR
-from gateway.account.attribution import Cause, Facts, Metric, judge
+from gateway.explain.attribution import Cause, Facts, Metric, judge
 from ops.bench.virtual_pool import PoolMachine, PoolRequest
 from tests.incident_pool import IncidentPool, Reader
 

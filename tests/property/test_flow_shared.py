@@ -29,9 +29,9 @@ from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.shared import wire
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.wire import PoolRule
 from gateway.flow.window import Replica, WindowRule
 from tests.shared_pool import Pool, PoolGateway
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.mending import Mender
+from gateway.budget.counter_rebuild import Mender
 from tenants.errors import EpochEnded
 from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
@@ -134,7 +134,7 @@ class Rows:
 
 
 class Gateway:
-    """Does what `gateway/books.py` does, in its order, without a database."""
+    """Does what `gateway/budget/holds.py` does, in its order, without a database."""
 
     def __init__(self, name: str, url: str, rows: Rows, clock: Clock) -> None:
         self.name = name

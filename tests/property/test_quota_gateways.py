@@ -285,7 +285,7 @@ class Gateways(RuleBasedStateMachine):
         self.one_rebuilds(number, times, tenant_id, pick)
 
     def one_rebuilds(self, number: int, times: int, tenant_id: str, pick: int) -> None:
-        """As `gateway/mending.py` does; perhaps it has to begin again at once."""
+        """As `gateway/budget/counter_rebuild.py` does; perhaps it has to begin again at once."""
         for _ in range(times):
             self.begin(number)
             self.rebuild(number, "rebuild", tenant_id, pick)

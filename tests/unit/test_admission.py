@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from engine.messages import SamplingParams
-from gateway.account.estimate import Estimate
-from gateway.admission import Admission
+from gateway.dispatch.admission import Admission
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate
 from gateway.errors import ApiError
-from gateway.flow.early_refusal import TRIED_ONE_IN
-from gateway.understand import Call
+from gateway.flow.deadline_check import TRIED_ONE_IN
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal(

@@ -9,7 +9,8 @@ import pytest
 from msgspec import structs
 
 from engine.step_time.model import PRIOR
-from gateway.account.attribution import (
+from gateway.domain.outcomes import RequestOutcome
+from gateway.explain.attribution import (
     Cause,
     Counterfactuals,
     Facts,
@@ -17,9 +18,8 @@ from gateway.account.attribution import (
     cause_of,
     judge,
 )
-from gateway.account.fluid import Job, Machine
-from gateway.account.load import LoadLog
-from gateway.account.outcomes import RequestOutcome
+from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.load_log import LoadLog
 
 JOB = Job("r", "acme", 1, 1.0, 10.0, 64, 41)
 FACTS = Facts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)

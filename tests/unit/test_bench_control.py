@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from gateway.flow.control import Knob, Mode, Move
-from gateway.flow.early_refusal import STRICT
+from gateway.flow.control_rules import Knob, Mode, Move
+from gateway.flow.deadline_check import STRICT
 from ops.bench import control
 from ops.bench.control import REST, SETTINGS, Case, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli

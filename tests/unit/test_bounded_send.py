@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.bounded_send import BoundedSend
+from gateway.http.asgi import BoundedSend
 from tests.freed import no_cycles_left
 
 Send = Callable[[object], Awaitable[None]]

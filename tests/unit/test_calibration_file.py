@@ -8,7 +8,7 @@ import pytest
 
 from engine.forecast.calibration import Bucket, Calibration
 from engine.forecast.wait.forecast import Forecast
-from gateway.calibration_file import FILE, as_text, load_calibrations, save_calibrations
+from gateway.estimates.persistence import FILE, as_text, load_calibrations, save_calibrations
 
 RAW = Forecast((1.0, 2.0), (1.0, 2.0), (0.1, 0.2), (3.0, 6.0), (5, 9), {}, "replay", 1, False)
 HERE = Bucket("plain", False, 1, 3)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalogue import Catalogue
-from gateway.pools import PoolSpec
-from gateway.prompt import EstimatedRenderer
+from gateway.pools.catalogue import Catalogue
+from gateway.pools.pool import PoolSpec
+from gateway.requests.prompt import EstimatedRenderer
 from ops.settings import BadSetting, load
 from ops.upstream_settings import UpstreamSettings
 from ops.upstreams import pools_of

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.messages import SamplingParams
-from gateway import responses
-from gateway.chunk_text import TextChunks
-from gateway.understand import Call
+from gateway.domain.call import Call
+from gateway.http import openai_responses
+from gateway.http.openai_responses import TextChunks
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
@@ -33,7 +33,9 @@ def test_a_framed_chunk_is_the_plain_one(
     chunks = TextChunks(call)
     for number, text in enumerate(texts):
         index = number % call.choices
-        assert chunks.event(index, text) == responses.event(responses.text_chunk(call, index, text, (), 0))
+        assert chunks.event(index, text) == openai_responses.event(
+            openai_responses.text_chunk(call, index, text, (), 0)
+        )
 
 
 @given(
@@ -50,5 +52,5 @@ def test_no_text_breaks_an_events_line(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["\ue000", "\ue000\ue000", '"', "\\", "\n\n", ""])
 def test_no_text_breaks_the_frame(text: str) -> None:
-    expected = responses.event(responses.text_chunk(CALL, 0, text, (), 0))
+    expected = openai_responses.event(openai_responses.text_chunk(CALL, 0, text, (), 0))
     assert TextChunks(CALL).event(0, text) == expected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.flow.control import (
+from gateway.flow.control_rules import (
     BURSTS_S,
     DEFAULT_BOUNDS,
     REVERSAL_S,
@@ -16,7 +16,7 @@ from gateway.flow.control import (
     Mode,
     Observation,
 )
-from gateway.flow.early_refusal import LENIENT, STRICT
+from gateway.flow.deadline_check import LENIENT, STRICT
 
 EVERY_S = 5.0
 

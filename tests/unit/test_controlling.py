@@ -13,14 +13,14 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
-from gateway.admission import Admission
-from gateway.controlling import Controlling, bounds_of, queue_setters, setters_of
-from gateway.flow.control import DEFAULT_BOUNDS, Knob, Mode
+from gateway.dispatch.admission import Admission
+from gateway.flow.control_rules import DEFAULT_BOUNDS, Knob, Mode
 from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.early_refusal import LENIENT, STRICT
+from gateway.flow.deadline_check import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
-from gateway.recent_share import RecentShare
+from gateway.pools.control_loop import Controlling, bounds_of, queue_setters, setters_of
+from gateway.statistics import RecentShare
 
 FULL = Replica("a", 1, 100)
 """Whoever is there first fills it."""

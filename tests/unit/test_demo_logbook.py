@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.scheduling.counters import COUNTER_SCALE
-from gateway.flow.log import LogRecord, Waiting
+from gateway.flow.dispatch_log import LogRecord, Waiting
 from ops.demo.audit import audit
 from ops.demo.logbook import events_of
 

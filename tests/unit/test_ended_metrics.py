@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.account.estimate import Times
-from gateway.ended_metrics import BUCKETS_S, EndedRequests
-from gateway.metrics import Metrics
+from gateway.domain.estimate import Times
+from gateway.metrics.registry import Metrics
+from gateway.metrics.requests import BUCKETS_S, EndedRequests
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 TIERS = ("interactive", "standard", "batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from gateway.even_sample import EvenSample
+from gateway.statistics import EvenSample
 
 
 def taken(sample: EvenSample, per_s: float, start_s: float, seconds: float) -> list[float]:

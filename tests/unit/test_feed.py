@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.feed import FeedFull, FeedGate, fed_streams
+from gateway.budget.stream_limiter import FeedFull, FeedGate, fed_streams
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
 
 

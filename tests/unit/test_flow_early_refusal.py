@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.flow.early_refusal import TooLate, early_refusal, out_of_reach
+from gateway.flow.deadline_check import TooLate, early_refusal, out_of_reach
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.flow import reservations
-from gateway.flow.reservations import Reservations
+from gateway.flow import mclock
+from gateway.flow.mclock import Reservations
 
 
 def test_the_smallest_tag_goes_first_then_the_name() -> None:
@@ -65,7 +65,7 @@ def test_a_reservation_can_be_given_and_taken_away_while_its_tenant_waits() -> N
 
 
 def test_tags_that_say_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reservations, "MAX_IDLE_TAGS", 3)
+    monkeypatch.setattr(mclock, "MAX_IDLE_TAGS", 3)
     due = Reservations(4.0)
     for number in range(10):
         due.arrives(f"t{number}", 10.0, 0.0, 0)

@@ -8,7 +8,7 @@ from engine.entry import Entry
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
-from gateway.flow.prefixes import PrefixIndex, prefix_hashes
+from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
 from ops.bench.routing import run

@@ -10,10 +10,10 @@ import msgspec
 from engine.entry import Entry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
-from gateway.flow.shared import wire
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import Answer, GivenTurn, PoolRule, Refusal
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.session import Message, Session
-from gateway.flow.shared.wire import Answer, GivenTurn, PoolRule, Refusal
+from gateway.flow.shared.protocol import Message, Session
 from gateway.flow.window import Replica, WindowRule
 
 REPLICAS = [Replica("engine-0", 4, 1000)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import StepTime
-from gateway.account.fluid import Fluid, Job, Machine, alone, fair_share, max_min
+from gateway.explain.fluid_share import Fluid, Job, Machine, alone, fair_share, max_min
 
 SIMPLE = StepTime(0.010, 0.001, 0.0, 0.0, 1, 0.0)
 """A step takes 10 ms, and 1 ms more for each token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.messages import Delta, Outcome
-from gateway.account.charge import SequenceUse, Use, charge, use_of, use_of_outcomes
+from gateway.domain.usage import SequenceUse, Use, charge, use_of, use_of_outcomes
 from tenants.types import Amounts
 
 

@@ -30,13 +30,14 @@ from engine.messages import (
 )
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
-from gateway.account.estimate import Times
-from gateway.engine_loads import flights_of
-from gateway.estimates import LENGTHS_FILE, Estimates, load_lengths, save_lengths
+from gateway.domain.call import Call
+from gateway.domain.estimate import Times
+from gateway.estimates.engine_load import flights_of
+from gateway.estimates.estimator import Estimates
+from gateway.estimates.forecast_cache import MAX_COMING, Size
+from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
-from gateway.surfaces import MAX_COMING, Size
-from gateway.understand import Call
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 

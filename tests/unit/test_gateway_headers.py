@@ -7,9 +7,9 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from gateway.account.estimate import Estimate
-from gateway.headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
-from gateway.refusals import as_api_error, budget_denied
+from gateway.domain.estimate import Estimate
+from gateway.error_mapping import as_api_error, budget_denied
+from gateway.response_headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
 from tenants.errors import DatabaseUnavailable, Invalid, KeyRejected, NotFound
 from tenants.quota.store import Denied, LimitState, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Mode, Principal, SubjectKind, Tier, Window

@@ -6,7 +6,7 @@ import pytest
 
 from engine.messages import RunningSequence, Snapshot, TenantService
 from engine.step_time.model import PRIOR, predict_step_s
-from gateway.pace import Pace
+from gateway.estimates.step_time_scale import Pace
 
 
 def snapshot(step: int, at_s: float, *running: str, emitted: int | None = None) -> Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.presence import MARGIN_S, Presence
+from gateway.cluster.liveness import MARGIN_S, Presence
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
 from tests.quota import Clock

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ids import new_request_id, sequence_id, trace_context
-from gateway.prompt import PromptRefused, PromptRenderer, TokenizerMissing
+from gateway.domain.ids import new_request_id, sequence_id, trace_context
+from gateway.requests.prompt import PromptRefused, PromptRenderer, TokenizerMissing
 from tests.models.tokenizers import byte_level
 
 CHATML = (
@@ -119,7 +119,8 @@ def test_a_directory_without_a_usable_tokenizer_is_named(tmp_path: Path) -> None
 
 def test_the_gateway_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, gateway.app, gateway.upstream.local_engine, gateway.upstream.openai, gateway.recovery\n"
+        "import sys, gateway.app, gateway.upstream.local_engine, "
+        "gateway.upstream.openai.upstream, gateway.cluster.recovery\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(loaded & {'torch', 'transformers', 'numpy', 'triton', 'kernels'}))"
     )
@@ -137,7 +138,7 @@ def test_request_ids_sort_by_time_and_name_their_sequences() -> None:
 def test_a_copy_of_the_process_names_its_requests_otherwise() -> None:
     script = (
         "import os, sys\n"
-        "from gateway.ids import new_request_id\n"
+        "from gateway.domain.ids import new_request_id\n"
         "new_request_id(1.0)\n"
         "child = os.fork() == 0\n"
         "os.write(1, new_request_id(1.0).encode() + b' ')\n"

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine.messages import Outcome
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.reckoning import reckon
+from gateway.cluster.crash_charge import reckon
+from gateway.domain.outcomes import RequestOutcome
 from tenants.errors import UnknownPrice
 from tenants.ledger.rows import LedgerRow, OpenRequest
 from tenants.pricing.pricing import Entry, Price, PriceBook, Weights, uniform_book

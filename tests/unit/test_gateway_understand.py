@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode
-from gateway.understand import Call, ServedModel, understand_chat, understand_text
+from gateway.requests.parse import understand_chat, understand_text
+from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from tenants.types import Principal, Tier
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.idempotency import Recorder, check_key, fingerprint
+from gateway.http.idempotent_response import Recorder
+from gateway.requests.idempotency_keys import check_key, fingerprint
 from tenants.directory.idempotency import Answer
 
 START = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import lease
-from gateway.lease import Part
+from gateway.budget import lease
+from gateway.budget.lease import Part
 from tenants.quota.store import Denied
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.length.scores import QUANTILES
-from gateway.length_metrics import LengthCollector
+from gateway.metrics.forecasts import LengthCollector
 from tests.unit.test_length_layers import learned
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from engine.messages import SamplingParams
-from gateway.account.charge import SequenceUse
-from gateway.account.estimate import Times
-from gateway.account.outcomes import RequestOutcome
-from gateway.answer import _ChunkWriter
-from gateway.listening import Listener
-from gateway.run import Begun, Events, InLine, Piece, Run, Silence
-from gateway.understand import Call
+from gateway.domain.call import Call
+from gateway.domain.estimate import Times
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.usage import SequenceUse
+from gateway.http.completion_response import _ChunkWriter
+from gateway.http.event_listener import Listener
+from gateway.requests.run import Begun, Events, InLine, Piece, Run, Silence
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 from tests.freed import no_cycles_left

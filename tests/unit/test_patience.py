@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.patience import LOOK_S, Patience
+from gateway.asyncio_helpers import LOOK_S, Patience
 
 
 class _Handle:

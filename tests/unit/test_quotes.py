@@ -13,13 +13,12 @@ from msgspec import structs
 from engine.forecast.calibration import bucket_of
 from engine.forecast.wait.forecast import Figures, Forecast
 from engine.messages import SamplingParams
-from gateway import quotes as module
-from gateway.account.estimate import Estimate
-from gateway.account.promise import Promise
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate, Promise
+from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS, BadQuote, Quote, Signer
 from gateway.errors import ApiError
-from gateway.quote_token import MAX_TOKEN_CHARACTERS, BadQuote, Quote, Signer
-from gateway.quotes import Quotes, Wanted
-from gateway.understand import Call
+from gateway.quotes import quotes as module
+from gateway.quotes.quotes import Quotes, Wanted
 from tenants.errors import DatabaseUnavailable
 from tenants.pricing.pricing import FREE, PriceBook, uniform_book
 from tenants.types import Principal, Tier

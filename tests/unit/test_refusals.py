@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from gateway import errors
-from gateway.account.estimate import Account, Times
-from gateway.errors import ApiError
-from gateway.headers import MAX_POLICIES, quota_fields
-from gateway.refusals import LONGEST_RETRY_S, budget_denied
-from gateway.responses import error_event
+from gateway.domain.account import Account
+from gateway.domain.estimate import Times
+from gateway.error_mapping import budget_denied
+from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.http.openai_responses import error_event
+from gateway.response_headers import MAX_POLICIES, quota_fields
 from tenants.quota.store import Denied, LimitState
 from tenants.types import NOTHING, Limit, Meter, Mode, SubjectKind, Tier, Window
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from gateway.run import Begun, Closed, Ended, Event, Events, Piece
+from gateway.requests.run import Begun, Closed, Ended, Event, Events, Piece
 
 CLOSED = Closed(cast(Any, None), None)
 EVENTS: list[Event] = [Begun(), Piece(0, "a", ()), Piece(0, "b", ()), Ended(0, "stop"), CLOSED]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.timeline import OUTCOMES, Event, Kind, pack
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.timeline import OUTCOMES, Event, Kind, pack
 from ops.simulate.recorded import AS_IT_WAS, Recorded, as_it_was, read
 from ops.simulate.requests import BadTrace
 from ops.simulate.slo import Slo

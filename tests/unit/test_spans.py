@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation import tracecontext
 
-from gateway.account.attribution import Cause, Metric, Verdict
-from gateway.account.timeline import Event, Kind
-from gateway.spans import Ended, SpanEmitter, open_spans
+from gateway.domain.timeline import Event, Kind
+from gateway.explain.attribution import Cause, Metric, Verdict
+from gateway.explain.spans import Ended, SpanEmitter, open_spans
 
 CALLER = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import Decision, Outcome
-from gateway.account.estimate import Times
-from gateway.account.explanation import explain, explanation, stages_of, waits_of
-from gateway.account.outcomes import RequestOutcome
-from gateway.account.timeline import (
+from gateway.domain.estimate import Times
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.timeline import (
     FIELDS,
     MAX_EVENTS,
     MAX_NOTES,
@@ -29,6 +28,7 @@ from gateway.account.timeline import (
     pack,
     unpack,
 )
+from gateway.explain.explanation import explain, explanation, stages_of, waits_of
 
 
 def _decision(kind: str, at_s: float, *others: str, displaced: int = 0) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.upstream.breaker import Breaker, BreakerRule, State
+from gateway.upstream.health.breaker import Breaker, BreakerRule, State
 
 RULE = BreakerRule(failures=3, first_open_s=2.0, longest_open_s=7.0, trials=2)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import RunningSequence, Snapshot, StepTime
-from gateway.metrics import Metrics
-from gateway.upstream.saturation import FULL_KV, Saturation, read, window
+from gateway.metrics.registry import Metrics
+from gateway.upstream.health.saturation import FULL_KV, Saturation, read, window
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

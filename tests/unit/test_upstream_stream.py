@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import SamplingParams, Submit, TokenLogprob
-from gateway.upstream import openai_answer, openai_request
+from gateway.budget.token_cap import most_tokens
 from gateway.upstream.base import Wording
-from gateway.upstream.bound import most_tokens
-from gateway.upstream.leased_stream import End, LeasedStream, Piece
-from gateway.upstream.openai_answer import Chunk, Garbage, Meaning, Usage
-from gateway.upstream.openai_request import Priority, UsageWish
-from gateway.upstream.sse import EventTooLarge, SseParser
-from gateway.upstream.token_count import OVERRUN_CHUNKS, OVERRUN_FACTOR, TokenCount
+from gateway.upstream.http.sse import EventTooLarge, SseParser
+from gateway.upstream.lease_buffer import End, LeasedStream, Piece
+from gateway.upstream.openai import request as openai_request
+from gateway.upstream.openai import response
+from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.response import Chunk, Garbage, Meaning, Usage
+from gateway.upstream.openai.token_count import OVERRUN_CHUNKS, OVERRUN_FACTOR, TokenCount
 from tenants.quota.store import LimitState
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
 
@@ -108,7 +109,7 @@ def test_only_what_was_asked_for_is_sent() -> None:
     ],
 )  # fmt: skip
 def test_a_chunk_is_understood(event: Any, expected: Chunk) -> None:
-    assert openai_answer.chunk(json.dumps(event).encode()) == expected
+    assert response.chunk(json.dumps(event).encode()) == expected
 
 
 def test_logprobs_of_both_kinds_are_understood() -> None:
@@ -116,7 +117,7 @@ def test_logprobs_of_both_kinds_are_understood() -> None:
     chat = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": top}]}
     text = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.5}]}
     for logprobs in (chat, text):
-        found = openai_answer.chunk(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode())
+        found = response.chunk(json.dumps({"choices": [{"text": "a", "logprobs": logprobs}]}).encode())
         assert found.logprobs == [TokenLogprob(0, "a", -0.5, [(0, "a", -0.5), (0, "b", -1.5)])]
 
 
@@ -130,22 +131,20 @@ def test_logprobs_of_both_kinds_are_understood() -> None:
 )  # fmt: skip
 def test_garbage_is_garbage(data: bytes) -> None:
     with pytest.raises(Garbage):
-        openai_answer.chunk(data)
+        response.chunk(data)
 
 
 def test_refusals_mean_what_they_say() -> None:
-    means = {
-        status: openai_answer.meaning(status) for status in (302, 400, 401, 404, 413, 422, 429, 500, 503)
-    }
+    means = {status: response.meaning(status) for status in (302, 400, 401, 404, 413, 422, 429, 500, 503)}
     assert [status for status, each in means.items() if each is Meaning.REFUSED] == [400, 413, 422]
     assert [status for status, each in means.items() if each is Meaning.BUSY] == [429]
     assert [status for status, each in means.items() if each is Meaning.OURS] == [302, 401, 404]
     assert [status for status, each in means.items() if each is Meaning.FAILED] == [500, 503]
     long = {"error": {"message": "x" * 5000, "code": "bad"}}
-    code, message = openai_answer.refusal(json.dumps(long).encode())
-    assert (code, len(message)) == ("invalid_request", openai_answer.MAX_MESSAGE_CHARACTERS)
-    assert openai_answer.refusal(b"<html>")[0] == "invalid_request"
-    assert openai_answer.refusal(b'{"object": "error", "message": "maximum context length is 5"}')[0] == (
+    code, message = response.refusal(json.dumps(long).encode())
+    assert (code, len(message)) == ("invalid_request", response.MAX_MESSAGE_CHARACTERS)
+    assert response.refusal(b"<html>")[0] == "invalid_request"
+    assert response.refusal(b'{"object": "error", "message": "maximum context length is 5"}')[0] == (
         "context_length_exceeded"
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.waiting import one_of, within
+from gateway.asyncio_helpers import one_of, within
 from tests.freed import no_cycles_left
 
 
@@ -77,7 +77,7 @@ async def test_what_waits_for_nothing_needs_no_timer(monkeypatch: pytest.MonkeyP
     def timeout(seconds: float) -> Any:
         raise AssertionError(f"a timer of {seconds} s")
 
-    monkeypatch.setattr("gateway.waiting.asyncio.timeout", timeout)
+    monkeypatch.setattr("gateway.asyncio_helpers.asyncio.timeout", timeout)
     done = asyncio.get_running_loop().create_future()
     done.set_result("there")
     assert await within(0.0, Work(done).do()) == "there"

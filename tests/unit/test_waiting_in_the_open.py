@@ -9,15 +9,15 @@ import pytest
 
 from engine.entry import Entry
 from engine.messages import SamplingParams
-from gateway.account.charge import SequenceUse
-from gateway.account.estimate import Estimate, Times
-from gateway.deadline import LONGEST_S, timeout_s
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate, Times
+from gateway.domain.usage import SequenceUse
 from gateway.errors import ApiError
 from gateway.flow.controller import Ticket
-from gateway.moving import tier_price
-from gateway.progress import outlook, wants_progress
-from gateway.run import Events, Run
-from gateway.understand import Call
+from gateway.http.request_timeout import LONGEST_S, timeout_s
+from gateway.requests.queue_progress import outlook, wants_progress
+from gateway.requests.run import Events, Run
+from gateway.requests.tier_change import tier_price
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 

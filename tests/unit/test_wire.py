@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.body import content_type, declared_length
-from gateway.wire import headers_of
+from gateway.http.asgi import headers_of
+from gateway.http.request_body import content_type, declared_length
 
 
 def scope(*headers: tuple[bytes, bytes]) -> Any:

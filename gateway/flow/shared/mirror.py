@@ -17,9 +17,9 @@ from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.routing import PrefixRouter
-from gateway.flow.shared import wire
-from gateway.flow.shared.wire import Waits
-from gateway.flow.tickets import Reason
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import Waits
+from gateway.flow.types import Reason
 from gateway.flow.window import Replica
 
 MAX_OTHERS = 1024

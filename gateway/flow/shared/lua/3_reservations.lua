@@ -1,4 +1,4 @@
--- Whose paid-for service is due? (gateway/flow/reservations.py)
+-- Whose paid-for service is due? (gateway/flow/mclock.py)
 
 -- Whether and where the tenant stands among those that may be due.
 local function restand_due(tenant_id, tenant)

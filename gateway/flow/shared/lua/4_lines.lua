@@ -50,7 +50,7 @@ local function head(place)
   return best
 end
 
--- How far below the others a tenant may stand that comes: see Flights.lag (gateway/flow/flights.py).
+-- How far below the others a tenant may stand that comes: see Flights.lag (gateway/flow/in_flight.py).
 local function lag(tenant)
   local most = number_of('kv') * rule.output_cost
   local is_here = tenant.under_way > 0 or tenant.ended and number_of('served') - tenant.ended < most

@@ -32,7 +32,7 @@ local function heads(band)
 end
 
 -- The first of a band's ordinary lane is of a tenant that has had less than its share: see Backlog.is_owed
--- (gateway/flow/backlog.py).
+-- (gateway/flow/queue.py).
 local function is_owed(ticket, band)
   local began = meta['began' .. band]
   return began ~= nil and is_fair()

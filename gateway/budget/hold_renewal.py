@@ -1,0 +1,118 @@
+"""Who renews the holds of what runs, and what becomes of holds that nobody renews?
+
+A hold ends by what the ledger says, never by itself: then a charge that is in the ledger is in the counters
+as well, once, whoever died in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Set
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from gateway.budget.counter_rebuild import Mender
+from gateway.domain.outcomes import RequestOutcome
+from tenants.directory import queries
+from tenants.errors import DatabaseUnavailable
+from tenants.ledger.ledger import Ledger
+from tenants.quota.store import QuotaStore, QuotaStoreUnavailable
+from tenants.types import NOTHING
+
+MAX_DOUBTFUL = 100_000
+
+log = logging.getLogger("fairgate.gateway.keeping")
+
+
+class Keeper:
+    """Looks after holds, a few times in every lease. Use from one event loop."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        quota_store: QuotaStore,
+        mender: Mender,
+        live: Set[str],
+        *,
+        lease_ttl_s: float,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`live`: a view of the requests that hold budget in this process."""
+        self._ledger = ledger
+        self._quota_store = quota_store
+        self._mender = mender
+        self._live = live
+        self._lease_ttl_s = lease_ttl_s
+        self._now = now
+        self._doubtful: set[str] = set()
+
+    def doubt(self, request_id: str) -> None:
+        """A request that will not run, but whose hold or reserve row may be there, as a store failed."""
+        if len(self._doubtful) < MAX_DOUBTFUL:
+            self._doubtful.add(request_id)
+
+    def doubts(self, request_id: str) -> bool:
+        """Whether it is not cleared up yet."""
+        return request_id in self._doubtful
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_ttl_s / 4):
+                    await self._mender.mended.wait()
+            self._mender.mended.clear()
+            try:
+                await self.keep_once()
+            except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
+                log.warning("holds could not be renewed: %s", type(error).__name__)
+            except Exception:
+                log.exception("the keeper of the holds failed; it goes on")
+
+    async def keep_once(self) -> None:
+        """One round of `run`. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+        with self._mender.noticing:
+            if self._live:
+                await self._quota_store.renew(sorted(self._live), self._lease_ttl_s)
+            await self._end_overdue(await self._quota_store.overdue())
+        if self._doubtful:
+            await self._settle_doubtful()
+
+    async def _end_overdue(self, overdue: Iterable[str]) -> None:
+        """Their leases ran out: whoever held them is dead, or stands still."""
+        suspects = [request_id for request_id in overdue if request_id not in self._live]
+        if not suspects:
+            return
+        # In this order: one that is neither open now nor settled later was never written down.
+        open_ids = {found.request_id for found in await self._ledger.open_requests(request_ids=suspects)}
+        settled = await self._ledger.settled(suspects)
+        for request_id in suspects:
+            if request_id in settled:
+                await self._quota_store.settle(request_id, settled[request_id].counted)
+            elif request_id not in open_ids:
+                # Held, and its gateway died (or found the database gone) before it was written down.
+                await self._quota_store.settle(request_id, NOTHING)
+            # An open one is settled by who adopts it (`gateway/cluster/recovery.py`); until then its budget
+            # stays held.
+
+    async def _settle_doubtful(self) -> None:
+        doubtful = set(self._doubtful)
+        while batch := list(doubtful)[: queries.CHUNK]:
+            for found in await self._ledger.open_requests(request_ids=batch):
+                row = replace(
+                    found.reserve,
+                    kind="settle",
+                    amounts=NOTHING,
+                    outcome=RequestOutcome.REFUSED.value,
+                    at=self._now(),
+                    detail={},
+                    charged_to=(),
+                )
+                await self._ledger.settle(row)
+            for request_id in batch:
+                await self._quota_store.settle(request_id, NOTHING)
+            doubtful.difference_update(batch)
+            self._doubtful.difference_update(batch)

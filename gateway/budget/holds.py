@@ -1,0 +1,367 @@
+"""How is budget held before a request runs and while it goes on, and given back once it has ended?
+
+The edge to the quota store and the ledger. Order matters: the hold, then the reserve row durable, and only
+then the queue; a top-up in the store, then its row durable, and only then may the engine hear of it; at the
+end the settle row durable, then the counters (`settlement.py`), then the engine may forget the outcome. So at
+every moment the ledger says at least as much as the engine may emit, and whoever has to account for this
+request after a crash finds its last report there.
+
+A quota store that was away may come back without its memory. So after every failure of it nothing is
+admitted until `counter_rebuild.py` knows that its counters are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from gateway.budget.counter_rebuild import Mender
+from gateway.budget.hold_renewal import Keeper
+from gateway.budget.settlement import Settlement, Settlements
+from gateway.domain.call import Call
+from gateway.domain.outcomes import RequestOutcome
+from tenants.errors import EpochEnded
+from tenants.ledger.ledger import Ledger
+from tenants.ledger.rows import Kind, LedgerRow, as_list, sum_of
+from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
+from tenants.storage.task_stop import stop
+from tenants.types import NOTHING, Amounts, Limit
+
+__all__ = ["Books", "BudgetDenied", "Settlement"]
+
+log = logging.getLogger("fairgate.gateway.books")
+
+
+class BudgetDenied(Exception):
+    """A hard limit has no room for this request."""
+
+    def __init__(self, denied: Denied) -> None:
+        super().__init__(f"limit {denied.limit.limit_id}")
+        self.denied = denied
+
+
+@dataclass(slots=True)
+class _Live:
+    """What a live request holds."""
+
+    call: Call
+    held: Amounts
+    """What the ledger says, reserve row and top-ups together."""
+    price_version: int
+    reported: Callable[[], Amounts] | None = None
+    top_ups: int = 0
+
+
+class Books:
+    """Holds, tops up, settles, renews. Use from one event loop."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        quota_store: QuotaStore,
+        gateway_id: str,
+        *,
+        lease_ttl_s: float,
+        wall_clock: Callable[[], float],
+        all_limits: Callable[[], list[Limit]],
+        require_presence: Callable[[], None] = lambda: None,
+        on_granted: Callable[[Granted], None] = lambda _: None,
+    ) -> None:
+        """`all_limits`: every limit in force, for filling counters again. `require_presence` raises when
+        this gateway may have been taken for dead. `on_granted` sees every answer that a request goes on
+        with."""
+        self._ledger = ledger
+        self._quota_store = quota_store
+        self._gateway_id = gateway_id
+        self._lease_ttl_s = lease_ttl_s
+        self._wall_clock = wall_clock
+        self._on_granted = on_granted
+        self.require_presence = require_presence
+        """To be called right before a request is sent to an engine: what waits here may have been settled by
+        another gateway, where this one stood still. Raises `DatabaseUnavailable`."""
+        self._live: dict[str, _Live] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._mender = Mender(
+            ledger, quota_store, gateway_id, lease_ttl_s=lease_ttl_s, now=self._now, all_limits=all_limits
+        )
+        self._keeper = Keeper(
+            ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
+        )
+        self._settlements = Settlements(ledger, quota_store, self._mender, is_alone=self._is_alone)
+
+    @property
+    def pending(self) -> int:
+        """Settlements that are not durable yet."""
+        return len(self._settlements)
+
+    @property
+    def live(self) -> Set[str]:
+        """Requests that hold budget here, until their settlement is durable (a view: it changes)."""
+        return self._live.keys()
+
+    @property
+    def is_recovering(self) -> bool:
+        """The quota store failed, and its counters are not known to be right yet: nothing is admitted."""
+        return self._mender.is_needed and not self.is_local
+
+    @property
+    def is_local(self) -> bool:
+        """The quota store is away, and slices of the limits are given out without it."""
+        return self._quota_store.is_local
+
+    async def ping(self) -> None:
+        """Asks the quota store, and has it looked after where it fails. Raises `QuotaStoreUnavailable`."""
+        with self._mender.noticing:
+            await self._quota_store.ping()
+
+    async def fill(self, *, is_new: bool) -> None:
+        """Before the first request: counters that are right. `is_new`: they begin empty with this process.
+        Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
+        if is_new:
+            await self._mender.rebuild()
+        else:
+            with self._mender.noticing:
+                await self._mender.mend()
+
+    def start(self) -> None:
+        """Begins to renew holds and to look after the store."""
+        self._tasks = [
+            asyncio.create_task(self._keeper.run(), name="gateway books, holds"),
+            asyncio.create_task(self._mender.run(), name="gateway books, rebuild"),
+        ]
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits for the settlements under way; what is not durable then is settled at the next start."""
+        await self._settlements.close(timeout_s)
+        await stop(self._tasks)
+
+    def held(self, request_id: str) -> Amounts:
+        """Everything that a live request holds so far, as limits count it; nothing when it is not live."""
+        live = self._live.get(request_id)
+        return NOTHING if live is None else live.held
+
+    async def reserve(
+        self,
+        call: Call,
+        hold: Hold,
+        *,
+        price_version: int = 0,
+        reported: Callable[[], Amounts] | None = None,
+    ) -> Granted:
+        """Holds on every limit of the request's path, then makes the reserve row durable. The request may go
+        as far as `Granted.covered`. `reported`: what bills say of what a top-up says was used, where limits
+        may count it otherwise; None: they do not.
+
+        Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
+        """
+        if self.is_recovering or self._keeper.doubts(call.request_id):
+            raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
+        limits = call.principal.limits_for(call.tier, self._wall_clock())
+        asked_s = asyncio.get_running_loop().time()
+        try:
+            epoch, answer = await self._in_one_epoch(
+                lambda: self._quota_store.reserve(call.request_id, limits, hold, self._lease_ttl_s)
+            )
+        except QuotaStoreUnavailable:
+            # It may have heard us all the same.
+            self._keeper.doubt(call.request_id)
+            raise
+        if isinstance(answer, Denied):
+            raise BudgetDenied(answer)
+        self._live[call.request_id] = _Live(call, answer.covered, price_version, reported)
+        detail = {
+            "prompt_tokens": [len(prompt) for prompt in call.prompts],
+            "choices": call.choices,
+            "max_tokens": call.max_tokens,
+            "most": as_list(hold.most),
+            "may_be_cut": hold.may_be_cut,
+            "metering": "local" if self.is_local else "shared",
+        }
+        row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
+        try:
+            await self._ledger.append(row, epoch=epoch, alone=self._is_alone())
+            if asyncio.get_running_loop().time() - asked_s > self._lease_ttl_s / 2:
+                # We stood still. The hold may have been given up for dead meanwhile.
+                raise QuotaStoreUnavailable("the hold is too old to rely on")
+        except BaseException as error:
+            # Whether the row is there is unknown. The keeper finds out when the database is back.
+            self._keeper.doubt(call.request_id)
+            self._live.pop(call.request_id, None)
+            await self._release(call.request_id)
+            if isinstance(error, EpochEnded):
+                raise QuotaStoreUnavailable("its counters were rebuilt") from error
+            raise
+        self._on_granted(answer)
+        return answer
+
+    async def top_up(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> Granted | Denied:
+        """Raises what a live request holds (`QuotaStore.top_up`; totals since it began), and makes that
+        durable: after this, and not before, the engine may be told. `used` is what was emitted and computed
+        so far, as limits count it: should everybody die, that is what will be charged, and billed as
+        `reported` says.
+
+        Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
+        engine must then not be told more than before, and the call may be repeated.
+        """
+        live = self._live[request_id]
+        epoch, answer = await self._raise_hold(request_id, used, first, ahead)
+        if isinstance(answer, Denied):
+            return answer
+        detail = {"used": as_list(used)}
+        if live.reported is not None and (tokens := live.reported()) != used:
+            detail["tokens"] = as_list(tokens)
+        await self._write_top_up(live, live.call, answer.covered, detail, epoch)
+        self._on_granted(answer)
+        return answer
+
+    async def move(self, call: Call, first: Amounts, ahead: Amounts) -> Granted:
+        """Raises what a live request holds that has emitted nothing, and makes durable that from now on it is
+        charged in `call.tier`, whoever settles it.
+
+        Raises `BudgetDenied` (nothing has changed then), `KeyError`, `QuotaStoreUnavailable`,
+        `DatabaseUnavailable`.
+        """
+        live = self._live[call.request_id]
+        epoch, answer = await self._raise_hold(call.request_id, NOTHING, first, ahead)
+        if isinstance(answer, Denied):
+            raise BudgetDenied(answer)
+        detail = {"used": as_list(NOTHING), "moved_from": live.call.tier.value}
+        await self._write_top_up(live, call, answer.covered, detail, epoch)
+        return answer
+
+    def settle(
+        self,
+        call: Call,
+        charged: Amounts,
+        outcome: RequestOutcome,
+        detail: dict[str, Any],
+        acknowledge: Callable[[], None],
+        *,
+        counted: Amounts | None = None,
+        credit_nanousd: int = 0,
+    ) -> Settlement:
+        """Starts the settlement; it goes on until it is durable, whoever stops waiting for it. `counted` is
+        what limits count where tokens are weighted; None: what is charged. `credit_nanousd` is given back on
+        the bill, in a row of its own: what limits counted stays counted."""
+        live = self._live.get(call.request_id)
+        price_version = live.price_version if live else 0
+        row = self._row(call, "settle", charged, detail, (), price_version, outcome.value)
+        if counted is not None and counted != charged:
+            row = replace(row, counted_input=counted.input_tokens, counted_output=counted.output_tokens)
+
+        def done() -> None:
+            self._live.pop(call.request_id, None)
+
+        credit: LedgerRow | None = None
+        if credit_nanousd:
+            given_back = replace(NOTHING, cost_nanousd=-credit_nanousd)
+            credit = self._row(call, "credit", given_back, {}, (), price_version, "quote")
+        return self._settlements.start(row, acknowledge, done, credit)
+
+    async def keep_once(self) -> None:
+        """Looks after the holds now, instead of when the next round is due."""
+        await self._keeper.keep_once()
+
+    def _is_alone(self) -> bool:
+        """Whether no more than one request holds anything here: no other waits for the event loop."""
+        return len(self._live) <= 1
+
+    async def _in_one_epoch(
+        self, ask: Callable[[], Awaitable[Granted | Denied]]
+    ) -> tuple[str, Granted | Denied]:
+        """The store's answer, and the epoch of which it is. A repeated call changes nothing."""
+        while True:
+            epoch = self._quota_store.epoch
+            with self._mender.noticing:
+                answer = await ask()
+            if epoch == self._quota_store.epoch:
+                return epoch, answer
+
+    def _row(
+        self,
+        call: Call,
+        kind: Kind,
+        amounts: Amounts,
+        detail: dict[str, Any],
+        charged_to: tuple[str, ...],
+        price_version: int,
+        outcome: str = "",
+    ) -> LedgerRow:
+        principal = call.principal
+        return LedgerRow(
+            request_id=call.request_id,
+            kind=kind,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            gateway_id=self._gateway_id,
+            tier=call.tier,
+            model=call.model,
+            amounts=amounts,
+            outcome=outcome,
+            at=self._now(),
+            detail=detail,
+            charged_to=charged_to,
+            price_version=price_version,
+        )
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall_clock(), UTC)
+
+    async def _raise_hold(
+        self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
+    ) -> tuple[str, Granted | Denied]:
+        """`QuotaStore.top_up`, and the epoch that it was in."""
+        try:
+            return await self._in_one_epoch(lambda: self._quota_store.top_up(request_id, used, first, ahead))
+        except KeyError:
+            raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
+
+    async def _write_top_up(
+        self, live: _Live, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
+    ) -> None:
+        """Makes durable that all of `covered` is held, as one more numbered row, and that the request is now
+        `call`. Where neither is news nothing is written."""
+        try:
+            while _any(newly := _beyond(covered, live.held)) or live.call is not call:
+                row = replace(
+                    self._row(call, "top_up", newly, detail, (), live.price_version), number=live.top_ups + 1
+                )
+                if await self._ledger.append(row, epoch=epoch):
+                    live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
+                    live.call = call
+                else:
+                    # An attempt that seemed to fail had been written after all.
+                    await self._read_again(call.request_id, live)
+        except EpochEnded as error:
+            raise QuotaStoreUnavailable("its counters were rebuilt") from error
+
+    async def _read_again(self, request_id: str, live: _Live) -> None:
+        for found in await self._ledger.open_requests(request_ids=[request_id]):
+            live.held, live.top_ups = found.held, len(found.top_ups)
+            return
+        raise QuotaStoreUnavailable("somebody else has settled the request")
+
+    async def _release(self, request_id: str) -> None:
+        try:
+            with self._mender.noticing:
+                await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
+        except QuotaStoreUnavailable:
+            log.warning("the hold of %s could not be released; the keeper will", request_id)
+
+
+def _beyond(amounts: Amounts, held: Amounts) -> Amounts:
+    pairs = zip(as_list(amounts), as_list(held), strict=True)
+    return Amounts(*(max(0, one - other) for one, other in pairs))
+
+
+def _any(amounts: Amounts) -> bool:
+    return any(as_list(amounts))

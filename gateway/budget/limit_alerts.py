@@ -1,0 +1,98 @@
+"""Who writes down what soft and shadow limits noticed, without a request waiting for it?
+
+`note` only counts in memory; one task writes the counts every second, many grants as one row. What cannot be
+written waits; beyond `MAX_WAITING` different counts new ones are dropped, and the metric says so. These are
+alerts and not accounts: a crash loses up to a second of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from gateway.metrics.registry import Metrics
+from tenants.errors import DatabaseUnavailable
+from tenants.quota import alerts as limit_events
+from tenants.quota.alerts import EventKey, EventKind, Tally, noticed
+from tenants.quota.store import Granted
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
+
+FLUSH_EVERY_S = 1.0
+MAX_WAITING = 10_000
+MAX_REMEMBERED = 10_000
+"""Thresholds of which this process has alerted already."""
+
+log = logging.getLogger("fairgate.gateway.limits")
+
+
+class LimitEvents:
+    """Counts, and writes the counts. Use from one event loop."""
+
+    def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._waiting: dict[EventKey, Tally] = {}
+        self._alerted: OrderedDict[EventKey, None] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, granted: Granted) -> None:
+        """Counts what this grant tells of its limits. Costs nothing where no limit is soft or shadow."""
+        keys = noticed(granted)
+        if not keys:
+            return
+        now_us = round(self._wall_clock() * 1e6)
+        for key in keys:
+            if key.kind is EventKind.WOULD_DENY or self._is_first(key):
+                self._metrics.limit_event(key.kind)
+            tally = self._waiting.get(key)
+            if tally is not None:
+                self._waiting[key] = tally.and_at(now_us)
+            elif len(self._waiting) < MAX_WAITING:
+                self._waiting[key] = Tally(1, now_us, now_us)
+            else:
+                self._metrics.limit_event("dropped")
+
+    def _is_first(self, key: EventKey) -> bool:
+        """An alert is given once per limit, window and level by each gateway."""
+        if key in self._alerted:
+            return False
+        self._alerted[key] = None
+        if len(self._alerted) > MAX_REMEMBERED:
+            self._alerted.popitem(last=False)
+        log.warning("soft limit %s has reached %d %% of its amount", key.limit_id, key.level)
+        return True
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._task = asyncio.create_task(self._keep(), name="gateway limit events")
+
+    async def close(self) -> None:
+        """Writes what is left, if the database lets it."""
+        if self._task is not None:
+            await stop([self._task])
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what was counted so far; where the database is down the counts stay for the next time."""
+        tallies, self._waiting = self._waiting, {}
+        if not tallies:
+            return
+        try:
+            await limit_events.add(self._database, tallies)
+        except DatabaseUnavailable as error:
+            log.warning("limit events wait: %s", type(error).__name__)
+            for key, tally in tallies.items():
+                newer = self._waiting.get(key)
+                self._waiting[key] = tally if newer is None else tally.with_newer(newer)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            try:
+                await self.flush()
+            except Exception:
+                log.exception("limit events could not be written; those of the last second are lost")

@@ -1,0 +1,313 @@
+"""Who keeps a running request's lease ahead of what it emits?
+
+One task a request, beside those that read its tokens, unless all that can come is covered already. It asks
+for more before a sequence comes to the end of its lease, for all sequences in one call; what is granted is
+durable before an engine hears of it. A rate that is used up lets the sequences rest until the bucket has
+refilled; a spent budget lets them go on to the end of what is covered, and stops them there.
+
+What to ask for, and when, is decided in `lease.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from gateway.budget import lease
+from gateway.budget.holds import Books
+from gateway.budget.lease import Part
+from gateway.budget.metering import Counting
+from gateway.domain.timeline import Kind, Timeline
+from gateway.domain.usage import SequenceUse
+from gateway.upstream.base import Upstream, UpstreamUnavailable
+from tenants.errors import DatabaseUnavailable
+from tenants.quota.store import Denied, Granted, QuotaStoreUnavailable
+from tenants.types import NOTHING, Amounts, Limit
+
+RETRY_FIRST_S = 0.1
+RETRY_MOST_S = 1.0
+
+log = logging.getLogger("fairgate.gateway.topping")
+
+
+class AccountsLost(Exception):
+    """The quota store or the ledger was away for too long to go on; `cause` is its last word."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class Leases:
+    """What a request holds, and which of its sequences may use how much of it."""
+
+    limits: tuple[Limit, ...]
+    counting: Counting
+    most_each: int
+    """`max_tokens`."""
+    covered: Amounts = NOTHING
+    """As limits count it."""
+    covered_output_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    """By sequence."""
+    gpu_us: list[int | None] = field(default_factory=list)
+    """By sequence; None: no limit counts it."""
+    top_ups: int = 0
+    """Granted."""
+    timeline: Timeline = field(default_factory=Timeline)
+    """Where they are noted."""
+    counts_gpu: bool = field(init=False)
+    """Whether the engine has to stop at a lease of device time. A move to another tier changes nothing about
+    it: only between tiers with the same limits is there one."""
+
+    def __post_init__(self) -> None:
+        self.counts_gpu = lease.has_gpu_limit(self.limits)
+
+    @property
+    def uses(self) -> Sequence[SequenceUse]:
+        """What its sequences have used, as it grows."""
+        return self.counting.uses
+
+    def granted(self, covered: Amounts) -> None:
+        """So much is held now: shares it out."""
+        self.covered = covered
+        most = self.most_each * len(self.uses)
+        self.covered_output_tokens = max(
+            self.covered_output_tokens, lease.covered_tokens(covered, self.counting.size, most)
+        )
+        self.share_out()
+
+    def share_out(self) -> None:
+        """What is covered and not used by those that have ended is for the others."""
+        self.tokens = lease.share_out(self.covered_output_tokens, self.parts())
+        if not self.counts_gpu:
+            self.gpu_us = [None] * len(self.uses)
+            return
+        before = self.gpu_us or [0] * len(self.uses)
+        parts = [
+            Part(use.gpu_us, old or 0, lease.FOR_EVER, use.outcome is None)
+            for use, old in zip(self.uses, before, strict=True)
+        ]
+        self.gpu_us = list(lease.share_out(max(self.covered.gpu_ms * 1000, self.used_gpu_us), parts))
+
+    @property
+    def used_gpu_us(self) -> int:
+        """Device time so far, all sequences."""
+        return sum(use.gpu_us for use in self.uses)
+
+    def parts(self) -> list[Part]:
+        """The sequences as they stand."""
+        leases = self.tokens or [0] * len(self.uses)
+        return [
+            Part(use.output_tokens, old, self.most_each, use.outcome is None)
+            for use, old in zip(self.uses, leases, strict=True)
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing that the request can still emit, or take of the device, is uncovered: it needs no more."""
+        return not self.counts_gpu and all(
+            tokens >= self.most_each or use.outcome is not None
+            for tokens, use in zip(self.tokens, self.uses, strict=True)
+        )
+
+    def is_used_up(self, index: int) -> bool:
+        """Whether a sequence has come to the end of what is covered, but not to its own end."""
+        use, gpu_us = self.uses[index], self.gpu_us[index]
+        if use.outcome is not None or use.output_tokens >= self.most_each:
+            return False
+        return use.output_tokens >= self.tokens[index] or (gpu_us is not None and use.gpu_us >= gpu_us)
+
+
+class Topping:
+    """Tops one request up while it decodes."""
+
+    def __init__(
+        self,
+        request_id: str,
+        leases: Leases,
+        upstream: Upstream,
+        books: Books,
+        *,
+        predict: Callable[[int], int],
+        sequence_ids: Sequence[str],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        hold_wait_s: float,
+        accounts_wait_s: float,
+    ) -> None:
+        """`predict` gives the predicted length of a sequence that has emitted so much."""
+        self._request_id = request_id
+        self._leases = leases
+        self._upstream = upstream
+        self._books = books
+        self._predict = predict
+        self._sequence_ids = sequence_ids
+        self._clock = clock
+        self._sleep = sleep
+        self._hold_wait_s = hold_wait_s
+        self._accounts_wait_s = accounts_wait_s
+        self._first_token_s: float | None = None
+        self._looks: list[int] = []
+        """By sequence: whether more is due is asked when it has emitted so much, not every time."""
+        self._look_ahead()
+        self._wake = asyncio.Event()
+        self._is_untold = False
+        """The engine did not take the last word on the leases."""
+        self.is_spent = False
+        """A budget refuses more: what is covered is the last."""
+
+    def seen(self, index: int) -> None:
+        """Something came from sequence `index`, or it ended."""
+        use = self._leases.uses[index]
+        if self._first_token_s is None:
+            self._first_token_s = self._clock()
+        if use.outcome is not None and any(other.outcome is None for other in self._leases.uses):
+            self._leases.share_out()
+            self._tell()
+            self._wake.set()
+        if self.is_spent:
+            self._stop_used_up()
+        elif (use.output_tokens >= self._looks[index] or self._leases.counts_gpu) and not self._wake.is_set():
+            if self._is_due():
+                self._wake.set()
+            else:
+                self._look_ahead()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises `AccountsLost`."""
+        while True:
+            if self._is_untold:
+                await self._sleep(RETRY_FIRST_S)
+                self._tell()
+            elif self.is_spent:
+                # Said again until the outcomes are here: the engine may have taken no command just then.
+                self._stop_used_up()
+                await self._sleep(RETRY_MOST_S)
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._is_due():
+                    await self._top_up()
+                self._look_ahead()
+
+    # ------------------------------------------------------------ asking
+
+    async def _top_up(self) -> None:
+        """One top-up, asked for until it is granted or refused for good."""
+        leases = self._leases
+        since_s = self._clock()
+        rested_s = 0.0
+        takes_least = False
+        while True:
+            parts = leases.parts()
+            first, ahead = lease.wanted_tokens(parts, self._chunk(), self._predicted())
+            used = leases.counting.report()
+            gpu_ms = first_gpu_ms = lease.wanted_gpu_ms(leases.limits, used.gpu_ms)
+            if takes_least:
+                first = min(first, leases.covered_output_tokens + 1)
+                first_gpu_ms = min(gpu_ms, used.gpu_ms + 1)
+            answer = await self._ask(
+                used,
+                replace(leases.counting.size(first), gpu_ms=first_gpu_ms),
+                replace(leases.counting.size(ahead), gpu_ms=gpu_ms),
+            )
+            if isinstance(answer, Granted):
+                leases.top_ups += 1
+                leases.timeline.note(
+                    Kind.TOPPED_UP, self._clock(), round(rested_s * 1e6), answer.covered.output_tokens
+                )
+                leases.granted(answer.covered)
+                self._tell()
+                return
+            retry_s = lease.retry_in_s(answer, self._clock() - since_s, self._hold_wait_s)
+            if retry_s is not None:
+                await self._sleep(retry_s)
+                rested_s += retry_s
+            elif not takes_least:
+                # Not enough for a whole chunk: the last tokens of a budget are worth something, too.
+                takes_least = True
+            else:
+                self.is_spent = True
+                return
+
+    async def _ask(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
+        """Durable when it returns. While the store or the ledger is away the sequences rest at their leases'
+        end; not for ever."""
+        since_s = self._clock()
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                return await self._ask_once(used, first, ahead)
+            except (QuotaStoreUnavailable, DatabaseUnavailable) as error:
+                if self._clock() - since_s >= self._accounts_wait_s:
+                    raise AccountsLost(error) from None
+                log.warning("request %s: a top-up waits: %s", self._request_id, type(error).__name__)
+            await self._sleep(delay_s)
+            delay_s = min(RETRY_MOST_S, delay_s * 2)
+
+    async def _ask_once(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
+        asking = asyncio.create_task(self._books.top_up(self._request_id, used, first, ahead))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # Whoever cancels is about to settle the request: it must not be topped up after that.
+            await asyncio.wait([asking], timeout=self._accounts_wait_s)
+            asking.cancel()
+            raise
+
+    def _is_due(self) -> bool:
+        leases = self._leases
+        if any(lease_tokens < leases.most_each for lease_tokens in leases.tokens) and lease.is_due(
+            leases.parts(), self._chunk(), self._tokens_per_s()
+        ):
+            return True
+        if not leases.counts_gpu:
+            return False
+        used_us = leases.used_gpu_us
+        chunk_ms = lease.wanted_gpu_ms(leases.limits, 0)
+        return leases.covered.gpu_ms * 1000 - used_us <= chunk_ms * 500
+
+    def _look_ahead(self) -> None:
+        chunk, tokens_per_s = self._chunk(), self._tokens_per_s()
+        self._looks = [lease.next_look(part, chunk, tokens_per_s) for part in self._leases.parts()]
+
+    def _chunk(self) -> int:
+        live = sum(use.outcome is None for use in self._leases.uses)
+        return lease.chunk_tokens(self._leases.limits, self._leases.counting.size, live, self._tokens_per_s())
+
+    def _tokens_per_s(self) -> float:
+        """The pace of its fastest sequence so far."""
+        if self._first_token_s is None or (elapsed_s := self._clock() - self._first_token_s) <= 0:
+            return 0.0
+        return (max(use.output_tokens for use in self._leases.uses) - 1) / elapsed_s
+
+    def _predicted(self) -> int:
+        return sum(
+            self._predict(use.output_tokens) if use.outcome is None else use.output_tokens
+            for use in self._leases.uses
+        )
+
+    # ------------------------------------------------------------ telling the engine
+
+    def _tell(self) -> None:
+        self._is_untold = False
+        for index, use in enumerate(self._leases.uses):
+            if use.outcome is None:
+                try:
+                    self._upstream.top_up(
+                        self._sequence_ids[index], self._leases.tokens[index], self._leases.gpu_us[index]
+                    )
+                except UpstreamUnavailable:
+                    # Gone, which its readers will hear, or too busy to listen now.
+                    self._is_untold = True
+
+    def _stop_used_up(self) -> None:
+        for index, sequence_id in enumerate(self._sequence_ids):
+            if self._leases.is_used_up(index):
+                self._upstream.cancel(sequence_id, "budget")

@@ -1,0 +1,172 @@
+"""How does a gateway ask the others about a request that is not its own?
+
+A client behind a load balancer need not know which gateway has its request. So an act on a request that is
+neither under way here nor over goes to all gateways of the Redis at once, as a published message; whoever has
+it acts and answers (`gateway/pools/request_actions.py`). Nothing is stored, and the way of a request is not
+touched: this costs round trips only where somebody asks for it.
+
+Published messages are not delivered twice, and may be lost. So the asker waits for as many answers as
+gateways heard the question, at most `ANSWER_S`, and says so where some are missing. A lost answer to an act
+leaves the act done: to cancel again changes nothing, and to move to where it is neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis.asyncio as redis_client
+from msgspec.structs import replace
+from redis.exceptions import RedisError
+
+from gateway.pools.request_actions import Answered, Ask, Heard, Unreachable
+from tenants.storage.redis_options import redis_options
+from tenants.storage.task_stop import stop
+
+ANSWER_S = 5.0
+"""A move writes to the ledger; everything else is answered at once."""
+TIMEOUT_S = 2.0
+RETRY_S = 0.25
+HEARTBEAT_S = 1.0
+MAX_CONNECTIONS = 16
+MAX_ASKING = 256
+"""Questions that wait for their answers here at one time."""
+MAX_ACTING = 256
+"""Questions of others that are under way here at one time; what comes beyond is not answered."""
+
+log = logging.getLogger("fairgate.gateway.elsewhere")
+
+_asks = msgspec.msgpack.Decoder(Ask)
+_answers = msgspec.msgpack.Decoder(Answered)
+
+
+@dataclass(slots=True)
+class _Open:
+    heard: list[Answered]
+    expected: int | None
+    """None: not known yet."""
+    ends_with_one: bool
+    done: asyncio.Event
+
+
+class Elsewhere:
+    """One gateway's part. Use from one event loop."""
+
+    def __init__(
+        self, url: str, *, prefix: str = "fairgate", timeout_s: float = TIMEOUT_S, answer_s: float = ANSWER_S
+    ) -> None:
+        pool = redis_client.BlockingConnectionPool.from_url(
+            url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **redis_options(timeout_s)
+        )
+        self._redis: Any = redis_client.Redis.from_pool(pool)
+        # Published messages know no database: two houses in one Redis must not hear one another.
+        number = self._redis.connection_pool.connection_kwargs.get("db", 0)
+        self._everybody = f"{prefix}:{number}:gateways"
+        self._own = f"{self._everybody}:{secrets.token_hex(8)}"
+        self._answer_s = answer_s
+        self._act: Callable[[Ask], Awaitable[Answered]] | None = None
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Open] = {}
+        self._acting: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.is_listening = asyncio.Event()
+        """What others ask and answer is heard."""
+
+    def start(self, act: Callable[[Ask], Awaitable[Answered]]) -> None:
+        """Begins to answer others with `act`, which must not raise."""
+        self._act = act
+        self._task = asyncio.create_task(self._listen(), name="gateway elsewhere")
+
+    async def close(self) -> None:
+        """Hears nothing any more."""
+        await stop([*self._acting, *([self._task] if self._task is not None else [])])
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await self._redis.aclose()
+
+    async def ask(self, ask: Ask, *, everybody: bool = False) -> Heard:
+        """Asks all other gateways; returns as soon as the one that has the request has answered, with
+        `everybody` when all have. Raises `Unreachable`."""
+        if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
+            raise Unreachable
+        number = next(self._numbers)
+        waiting = self._open[number] = _Open([], None, not everybody, asyncio.Event())
+        packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
+        try:
+            try:
+                heard_by: int = await self._redis.publish(self._everybody, packed)
+            except (RedisError, OSError, TimeoutError) as error:
+                raise Unreachable from error
+            waiting.expected = heard_by - 1  # we heard it ourselves
+            _look(waiting)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._answer_s):
+                    await waiting.done.wait()
+        finally:
+            del self._open[number]
+        return Heard(waiting.heard, max(0, waiting.expected - len(waiting.heard)))
+
+    # ------------------------------------------------------------ what is heard
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._redis.pubsub() as subscription:
+                    await subscription.subscribe(self._everybody, self._own)
+                    greeted = 0
+                    while True:
+                        heard = await subscription.get_message(timeout=HEARTBEAT_S)
+                        if heard is None:
+                            continue
+                        if heard["type"] == "subscribe":
+                            greeted += 1
+                            if greeted == 2:
+                                self.is_listening.set()
+                        elif heard["type"] == "message":
+                            self._published(heard["channel"].decode(), heard["data"])
+            except (RedisError, OSError, TimeoutError):
+                self.is_listening.clear()
+                await asyncio.sleep(RETRY_S)
+
+    def _published(self, channel: str, packed: bytes) -> None:
+        try:
+            if channel == self._own:
+                self._answered(_answers.decode(packed))
+            else:
+                self._asked(_asks.decode(packed))
+        except msgspec.DecodeError:
+            log.error("what another gateway said is not understood")
+
+    def _asked(self, ask: Ask) -> None:
+        if ask.reply_to == self._own or len(self._acting) >= MAX_ACTING:
+            return
+        task = asyncio.create_task(self._answer(ask), name="gateway elsewhere, act")
+        self._acting.add(task)
+        task.add_done_callback(self._acting.discard)
+
+    async def _answer(self, ask: Ask) -> None:
+        assert self._act is not None
+        answered = await self._act(ask)
+        packed = msgspec.msgpack.encode(replace(answered, number=ask.number))
+        try:
+            await self._redis.publish(ask.reply_to, packed)
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("another gateway was not answered: %s", type(error).__name__)
+
+    def _answered(self, answered: Answered) -> None:
+        waiting = self._open.get(answered.number)
+        if waiting is not None:
+            waiting.heard.append(answered)
+            _look(waiting)
+
+
+def _look(waiting: _Open) -> None:
+    is_complete = waiting.expected is not None and len(waiting.heard) >= waiting.expected
+    if is_complete or (waiting.ends_with_one and waiting.heard and waiting.heard[-1].is_found):
+        waiting.done.set()

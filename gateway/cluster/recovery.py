@@ -1,0 +1,221 @@
+"""Who settles what a gateway left that died, and when?
+
+A reserve row without a settle row, and nobody who works on it: its gateway died. The engine knows what it
+emitted: it outlives its gateways, cancels what nobody reads, and keeps every outcome until its settlement is
+acknowledged. So
+
+- a gateway that starts settles what its earlier life left (`recover`), and again whenever an engine comes
+  (back) that could not be asked before (`sweep`);
+- a gateway that lives settles what a dead one left (`adopt`), if it reaches every engine that the dead one
+  could have used, and none of them still hears it.
+
+Each time: ask every engine, cancel what runs for nobody and wait for its outcome, reckon
+(`crash_charge.py`), write the settle row, charge the counters by the row that is in the ledger, and let
+the engines forget. Settle rows are unique by request and counters charge a request only while it holds
+something, so whatever is repeated, interrupted or done by two gateways at once charges once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from engine.messages import Inventory, Outcome
+from gateway.cluster.crash_charge import reckon, tier_of
+from gateway.deps import RecoveryReport
+from gateway.upstream.base import Upstream, UpstreamLost
+from tenants.directory.gateways import GatewaySeen
+from tenants.errors import UnknownPrice
+from tenants.ledger.rows import OpenRequest
+
+if TYPE_CHECKING:
+    from gateway.deps import GatewayDeps
+
+ENGINE_WAIT_S = 120.0
+"""How long a start waits for the engine that knows about open requests; later ones are swept up."""
+CANCEL_WAIT_S = 15.0
+POLL_S = 0.05
+PAGE = 10_000
+
+log = logging.getLogger("fairgate.gateway.recovery")
+
+
+@dataclass(slots=True)
+class _Told:
+    """What all engines that could be asked said."""
+
+    inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
+    is_complete: bool = True
+    """Every engine could be asked."""
+
+    def outcomes(self) -> dict[str, list[Outcome]]:
+        """By request."""
+        found: dict[str, list[Outcome]] = {}
+        for _, inventory in self.inventories:
+            for outcome in inventory.outcomes:
+                found.setdefault(outcome.request_id, []).append(outcome)
+        return found
+
+    def hears(self, gateway_id: str) -> bool:
+        """Whether some engine still has a connection to this gateway."""
+        return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
+
+
+async def recover(deps: GatewayDeps) -> RecoveryReport:
+    """What this gateway's earlier life left, before the first request. Raises `DatabaseUnavailable`,
+    `QuotaStoreUnavailable`."""
+    report = RecoveryReport()
+    while True:
+        page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+        report.open_reserves += len(page)
+        if page:
+            await _wait_for_engines(deps.upstreams, ENGINE_WAIT_S)
+        settled = await _settle(deps, page, frozenset(), report)
+        if settled == 0 or len(page) < PAGE:
+            break
+    deps.recovery = report
+    if report.open_reserves or report.acknowledged:
+        log.info("recovery: %s", report)
+    return report
+
+
+async def sweep(deps: GatewayDeps, live: Container[str]) -> RecoveryReport:
+    """The same while serving: whatever is in `live` (looked up when it matters: requests come and go
+    meanwhile) is not touched."""
+    report = RecoveryReport()
+    page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
+    orphans = [each for each in page if each.request_id not in live]
+    report.open_reserves = len(orphans)
+    await _settle(deps, orphans, live, report)
+    return report
+
+
+async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Container[str]) -> RecoveryReport:
+    """Settles what a dead gateway left, and forgets it once nothing of it is open. Raises as `recover`."""
+    report = RecoveryReport()
+    if not dead.engines <= deps.engine_names():
+        log.warning(
+            "gateway %s is gone; it used engines that are not known here: it is left", dead.gateway_id
+        )
+        return report
+    page = await deps.ledger.open_requests(dead.gateway_id, most=PAGE)
+    # After the page was read: had it come back and reserved one of these, its heartbeat would be seen here.
+    if not await deps.registry.claim(dead.gateway_id, deps.gateway_id, stale_s):
+        return report
+    report.open_reserves = len(page)
+    told = await _ask(deps.upstreams, live, adopt=True)
+    if not told.is_complete or told.hears(dead.gateway_id):
+        report.left_open = len(page)
+        return report
+    await _settle_by(deps, page, live, told, report)
+    if len(page) < PAGE:
+        await deps.registry.forget(dead.gateway_id, stale_s)
+    log.info("gateway %s is gone, its requests are settled: %s", dead.gateway_id, report)
+    return report
+
+
+async def _settle(
+    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], report: RecoveryReport
+) -> int:
+    """Settles `page` and everything else that the engines hold outcomes of. Returns how many."""
+    return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report)
+
+
+async def _settle_by(
+    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], told: _Told, report: RecoveryReport
+) -> int:
+    by_request = told.outcomes()
+    settled = 0
+    for each in page:
+        outcomes = by_request.get(each.request_id, [])
+        if not outcomes and not told.is_complete:
+            report.left_open += 1
+            continue
+        settled += await _settle_one(deps, each, outcomes, report)
+    # Adopted before, and not settled then: their reserve rows stand under another name.
+    done = {each.request_id for each in page}
+    for request_id, outcomes in by_request.items():
+        if request_id in live or request_id in done:
+            continue
+        for each in await deps.ledger.open_requests(request_ids=[request_id]):
+            settled += await _settle_one(deps, each, outcomes, report)
+    for upstream, inventory in told.inventories:
+        ids = [each.sequence_id for each in inventory.outcomes if each.request_id not in live]
+        if ids:
+            upstream.acknowledge(ids)
+            report.acknowledged += len(ids)
+    return settled
+
+
+async def _settle_one(
+    deps: GatewayDeps, open_request: OpenRequest, outcomes: list[Outcome], report: RecoveryReport
+) -> bool:
+    reserve = open_request.reserve
+    try:
+        prices = await deps.directory.prices_at(reserve.price_version)
+        reckoning = reckon(open_request, outcomes, prices)
+    except UnknownPrice as error:
+        # The price was taken away. Better a request that stays open, and is named, than a wrong charge.
+        log.error("request %s stays open: %s", open_request.request_id, error)
+        report.left_open += 1
+        return False
+    counted = reckoning.counted
+    row = replace(
+        reserve,
+        kind="settle",
+        gateway_id=deps.gateway_id,
+        tier=tier_of(open_request),
+        amounts=reckoning.charged,
+        outcome=reckoning.outcome.value,
+        at=datetime.fromtimestamp(deps.wall_clock(), UTC),
+        detail=reckoning.detail,
+        charged_to=(),
+        counted_input=counted.input_tokens,
+        counted_output=counted.output_tokens,
+    )
+    counts = await deps.ledger.settle(row)
+    await deps.quota_store.settle(row.request_id, counts.counted)
+    if outcomes:
+        report.recovered += 1
+    else:
+        report.lost += 1
+    return True
+
+
+async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Told:
+    """Every engine's outcomes, once nothing of a request outside `live` runs any more. Only who has the right
+    to settle for the dead adopts: else two would each see half of what is known."""
+    told = _Told()
+    for upstream in upstreams:
+        try:
+            told.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
+        except UpstreamLost:
+            told.is_complete = False
+    return told
+
+
+async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -> Inventory:
+    if not upstream.is_up:
+        raise UpstreamLost("not connected")
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + CANCEL_WAIT_S
+    while True:
+        inventory = await upstream.collect(adopt=adopt)
+        orphans = [each for each in inventory.running if each.request_id not in live]
+        if not orphans:
+            return inventory
+        if loop.time() > until_s:
+            raise UpstreamLost("sequences that nobody reads do not end")
+        for running in orphans:
+            upstream.cancel(running.sequence_id, "cancelled")
+        await asyncio.sleep(POLL_S)
+
+
+async def _wait_for_engines(upstreams: Iterable[Upstream], timeout_s: float) -> None:
+    await asyncio.gather(*(upstream.wait_until_up(timeout_s) for upstream in upstreams))

@@ -1,0 +1,113 @@
+"""Which requests are refused before they get in line?
+
+Those that the forecast says would not be in time (`flow/deadline_check.py`): by what their client allows or
+their tier does, always; by the targets of their tier and tenant only where the control loop says so, for many
+a client would rather have a late answer than none. What a quote promised is never refused by a target; nor is
+one in `TRIED_ONE_IN` of those that a target refuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from gateway import errors
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate
+from gateway.errors import LONGEST_RETRY_S
+from gateway.flow.deadline_check import (
+    LENIENT,
+    TRIED_ONE_IN,
+    TimesAhead,
+    TooLate,
+    early_refusal,
+    out_of_reach,
+)
+from gateway.statistics import RecentShare
+from tenants.types import Tier
+
+# Whom does a target keep out, and was the forecast right about those that it let in?
+#
+# What the control loop turns and watches (`control_rules.py`): how strict it is, how many would be late, and
+# how many were late though they were expected in time. Pure; one writer, whoever lets requests in.
+
+
+class TargetGate:
+    """Of one pool."""
+
+    def __init__(self) -> None:
+        self.strictness = 0.0
+        """Times what is expected, compared with targets; 0: nobody is refused for a target."""
+        self.expected_late = RecentShare()
+        """Of the last requests with a target, refused or not, those expected to miss it."""
+        self.mistaken = RecentShare()
+        """Of those that ended and were expected to keep their targets, those that missed one."""
+        self._out_of_reach = 0
+
+    def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
+        """Why a request that arrives is refused; None: it may get in line."""
+        self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None))
+        late = out_of_reach(ahead, targets_s, self.strictness)
+        if late is None:
+            return None
+        self._out_of_reach += 1
+        return late if self._out_of_reach % TRIED_ONE_IN else None
+
+    def learn(self, ahead: TimesAhead, targets_s: Mapping[str, float], *, missed: bool) -> None:
+        """A request that was let in has ended, and has `missed` a target or kept all."""
+        if out_of_reach(ahead, targets_s, LENIENT) is None:
+            self.mistaken.note(float(missed))
+
+
+Targets = Callable[[str, Tier], Mapping[str, float]]
+"""Of a tenant's requests in a tier, in seconds by metric."""
+
+
+METRICS = {"first token": "ttft", "answer": "e2e"}
+"""Of what is late."""
+
+
+def no_targets(tenant_id: str, tier: Tier) -> Mapping[str, float]:
+    """Nobody has any."""
+    return {}
+
+
+def nobody(tenant_id: str, tier: Tier, metric: str) -> None:
+    """Need be told."""
+
+
+class Admission(TargetGate):
+    """Of one pool. Use from one event loop."""
+
+    def __init__(
+        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = nobody
+    ) -> None:
+        """`on_refused` is told whose target of which metric a request was refused for."""
+        super().__init__()
+        self._targets = targets
+        self._on_refused = on_refused
+        self.factor = 1.0
+        """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
+
+    def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
+        """Raises `ApiError` for a request that is of no use in line. `expires_s`: when it leaves the line."""
+        late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=self.factor)
+        if late is not None:
+            raise errors.deadline_unreachable(
+                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+            )
+        targets_s = self._targets(call.principal.tenant_id, call.tier)
+        if call.binding is not None or estimate is None or not targets_s:
+            return
+        late = self.keeps_out(estimate, targets_s)
+        if late is not None:
+            self._on_refused(call.principal.tenant_id, call.tier, METRICS[late.what])
+            raise errors.target_unreachable(
+                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+            )
+
+    def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
+        """A request that was let in has ended, and has `missed` a target or kept all."""
+        targets_s = self._targets(call.principal.tenant_id, call.tier)
+        if targets_s and estimate is not None:
+            self.learn(estimate, targets_s, missed=missed)

@@ -1,0 +1,259 @@
+"""How does a waiting request learn that it is its turn?
+
+The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes time and the engines'
+sizes in, and wakes the requests whose turn it is. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from engine.step_time.model import PRIOR
+from gateway.dispatch.queue_backend import FlowState, LocalQueue
+from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
+from gateway.flow.window import Replica
+from gateway.upstream.base import Upstream
+from tenants.storage.task_stop import stop
+
+SWEEP_S = 0.25
+"""How often deadlines in the queue are looked at."""
+
+log = logging.getLogger("fairgate.gateway.dispatcher")
+
+
+class QueueRefused(Exception):
+    """The queue is full."""
+
+    def __init__(self, full: QueueFull) -> None:
+        super().__init__(f"queue full: {full.limit}")
+        self.full = full
+
+
+class QueueExpired(Exception):
+    """The request waited longer than its tier allows."""
+
+
+class NoEngine(Exception):
+    """No engine serves, and none came back in time."""
+
+
+class Closing(Exception):
+    """The gateway stops."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """It is this request's turn, on this upstream."""
+
+    upstream: Upstream
+    counter: int
+    dispatched_s: float
+    tier: int | None = None
+    """Its rank at the engine, where a long wait or a reservation made it a higher one than its tier's."""
+    by_reservation: bool = False
+    displaced: tuple[Displaced, ...] = ()
+    """Whose place it takes, of this gateway's requests."""
+    is_owed: bool = False
+    """At the engine it may take the place of a tenant of its tier that has had more."""
+
+
+class Dispatcher:
+    """One task, one queue, any number of waiting requests. Use from one event loop."""
+
+    def __init__(
+        self,
+        flow: FlowController,
+        upstreams: Sequence[Upstream],
+        clock: Callable[[], float],
+        *,
+        engine_grace_s: float,
+        state: FlowState | None = None,
+    ) -> None:
+        """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
+        self.flow = flow
+        self._state = state or LocalQueue(flow)
+        self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
+        self._clock = clock
+        self._engine_grace_s = engine_grace_s
+        self._turns: dict[str, asyncio.Future[Turn]] = {}
+        self._down_since_s: float | None = None
+        self._closing = False
+        self._pump_scheduled = False
+        self._task: asyncio.Task[None] | None = None
+        self._state.bind(self.replicas, self._woken, self._refused)
+        for upstream in upstreams:
+            upstream.watch(partial(self._changed, upstream))
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether at least one upstream serves now."""
+        return any(upstream.is_up for upstream in self._upstreams.values())
+
+    def replicas(self) -> list[Replica]:
+        """The upstreams that serve now, by size."""
+        sizes: list[Replica] = []
+        for upstream in self._upstreams.values():
+            ready = upstream.ready
+            if upstream.is_up and ready is not None:
+                snapshot = upstream.snapshot
+                sizes.append(
+                    Replica(
+                        upstream.replica_id,
+                        ready.max_sequences,
+                        ready.num_blocks * ready.block_tokens,
+                        snapshot.step_time if snapshot is not None else PRIOR,
+                        ready.max_batched_tokens,
+                        pauses=bool(ready.policy),  # other servers name none
+                    )
+                )
+        return sizes
+
+    def start(self) -> None:
+        """Begins to give turns, and to watch deadlines."""
+        self._state.start()
+        self._task = asyncio.create_task(self._sweep(), name="gateway dispatcher")
+
+    async def close(self) -> None:
+        """Refuses everything that waits, and stops."""
+        self.refuse_waiting(Closing())
+        if self._task is not None:
+            await stop([self._task])
+        await self._state.close()
+
+    def require_order(self, name: str) -> None:
+        """Raises `UnknownPolicy` for an order that does not work where the queue lives."""
+        self._state.require_order(name)
+
+    def refuse_waiting(self, error: Exception) -> None:
+        """Ends every wait with `error`, and all later ones if that is `Closing`."""
+        self._closing = self._closing or isinstance(error, Closing)
+        for entry_id in list(self._turns):
+            self._fail(entry_id, error)
+
+    def turn_at_once(self, ticket: Ticket) -> Turn | None:
+        """This request's turn, where nobody waits and a place is free; None: it has to `line_up`. Raises
+        `Closing`."""
+        if self._closing:
+            raise Closing
+        now_s = self._clock()
+        dispatch = self._state.at_once(ticket, now_s)
+        return None if dispatch is None else self._turn(dispatch, now_s)
+
+    def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
+        """Its turn, which may have come already; whoever gets it `leave`s afterwards, or when the wait is
+        given up. If its turn came at that very moment, it counts as dispatched and not begun, and the
+        caller's `finish` ends it.
+
+        The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngine`, `Closing`.
+        """
+        if self._closing:
+            raise Closing
+        entry_id = ticket.entry.entry_id
+        full = self._state.enqueue(ticket, self._clock())
+        if full is not None:
+            raise QueueRefused(full)
+        future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._turns[entry_id] = future
+        self.pump()
+        return future
+
+    def leave(self, entry_id: str) -> None:
+        """It waits no more."""
+        self._turns.pop(entry_id, None)
+        self._state.cancel(entry_id, self._clock())
+
+    def move(self, entry_id: str, tier: int) -> bool:
+        """Gives a waiting request another tier, by its rank; False when it does not wait (any more)."""
+        moved = self._state.move(entry_id, tier, self._clock())
+        self.pump()
+        return moved
+
+    def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        """Tells the controller what came; a sequence that ended may make room."""
+        self._state.progress(entry_id, output_tokens, live_sequences)
+        self.pump_soon()
+
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+        """The dispatched request is over."""
+        self._state.finish(entry_id, input_tokens, output_tokens, self._clock())
+        self.pump()
+
+    def _changed(self, upstream: Upstream) -> None:
+        """It came up, or was lost: then nothing is in its cache any more."""
+        if not upstream.is_up:
+            self.flow.lost(upstream.replica_id)
+        self.pump_soon()
+
+    def pump_soon(self) -> None:
+        """`pump` once, at the loop's next turn: a step ends many sequences at once."""
+        if not self._pump_scheduled and self._state.may_have_turns:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump_scheduled_now)
+
+    def _pump_scheduled_now(self) -> None:
+        self._pump_scheduled = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Lets go what may go now."""
+        self._state.pump(self._clock())
+
+    def _woken(self, turns: list[Dispatch]) -> None:
+        now_s = self._clock()
+        for turn in turns:
+            self._wake(turn, now_s)
+
+    def _refused(self, entry_id: str, full: QueueFull) -> None:
+        future = self._turns.get(entry_id)
+        if future is not None and not future.done():
+            future.set_exception(QueueRefused(full))
+
+    def _wake(self, turn: Dispatch, now_s: float) -> None:
+        entry_id = turn.ticket.entry.entry_id
+        future = self._turns.get(entry_id)
+        if future is None or future.done():
+            # Its reader left between the decision and now: the place is free again.
+            self._state.finish(entry_id, 0, 0, now_s)
+            return
+        future.set_result(self._turn(turn, now_s))
+
+    def _turn(self, dispatch: Dispatch, now_s: float) -> Turn:
+        return Turn(
+            self._upstreams[dispatch.replica_id],
+            dispatch.counter,
+            now_s,
+            dispatch.tier,
+            dispatch.by_reservation,
+            dispatch.displaced,
+            dispatch.is_owed,
+        )
+
+    def _fail(self, entry_id: str, error: Exception) -> None:
+        self._state.cancel(entry_id, self._clock())
+        future = self._turns.get(entry_id)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self._look_at_deadlines(self._clock())
+            except Exception:
+                log.exception("the dispatcher's sweep failed; it goes on")
+
+    def _look_at_deadlines(self, now_s: float) -> None:
+        for ticket in self._state.expire(now_s):
+            self._fail(ticket.entry.entry_id, QueueExpired())
+        if self.has_engine:
+            self._down_since_s = None
+        elif self._down_since_s is None:
+            self._down_since_s = now_s
+        elif now_s - self._down_since_s >= self._engine_grace_s:
+            for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
+                self._fail(entry_id, NoEngine())
+        self.pump()

@@ -1,0 +1,133 @@
+"""Where does the queue in front of the engines live, and who decides whose turn it is?
+
+One Protocol: in this process (`LocalQueue`, the flow controller itself), or shared by several gateways in
+Redis (`redis_queue.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from gateway.flow.window import Replica
+
+OnTurns = Callable[[list[Dispatch]], None]
+OnRefused = Callable[[str, QueueFull], None]
+
+
+class FlowState(Protocol):
+    """Contract: a request that got in line has its turn once, or is refused once, or leaves. Turns and late
+    refusals are told from `pump` or between two calls, never from within another call."""
+
+    @property
+    def flow(self) -> FlowController:
+        """This gateway's requests, for views and forecasts."""
+        ...
+
+    def bind(
+        self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
+    ) -> None:
+        """Whom to ask and to tell, before anything else; `replicas` are the ones that serve now."""
+        ...
+
+    def start(self) -> None:
+        """Begins to talk to others. Needs a running event loop."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves; nothing waits any more."""
+        ...
+
+    def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
+        """Gets in line, or is refused at once. Raises `ValueError` when its id is known already."""
+        ...
+
+    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
+        """Its turn, where it need not get in line for it."""
+        ...
+
+    def cancel(self, entry_id: str, now_s: float) -> bool:
+        """Leaves the line; False when it does not wait (any more)."""
+        ...
+
+    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
+        """Gives a waiting request another tier; its arrival stays. False when it does not wait (any more)."""
+        ...
+
+    def expire(self, now_s: float) -> list[Ticket]:
+        """Takes out, and returns, what has waited too long."""
+        ...
+
+    def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        """What a running request emitted so far, all sequences together."""
+        ...
+
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
+        """A request that had its turn is over."""
+        ...
+
+    @property
+    def may_have_turns(self) -> bool:
+        """Whether `pump` could let anything go."""
+        ...
+
+    def pump(self, now_s: float) -> None:
+        """Something may have changed: lets go what may go, now or soon."""
+        ...
+
+    def require_order(self, name: str) -> None:
+        """Raises `UnknownPolicy` for an order that does not work here."""
+        ...
+
+
+class LocalQueue:
+    """Implements `FlowState` for a gateway that stands alone."""
+
+    def __init__(self, flow: FlowController) -> None:
+        self.flow = flow
+        self._replicas: Callable[[], Sequence[Replica]] = list
+        self._on_turns: OnTurns = lambda turns: None
+
+    def bind(
+        self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
+    ) -> None:
+        self._replicas, self._on_turns = replicas, on_turns
+
+    def start(self) -> None:
+        """There is nobody to talk to."""
+
+    async def close(self) -> None:
+        """There is nobody to tell."""
+
+    def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
+        return self.flow.enqueue(ticket, now_s)
+
+    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
+        return self.flow.at_once(ticket, now_s, self._replicas)
+
+    def cancel(self, entry_id: str, now_s: float) -> bool:
+        return self.flow.cancel(entry_id, now_s)
+
+    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
+        return self.flow.move(entry_id, tier, now_s) is not None
+
+    def expire(self, now_s: float) -> list[Ticket]:
+        return self.flow.expire(now_s)
+
+    def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        self.flow.progress(entry_id, output_tokens, live_sequences)
+
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
+        self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
+
+    @property
+    def may_have_turns(self) -> bool:
+        return len(self.flow) > 0
+
+    def pump(self, now_s: float) -> None:
+        if self.may_have_turns:
+            self._on_turns(self.flow.dispatch(now_s, self._replicas()))
+
+    def require_order(self, name: str) -> None:
+        """Every order works."""

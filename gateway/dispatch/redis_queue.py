@@ -1,0 +1,344 @@
+"""How does a gateway talk with the others about whose turn it is?
+
+The asynchronous edge of `flow/shared/protocol.py`: one exchange with Redis at a time carries everything that
+happened here since the last one, and brings the turns. Turns that other gateways' words gave to requests of
+this one are published to it. So a request costs one round trip when it arrives; what it says later rides
+along with what the quota store sends anyway (`board`), and goes by itself only where nothing else is sent
+for `DEFER_S`. A heartbeat says that this gateway lives, and brings what a broken subscription missed.
+
+While Redis does not answer nobody has a turn, unless this gateway may go on alone (`store_failure: local`):
+then its own controller decides about its own requests. When Redis answers again the gateway joins anew with
+everything it has; counters that were lost begin equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import redis.asyncio as redis_client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from gateway.dispatch.queue_backend import OnRefused, OnTurns
+from gateway.flow.controller import Dispatch, QueueFull, Ticket
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.mirror import Mirror, require_shared
+from gateway.flow.shared.protocol import Message, Session
+from gateway.flow.window import Replica
+from tenants.quota.redis import Passenger
+from tenants.storage.redis_options import redis_options
+from tenants.storage.task_stop import stop
+
+DEFER_S = 0.05
+"""What is not urgent waits so long for something to ride along with."""
+RETRY_S = 0.25
+LOOK_S = 0.5
+"""How often forecasts learn what waits at other gateways."""
+LOOK_TENANTS = 64
+"""Of each tier and lane, those that are next."""
+TIMEOUT_S = 2.0
+HEARTBEATS_PER_STALE = 5
+
+log = logging.getLogger("fairgate.gateway.shared")
+
+
+class SharedQueue:
+    """Implements `FlowState` for one gateway of a pool. Use from one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        pool: str,
+        gateway_id: str,
+        session: Session,
+        clock: Callable[[], float],
+        *,
+        may_go_alone: bool,
+        prefix: str = "fairgate",
+        timeout_s: float = TIMEOUT_S,
+        virtual_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`pool`: what gateways that share a queue have in common. `may_go_alone`: this gateway's own
+        controller decides while Redis is away. `virtual_clock` (seconds since 1970) replaces the server's
+        clock in tests."""
+        self.round_trips = 0
+        """Exchanges that were sent by themselves."""
+        self._session = session
+        self._clock = clock
+        self._virtual_clock = virtual_clock
+        self._may_go_alone = may_go_alone
+        self._gateway_id = gateway_id
+        self._keys = wire.keys(prefix, pool)
+        self._channel = wire.channel(prefix, pool, gateway_id)
+        # An exchange is repeated by the session, under its number, never by the client library.
+        self._redis: Any = redis_client.Redis.from_url(
+            url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
+        )
+        self._script = self._redis.register_script(wire.script())
+        self._look_script = self._redis.register_script(wire.look_script())
+        self._look_keys = wire.look_keys(prefix, pool)
+        self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
+        self._news = asyncio.Event()
+        self._deferred: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_away = False
+        """Redis does not answer."""
+        self.is_listening = False
+        """What is published to this gateway is heard."""
+        self._replicas: Callable[[], Sequence[Replica]] = list
+        self._on_turns: OnTurns = lambda turns: None
+        self._on_refused: OnRefused = lambda entry_id, full: None
+
+    @property
+    def flow(self) -> Mirror:
+        """This gateway's own requests."""
+        return self._session.mirror
+
+    @property
+    def belongs(self) -> bool:
+        """The pool knows this gateway."""
+        return self._session.belongs
+
+    @property
+    def is_alone(self) -> bool:
+        """Redis is away, and this gateway decides by itself."""
+        return self.is_away and self._may_go_alone
+
+    @property
+    def pool_queued(self) -> list[int]:
+        """Waiting requests of all gateways: tier by tier, ordinary and long; as last heard."""
+        return self._session.queued
+
+    def bind(
+        self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
+    ) -> None:
+        self._replicas, self._on_turns, self._on_refused = replicas, on_turns, on_refused
+
+    def start(self) -> None:
+        self._news.set()
+        self._tasks = [
+            asyncio.create_task(self._talk(), name="gateway shared queue"),
+            asyncio.create_task(self._listen(), name="gateway shared queue, turns"),
+            asyncio.create_task(self._look(), name="gateway shared queue, look"),
+        ]
+
+    async def close(self) -> None:
+        await stop(self._tasks)
+        if self._deferred is not None:
+            self._deferred.cancel()
+        if self._session.belongs and not self.is_away:
+            self._session.failed()
+            message = self._session.message(self._clock(), self._replicas(), leaves=True)
+            assert message is not None, "nothing is out any more"
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await self._script(keys=self._keys, args=self._arguments(message))
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await self._redis.aclose()
+
+    # ------------------------------------------------------------ what happens here
+
+    def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
+        full = self.flow.enqueue(ticket, now_s)
+        if full is None and not self.is_alone:
+            self._session.arrived(ticket)
+        return full
+
+    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
+        return None  # Who waits elsewhere is for Redis to say.
+
+    def cancel(self, entry_id: str, now_s: float) -> bool:
+        waited = self.flow.cancel(entry_id, now_s)
+        if waited and not self.is_alone:
+            self._session.left(entry_id)
+            self._defer()
+        return waited
+
+    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
+        ticket = self.flow.move(entry_id, tier, now_s)
+        if ticket is not None and not self.is_alone:
+            self._session.moved(ticket)
+        return ticket is not None
+
+    def expire(self, now_s: float) -> list[Ticket]:
+        late = self.flow.expire(now_s)
+        if not self.is_alone:
+            for ticket in late:
+                self._session.left(ticket.entry.entry_id)
+                self._defer()
+        return late
+
+    def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        self.flow.progress(entry_id, output_tokens, live_sequences)
+        if not self.is_alone:
+            self._session.progressed(entry_id, output_tokens, live_sequences)
+
+    def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
+        ran = self.flow.runs(entry_id)
+        self.flow.finish(entry_id, input_tokens, output_tokens, now_s)
+        if ran and not self.is_alone:
+            self._session.finished(entry_id, input_tokens, output_tokens)
+            self._defer()
+
+    @property
+    def may_have_turns(self) -> bool:
+        return True
+
+    def pump(self, now_s: float) -> None:
+        if self.is_alone:
+            self._on_turns(self.flow.dispatch(now_s, self._replicas()))
+        elif self._session.is_urgent or self._session.sees_others(self._replicas()):
+            self._news.set()
+
+    def require_order(self, name: str) -> None:
+        require_shared(name)
+
+    # ------------------------------------------------------------ riding along
+
+    def board(self) -> Passenger | None:
+        """What is to be said now, for whoever sends something to the same Redis anyway; None: nothing."""
+        if self.is_away or not self._session.belongs or not self._session.has_news:
+            return None
+        message = self._session.message(self._clock(), self._replicas())
+        if message is None:
+            return None
+        arguments = self._arguments(message)
+        return Passenger(self._script, self._keys, arguments, self._ride_arrived, self._ride_failed)
+
+    def _ride_arrived(self, packed: bytes) -> None:
+        try:
+            self._arrived(packed)
+        except Exception:
+            # Whoever took us along must not suffer from it.
+            log.exception("the shared queue's answer is not understood")
+            self._ride_failed()
+
+    def _ride_failed(self) -> None:
+        """Said again by ourselves: then it shows whether Redis is away."""
+        self._session.failed()
+        self._news.set()
+
+    # ------------------------------------------------------------ the conversation
+
+    def _defer(self) -> None:
+        if self._deferred is None:
+            loop = asyncio.get_running_loop()
+            self._deferred = loop.call_later(DEFER_S, self._deferred_is_due)
+
+    def _deferred_is_due(self) -> None:
+        self._deferred = None
+        if self._session.has_news:
+            self._news.set()
+
+    async def _talk(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._news.wait()
+            self._news.clear()
+            try:
+                await self._exchange()
+            except Exception:
+                log.exception("the shared queue's exchange failed; it goes on")
+                self._failed()
+            if self.is_away:
+                await asyncio.sleep(RETRY_S)
+                self._news.set()
+
+    async def _exchange(self) -> None:
+        message = self._session.message(self._clock(), self._replicas())
+        if message is None:
+            return  # a passenger is under way: its answer looks for what came meanwhile
+        self.round_trips += 1
+        try:
+            self._arrived(await self._script(keys=self._keys, args=self._arguments(message)))
+        except ResponseError:
+            # Redis is there, and will not take this message: it is told everything anew instead.
+            log.exception("the shared queue (Redis) refuses what this gateway says")
+            self._session.lost()
+            self._failed()
+        except (RedisError, OSError, TimeoutError) as error:
+            if not self.is_away:
+                log.warning("the shared queue (Redis) is away: %s", type(error).__name__)
+            self._failed()
+
+    def _arguments(self, message: Message) -> list[Any]:
+        now_us = 0 if self._virtual_clock is None else round(self._virtual_clock() * 1e6)
+        return [now_us, message.epoch, self._gateway_id, message.life, message.number, message.packed]
+
+    def _arrived(self, packed: bytes) -> None:
+        if self.is_away:
+            log.warning("the shared queue (Redis) answers again")
+            self.is_away = False
+        heard = self._session.answered(packed, self._clock())
+        for entry_id, full in heard.refused:
+            self._on_refused(entry_id, full)
+        if heard.turns:
+            self._on_turns(heard.turns)
+        if heard.held_s:
+            asyncio.get_running_loop().call_later(heard.held_s, self._news.set)
+        if self._session.is_urgent:
+            self._news.set()
+        elif self._session.has_news:
+            self._defer()
+
+    def _failed(self) -> None:
+        self._session.failed()
+        was_away, self.is_away = self.is_away, True
+        if self._may_go_alone:
+            # What is decided here from now on, the pool learns when this gateway joins again.
+            self._session.lost()
+            self.pump(self._clock())
+        if not was_away:
+            self._news.set()
+
+    async def look(self) -> None:
+        """Learns what waits in the whole pool; nothing is known of others while Redis does not answer."""
+        if self.is_away:
+            self.flow.see((), self._clock())
+            return
+        try:
+            packed = await self._look_script(keys=self._look_keys, args=[LOOK_TENANTS])
+            self._session.looked(packed, self._clock())
+        except (RedisError, OSError, TimeoutError):
+            pass  # the exchange notices, and says so
+        except msgspec.DecodeError:
+            log.error("what waits in the shared queue is not understood")
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._redis.pubsub() as subscription:
+                    await subscription.subscribe(self._channel)
+                    while True:
+                        heard = await subscription.get_message(timeout=self._heartbeat_s)
+                        if heard is None:
+                            continue
+                        if heard["type"] == "subscribe":
+                            self.is_listening = True
+                        elif heard["type"] == "message":
+                            self._published(heard["data"])
+            except (RedisError, OSError, TimeoutError):
+                self.is_listening = False
+                # Perhaps it has lost everything: the sooner it is told, the better.
+                self._news.set()
+                await asyncio.sleep(RETRY_S)
+
+    def _published(self, packed: bytes) -> None:
+        try:
+            turns = self._session.published(packed, self._clock())
+        except msgspec.DecodeError:
+            log.error("what was published to this gateway is not understood")
+            return
+        if turns:
+            self._on_turns(turns)

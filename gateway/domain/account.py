@@ -1,0 +1,138 @@
+"""The account of a request: what it was told and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.messages import Decision
+from gateway.domain.estimate import Estimate, Times
+from tenants.types import Amounts, Tier
+
+if TYPE_CHECKING:
+    from gateway.domain.quote_redemption import Redemption
+
+TOOK_A_PLACE = frozenset({"admit", "resume"})
+LOST_ITS_PLACE = frozenset({"pause", "suspend"})
+"""Kinds of `Decision`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierMove:
+    """A waiting request changed its tier."""
+
+    before: Tier
+    after: Tier
+    after_s: float
+    """Since its arrival."""
+    by: str
+    """`tenant` or `operator`."""
+
+
+class Account(msgspec.Struct, frozen=True):
+    """The last word on a request: what it was promised, what it got, what it paid."""
+
+    request_id: str
+    tenant: str
+    tier: str
+    outcome: str
+    stop_cause: str | None
+    estimate: Estimate | None
+    times: Times
+    held: Amounts
+    charged: Amounts
+    cached_tokens: int
+    preemptions: int
+    top_ups: int = 0
+    """How often more was held while it decoded."""
+    upstream: str | None = None
+    """The replica that ran it; None: it came to none."""
+    basis: str = "engine"
+    """Who counted its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
+    decisions: Sequence[Decision] = ()
+    """What the engines' schedulers decided about it."""
+    moves: Sequence[TierMove] = ()
+    """Between tiers, while it waited."""
+    redemption: Redemption | None = None
+    """What came of the quote that it was held to; None: there was none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The `fairgate` object of the answer, to be encoded."""
+        charged, held = self.charged, self.held
+        shown: dict[str, Any] = {
+            "request_id": self.request_id,
+            "tenant": self.tenant,
+            "tier": self.tier,
+            "outcome": self.outcome,
+            "estimate": self.estimate.encoded() if self.estimate is not None else None,
+            "actual": {
+                "wait_s": _rounded(self.times.wait_s),
+                "ttft_s": _rounded(self.times.ttft_s),
+                "tpot_s": _rounded(self.times.tpot_s(charged.output_tokens)),
+                "e2e_s": _rounded(self.times.e2e_s),
+                "input_tokens": charged.input_tokens,
+                "output_tokens": charged.output_tokens,
+                "cost_nanousd": charged.cost_nanousd,
+                "preemptions": self.preemptions,
+            },
+            "scheduling": [
+                {
+                    "kind": each.kind,
+                    "after_s": _rounded(each.at_s),
+                    "rule": each.rule,
+                    "rank": each.rank,
+                    # Not who they are: they may be another tenant's.
+                    "others": len(each.others),
+                    "displaced_tokens": each.displaced_tokens,
+                }
+                for each in self.decisions
+            ],
+            "displaced": _displaced(self.decisions),
+            "moves": [
+                {
+                    "from": each.before.value,
+                    "to": each.after.value,
+                    "after_s": _rounded(each.after_s),
+                    "by": each.by,
+                }
+                for each in self.moves
+            ],
+            "tokens": _account(
+                held.input_tokens + held.output_tokens, charged.input_tokens + charged.output_tokens
+            ),
+            "cost_nanousd": _account(held.cost_nanousd, charged.cost_nanousd),
+            "top_ups": self.top_ups,
+            "upstream": self.upstream,
+            "basis": self.basis,
+        }
+        if self.redemption is not None:
+            shown["quote"] = self.redemption.as_json()
+        if self.stop_cause is not None:
+            shown["stop_cause"] = self.stop_cause
+        return shown
+
+
+def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
+    """What soft preemption did: `by_this` counts the tokens that others stood back for it (and how many times
+    it took a place), `of_this` the tokens that it stood back for others (and how often it lost its place).
+
+    Who they are is not told, for they may be another tenant's; `scheduling` has the rule of each case."""
+    took = [each for each in decisions if each.kind in TOOK_A_PLACE and each.others]
+    lost = [each for each in decisions if each.kind in LOST_ITS_PLACE]
+    return {
+        "places_taken": sum(len(each.others) for each in took),
+        "tokens_by_this": sum(each.displaced_tokens for each in took),
+        "places_lost": len(lost),
+        "tokens_of_this": sum(each.displaced_tokens for each in lost),
+    }
+
+
+def _account(held: int, charged: int) -> dict[str, int]:
+    return {"held": held, "charged": charged, "refunded": held - charged}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)

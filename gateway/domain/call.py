@@ -1,0 +1,107 @@
+"""A parsed call, and the model that serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from engine.forecast.length.features import Features
+from engine.messages import SamplingParams
+from gateway.upstream.base import Wording
+from tenants.types import Amounts, Principal, Tier
+
+if TYPE_CHECKING:
+    from gateway.domain.quote_binding import Binding
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What must be known of the model to understand a request."""
+
+    name: str
+    context_tokens: int
+    """Prompt and answer together; also no more than the engine's KV cache holds."""
+    vocabulary: int
+    is_estimated: bool = False
+    """No tokenizer is known here: prompts are counted by their bytes, with a margin."""
+    pool: str = ""
+    """Whose replicas run it; empty: those of the model of that name."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request, understood: whose it is, its tokens, and how its answers are to be made.
+
+    Its sequences are `choices` for each prompt, in OpenAI's order: all choices of the first prompt, then
+    those of the next.
+    """
+
+    request_id: str
+    chat: bool
+    """`/v1/chat/completions` rather than `/v1/completions`."""
+    model: str
+    principal: Principal
+    tier: Tier
+    prompts: tuple[list[int], ...]
+    choices: int
+    max_tokens: int
+    """For each sequence: `min(max_tokens, context left)`."""
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    created: int
+    """Unix time."""
+    trace_context: str | None = None
+    asked_max_tokens: bool = True
+    """False: the client named no length; `max_tokens` is what the context leaves."""
+    timeout_s: float | None = None
+    """How long it may wait for its turn, if its client said so."""
+    wants_progress: bool = False
+    """Its stream tells how the wait goes on."""
+    wordings: tuple[Wording, ...] = ()
+    """What the client wrote, by prompt, for servers that tokenise by themselves."""
+    pool: str = ""
+    """Whose replicas run it; empty: those of `model`."""
+    traits: Features | None = None
+    """What says how long its answers will be."""
+    names_tier: bool = False
+    """The client asked for this tier; it is not only its key's default."""
+    binding: Binding | None = None
+    """The quote that it redeems."""
+    sequences: int = 0
+    """Streams of tokens that this request runs (derived: every step asks for it)."""
+    input_tokens: int = 0
+    """Prompt tokens (derived); a prompt counts once, however many choices it has, as OpenAI bills it."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "sequences", len(self.prompts) * self.choices)
+        force_setattr(self, "input_tokens", sum(map(len, self.prompts)))
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most that all sequences together can emit."""
+        return self.max_tokens * self.sequences
+
+    def prompt_of(self, index: int) -> list[int]:
+        """The prompt of sequence `index`."""
+        return self.prompts[index // self.choices]
+
+    def wording_of(self, index: int) -> Wording:
+        """What the client wrote for sequence `index`; without the words, the tokens."""
+        prompt = index // self.choices
+        return self.wordings[prompt] if self.wordings else Wording(prompt=self.prompts[prompt])
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        """The sampling of sequence `index`: choices of one seeded prompt get seeds of their own, or they
+        would all be the same."""
+        choice = index % self.choices
+        seed = self.sampling.seed
+        if seed is None or choice == 0:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=(seed + choice + 2**63) % 2**64 - 2**63)
+
+    def largest(self, cost_nanousd: int) -> Amounts:
+        """The most that it can come to."""
+        return Amounts(self.input_tokens, self.max_output_tokens, cost_nanousd, requests=1)

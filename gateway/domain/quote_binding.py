@@ -1,0 +1,25 @@
+"""What a quote binds a request to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.domain.estimate import Estimate
+from gateway.domain.quote_token import Quote
+from tenants.pricing.pricing import PriceBook
+
+
+async def _keep() -> None:
+    """What nobody has claimed need not be released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A redeemed quote, and the prices that it named."""
+
+    quote: Quote
+    prices: PriceBook
+    estimate: Estimate
+    release: Callable[[], Awaitable[None]] = _keep
+    """Nothing was charged: the quote may be redeemed again."""

@@ -1,0 +1,38 @@
+"""Service tiers and their names."""
+
+from __future__ import annotations
+
+from gateway import errors
+from tenants.types import Principal, Tier
+
+SERVICE_TIERS: dict[str, Tier | None] = {
+    "auto": None,
+    "default": None,
+    "priority": Tier.INTERACTIVE,
+    "flex": Tier.BATCH,
+    "interactive": Tier.INTERACTIVE,
+    "standard": Tier.STANDARD,
+    "batch": Tier.BATCH,
+}
+"""`service_tier` to tier; None: the key's default. Our own names are a vendor extra."""
+TIER_NAMES: dict[Tier, str] = {Tier.INTERACTIVE: "priority", Tier.STANDARD: "default", Tier.BATCH: "flex"}
+"""What `service_tier` says in the answer: the tier really used, in OpenAI's words."""
+
+
+def tier_of(service_tier: str | None, principal: Principal) -> Tier:
+    """The tier a request runs in. Raises `ApiError`: 400 for a name unknown, 403 for one not allowed."""
+    asked = "auto" if service_tier is None else service_tier
+    tier = tier_named(asked, principal.default_tier)
+    if tier not in principal.tiers:
+        raise errors.tier_not_allowed(asked, tier, [each for each in Tier if each in principal.tiers])
+    return tier
+
+
+def tier_named(service_tier: str, default: Tier) -> Tier:
+    """The tier behind a name, whoever may use it. Raises `ApiError` (400)."""
+    if service_tier not in SERVICE_TIERS:
+        raise errors.bad_request(
+            f"Invalid 'service_tier': '{service_tier[:64]}'. It is one of {', '.join(SERVICE_TIERS)}.",
+            "service_tier",
+        )
+    return SERVICE_TIERS[service_tier] or default

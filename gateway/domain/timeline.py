@@ -1,0 +1,304 @@
+"""What happened to a request, and when? Numbers, no text.
+
+A timeline is a list of events: a kind, microseconds since the request's arrival, and up to four whole numbers
+whose meaning `FIELDS` has. While a request is under way only a few are noted, each an append to a list; the
+rest is put together at its end from what its times, its engine's outcome and its leases say (`assemble`).
+Stored it is a packed array of arrays, some 150 bytes. It is bounded: of a request with very many events the
+first and the last of each kind are kept, and how many were left out. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from operator import itemgetter
+
+import msgspec
+
+from engine.messages import Outcome
+from gateway.domain.estimate import Times
+from gateway.domain.outcomes import RequestOutcome
+
+VERSION = 1
+MAX_EVENTS = 64
+MAX_NOTES = 64
+"""Noted while it is under way."""
+OUTCOMES = tuple(RequestOutcome)
+"""By the number in `ENDED`. New ones are added at the end."""
+_IN_ORDER = itemgetter(1, 0)
+"""Of notes: by time, and of one instant by kind."""
+
+
+class Kind(IntEnum):
+    """What happened. The numbers are stored: none is ever given another meaning."""
+
+    RECEIVED = 1
+    QUOTED = 2
+    RESERVED = 3
+    QUEUED = 4
+    MOVED = 5
+    DISPATCHED = 6
+    ADMITTED = 7
+    PREFILLED = 8
+    FIRST_TOKEN = 9
+    PAUSED = 10
+    RESUMED = 11
+    SWAPPED = 12
+    RESTORED = 13
+    PREEMPTED = 14
+    TOPPED_UP = 15
+    STALLED = 16
+    LAST_TOKEN = 17
+    ENDED = 18
+    SETTLED = 19
+    LEFT_OUT = 20
+
+
+FIELDS: dict[Kind, tuple[str, ...]] = {
+    Kind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
+    Kind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
+    Kind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens"),
+    Kind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens"),
+    Kind.MOVED: ("from_tier", "to_tier"),
+    Kind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
+    Kind.ADMITTED: ("sequence", "cached_tokens"),
+    Kind.PREFILLED: ("tokens", "sequence"),
+    Kind.FIRST_TOKEN: (),
+    Kind.PAUSED: ("whose", "displaced_tokens", "sequence"),
+    Kind.RESUMED: ("sequence",),
+    Kind.SWAPPED: ("whose", "sequence"),
+    Kind.RESTORED: ("sequence",),
+    Kind.PREEMPTED: ("whose", "sequence"),
+    Kind.TOPPED_UP: ("waited_us", "covered_output_tokens"),
+    Kind.STALLED: ("waited_us",),
+    Kind.LAST_TOKEN: ("output_tokens",),
+    Kind.ENDED: ("outcome",),
+    Kind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
+    Kind.LEFT_OUT: ("kind", "count"),
+}
+"""What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
+`whose` is who took the place, see `Whose`. More may be added at the end of a kind's."""
+
+
+class Whose(IntEnum):
+    """Who took a request's place."""
+
+    UNKNOWN = 0
+    """Another gateway's, or one that had ended by then."""
+    OWN = 1
+    """Of the same tenant."""
+    OTHER = 2
+    """Of another tenant in the same tier."""
+    HIGHER_TIER = 3
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that happened."""
+
+    kind: int
+    at_us: int
+    """Since the request arrived."""
+    numbers: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        """With the names of its numbers. A kind that a newer version wrote is called by its number."""
+        if self.kind not in FIELDS:
+            return {"event": f"kind {self.kind}", "at_s": self.at_us / 1e6, "numbers": list(self.numbers)}
+        shown: dict[str, object] = {"event": Kind(self.kind).name.lower(), "at_s": self.at_us / 1e6}
+        for name, number in zip(FIELDS[Kind(self.kind)], self.numbers, strict=False):
+            shown[name] = _shown(name, number)
+        return shown
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    events: list[Event]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Packed).decode
+
+
+class UnreadableTimeline(ValueError):
+    """Stored bytes that are no timeline of this or an earlier version."""
+
+
+Note = tuple[int, float, tuple[int, ...]]
+"""Kind, the gateway's clock in seconds, numbers."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What is noted while a request is under way. `note` is all that the path of a request pays for it."""
+
+    notes: list[Note]
+
+    def __init__(self) -> None:
+        self.notes = []
+
+    def note(self, kind: Kind, at_s: float, *numbers: int) -> None:
+        """Something happened, on the gateway's clock. Beyond `MAX_NOTES` nothing is noted any more."""
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append((kind, at_s, numbers))
+
+    def waited_s(self, *kinds: Kind) -> float:
+        """For how long it waited for any of `kinds`, which begin with the microseconds of a wait."""
+        if not self.notes:
+            return 0.0
+        return together(
+            wait_span(kind, at_s, numbers[0] / 1e6) for kind, at_s, numbers in self.notes if kind in kinds
+        )
+
+
+def wait_span(kind: int, at: float, waited: float) -> tuple[float, float]:
+    """From when to when it waited, in one unit of time: a top-up is noted at its wait's end, a stalled reader
+    at its beginning."""
+    return (at - waited, at) if kind == Kind.TOPPED_UP else (at, at + waited)
+
+
+def together(spans: Iterable[tuple[float, float]]) -> float:
+    """For how long at least one of them lasted: a request's sequences wait at the same time."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        if end > until:
+            total += end - max(start, until)
+            until = end
+    return total
+
+
+def assemble(
+    timeline: Timeline,
+    times: Times,
+    outcomes: Sequence[Outcome],
+    outcome: RequestOutcome,
+    *,
+    output_tokens: int,
+    charged: tuple[int, int, int],
+    whose: Callable[[Sequence[str]], Whose] = lambda _: Whose.UNKNOWN,
+) -> list[Event]:
+    """The whole timeline, in order. `outcomes` are the engine's, whose clock begins with the dispatch;
+    `charged` input tokens, output tokens, nano-dollars; `whose` tells of sequences who they belong to."""
+    arrived_s = times.arrived_s
+    notes = timeline.notes.copy()
+    if times.dispatched_s is not None:
+        for index, each in enumerate(outcomes):
+            notes += _at_the_engine(each, index, times.dispatched_s, whose)
+    if times.first_token_s is not None:
+        notes.append((Kind.FIRST_TOKEN, times.first_token_s, ()))
+    if times.last_token_s is not None:
+        notes.append((Kind.LAST_TOKEN, times.last_token_s, (output_tokens,)))
+    notes.sort(key=_IN_ORDER)
+    ended_s = arrived_s if times.ended_s is None else times.ended_s
+    # The engine's clock is not the gateway's: what it says came before the end must stand before the end.
+    events = [
+        Event(kind, int((min(at_s, ended_s) - arrived_s) * 1e6 + 0.5), numbers)
+        for kind, at_s, numbers in notes
+    ]
+    ended_us = _us(ended_s, arrived_s)
+    events.append(Event(Kind.ENDED, ended_us, (OUTCOMES.index(outcome),)))
+    events.append(Event(Kind.SETTLED, ended_us, charged))
+    return bounded(events) if len(events) > MAX_EVENTS else events
+
+
+def _at_the_engine(
+    outcome: Outcome,
+    index: int,
+    began_s: float,
+    whose: Callable[[Sequence[str]], Whose],
+) -> list[Note]:
+    notes: list[Note] = []
+    has_started = False
+    for each in outcome.decisions:
+        at_s = began_s + each.at_s
+        match each.kind:
+            case "admit" if not has_started:
+                has_started = True
+                notes.append((Kind.ADMITTED, at_s, (index, outcome.cached_tokens)))
+            case "admit" | "resume":
+                notes.append((Kind.RESUMED, at_s, (index,)))
+            case "pause" | "suspend":
+                notes.append((Kind.PAUSED, at_s, (whose(each.others), each.displaced_tokens, index)))
+            case "swap":
+                notes.append((Kind.SWAPPED, at_s, (whose(each.others), index)))
+            case "restore":
+                notes.append((Kind.RESTORED, at_s, (index,)))
+            case "preempt":
+                notes.append((Kind.PREEMPTED, at_s, (whose(each.others), index)))
+    for after_s, tokens in outcome.chunks:
+        notes.append((Kind.PREFILLED, began_s + after_s, (tokens, index)))
+    return notes
+
+
+def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
+    """At most `most` of them: of the kinds that there are most of the middle ones are left out, and an event
+    at their place says how many."""
+    kept = list(events)
+    while len(kept) > most:
+        counts: dict[int, int] = {}
+        for each in kept:
+            counts[each.kind] = counts.get(each.kind, 0) + 1
+        commonest = max(
+            (kind for kind in counts if kind != Kind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
+        )
+        places = [index for index, each in enumerate(kept) if each.kind == commonest]
+        # One more than the surplus, for the event that says so; the first and the last of a kind stay.
+        surplus = min(len(kept) - most + 1, len(places) - 2)
+        if surplus < 2:
+            return kept[: most - 1] + kept[-1:]
+        middle = (len(places) - surplus) // 2
+        dropped = set(places[middle : middle + surplus])
+        mark = Event(Kind.LEFT_OUT, kept[places[middle]].at_us, (commonest, surplus))
+        kept = [
+            mark if index == places[middle] else each
+            for index, each in enumerate(kept)
+            if index == places[middle] or index not in dropped
+        ]
+    return kept
+
+
+def pack(events: Sequence[Event]) -> bytes:
+    """As it is stored."""
+    return _encode(_Packed(VERSION, list(events)))
+
+
+def unpack(packed: bytes) -> list[Event]:
+    """Raises `UnreadableTimeline`."""
+    try:
+        found = _decode(packed)
+    except msgspec.DecodeError as error:
+        raise UnreadableTimeline(str(error)) from None
+    if found.version > VERSION:
+        raise UnreadableTimeline(f"version {found.version} of timelines is newer than this program")
+    return found.events
+
+
+def first(events: Iterable[Event], kind: Kind) -> Event | None:
+    """The first event of a kind."""
+    return next((each for each in events if each.kind == kind), None)
+
+
+def number(event: Event | None, name: str) -> int:
+    """One of an event's numbers, by its name in `FIELDS`; 0 where there is none."""
+    if event is None:
+        return 0
+    place = FIELDS[Kind(event.kind)].index(name)
+    return event.numbers[place] if place < len(event.numbers) else 0
+
+
+def _shown(name: str, value: int) -> object:
+    match name:
+        case "whose":
+            return Whose(value).name.lower() if value in tuple(Whose) else value
+        case "outcome":
+            return OUTCOMES[value].value if value < len(OUTCOMES) else value
+        case "kind":
+            return Kind(value).name.lower() if value in tuple(Kind) else value
+        case "by_reservation":
+            return bool(value)
+    return value
+
+
+def _us(at_s: float, arrived_s: float) -> int:
+    return max(0, round((at_s - arrived_s) * 1e6))

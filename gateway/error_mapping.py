@@ -1,0 +1,150 @@
+"""Which refusal is behind an exception? The one table from domain errors to the wire, and to an outcome."""
+
+from __future__ import annotations
+
+import logging
+
+from litestar.exceptions import HTTPException
+
+from gateway import errors
+from gateway.budget.holds import BudgetDenied
+from gateway.dispatch.dispatcher import Closing, NoEngine, QueueExpired, QueueRefused
+from gateway.domain.outcomes import RequestOutcome
+from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.response_headers import go_duration, limit_headers
+from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
+from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
+from tenants.quota.store import Denied, QuotaStoreUnavailable
+from tenants.types import Limit, Meter, Window
+
+log = logging.getLogger("fairgate.gateway")
+
+_ENGINE_REFUSALS = {
+    "context_length_exceeded": "messages",
+    "too_large": "max_tokens",
+    "invalid_request": None,
+}
+"""Codes of the engine that are the caller's doing, and the parameter they speak of."""
+
+
+def as_api_error(
+    exception: BaseException, request_id: str, waited_s: float = 0.0, tier: str = ""
+) -> ApiError:
+    """What the client is told. Anything unknown is logged with its trace, and becomes a neutral 500."""
+    match exception:
+        case ApiError():
+            return exception
+        case KeyRejected(reason=reason):
+            return errors.invalid_api_key(reason)
+        case BudgetDenied(denied=denied):
+            return budget_denied(denied)
+        case QueueRefused(full=full):
+            whose = "of this tenant " if full.of_tenant else ""
+            return errors.queue_full(
+                f"{full.limit} requests {whose}wait already, which is the most. Try again shortly.",
+                full.retry_after_s,
+                tenant=full.of_tenant,
+            )
+        case QueueExpired():
+            return errors.queue_timeout(tier, waited_s, errors.RETRY_SOON_S)
+        case NoEngine() | UpstreamUnavailable():
+            return errors.engine_unavailable()
+        case Closing():
+            return errors.shutting_down()
+        case UpstreamFailed():
+            return errors.upstream_error(0)
+        case UpstreamLost():
+            return errors.engine_unavailable()
+        case SequenceRefused(code=code, message=message):
+            if code in _ENGINE_REFUSALS:
+                return errors.bad_request(_sentence(message), _ENGINE_REFUSALS[code], code=code)
+            if code != "engine_full":
+                log.error("request %s: the engine refuses it: %s: %s", request_id, code, message)
+            return errors.engine_unavailable()
+        case QuotaStoreUnavailable():
+            return errors.accounts_unavailable("quota_store")
+        case DatabaseUnavailable():
+            return errors.accounts_unavailable("database")
+        case UnknownPrice():
+            log.error("request %s: %s", request_id, exception)
+            return errors.no_price()
+        case NotFound():
+            return ApiError(404, "not_found", _sentence(str(exception)), param=exception.what)
+        case AlreadyExists():
+            return errors.already_exists(_sentence(str(exception)))
+        case Invalid(field=field):
+            return errors.bad_request(_sentence(str(exception)), field)
+        case HTTPException() if exception.status_code < 500:
+            return ApiError(exception.status_code, "invalid_request", _sentence(exception.detail))
+    log.error("request %s failed", request_id, exc_info=exception)
+    return errors.internal(request_id)
+
+
+def outcome_of(exception: BaseException) -> RequestOutcome:
+    """The named outcome of a request that ended with `exception`."""
+    match exception:
+        case QueueExpired():
+            return RequestOutcome.EXPIRED
+        case NoEngine() | UpstreamUnavailable():
+            return RequestOutcome.NO_ENGINE
+        case Closing():
+            return RequestOutcome.SHUTDOWN
+        case UpstreamFailed():
+            return RequestOutcome.UPSTREAM_ERROR
+        case UpstreamLost():
+            return RequestOutcome.ENGINE_LOST
+        case (
+            ApiError() | BudgetDenied() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
+            | DatabaseUnavailable() | UnknownPrice()
+        ):  # fmt: skip
+            return RequestOutcome.REFUSED
+    return RequestOutcome.FAILED
+
+
+def budget_denied(denied: Denied) -> ApiError:
+    """429: come back soon where the limit refills soon, otherwise a spent budget."""
+    limit = denied.limit
+    over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
+    what = f"the {limit.kind.value}'s {describe(limit)}{over}"
+    numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
+    if denied.wanted > limit.amount:
+        numbers += (
+            " The request is larger than the limit itself: lower max_tokens or n, or shorten the prompt."
+        )
+    retry_after_s = denied.retry_after_s
+    # Also of a budget that is not spent, but held by requests that may not need it all.
+    if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
+        error = errors.rate_limited(
+            f"Rate limit reached: {what}. {numbers} Please try again in {go_duration(retry_after_s)}.",
+            _meter_type(limit.meter),
+            retry_after_s,
+        )
+    else:
+        until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
+        error = errors.insufficient_quota(
+            f"You exceeded your current quota: {what} is spent. {numbers}{until}"
+        )
+    error.headers.update(limit_headers(denied.states))
+    return error
+
+
+def describe(limit: Limit) -> str:
+    """`total_tokens per day`, `requests rate`, `concurrency`."""
+    if limit.window is not None:
+        every = "over its lifetime" if limit.window is Window.LIFETIME else f"per {limit.window.value}"
+        return f"limit of {limit.meter.value} {every}"
+    if limit.is_bucket:
+        return f"rate of {limit.meter.value} ({limit.rate_per_s:g} per second)"
+    return f"limit of {limit.meter.value}"
+
+
+def _meter_type(meter: Meter) -> str:
+    if meter in (Meter.REQUESTS, Meter.CONCURRENCY):
+        return "requests"
+    return {Meter.COST_NANOUSD: "cost", Meter.GPU_MS: "gpu_time"}.get(meter, "tokens")
+
+
+def _sentence(text: str) -> str:
+    """Capital at the front, full stop at the end."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else text

@@ -1,0 +1,51 @@
+"""What would a request's tier cost the others: whom would it pass, and whose place would it take?
+
+Soft preemption gives a higher tier a lower one's place at the next step; from then on that one sits out a
+token a step. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.flow.types import InFlight, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """In tokens of others, all of lower tiers."""
+
+    passes_cost: int
+    """Cost tokens (input + 2 x output) that wait and that it would go before."""
+    pauses_tokens: int
+    """Output tokens that running ones would sit out while it runs; 0 where a place is free."""
+
+    def as_json(self) -> dict[str, int]:
+        """As a quote shows it."""
+        return {"passes": self.passes_cost, "pauses": self.pauses_tokens}
+
+
+def displacement(
+    tenant_id: str,
+    rank: int,
+    sequences: int,
+    output_tokens: int,
+    waiting: Iterable[Ticket],
+    in_flight: Iterable[InFlight],
+    places: int,
+) -> Displacement:
+    """Of a request of `tenant_id` in tier `rank` that emits `output_tokens` in all, where engines run
+    `places` sequences at once."""
+    passes = sum(
+        ticket.entry.predicted_cost
+        for ticket in waiting
+        if ticket.entry.tier > rank and ticket.entry.tenant_id != tenant_id
+    )
+    running = lower = 0
+    for flight in in_flight:
+        running += flight.live_sequences
+        lower += flight.live_sequences if flight.tier > rank else 0
+    # Only as many are paused as find no free place, and as there are of lower tiers.
+    paused = min(lower, max(0, running + sequences - places), sequences)
+    return Displacement(passes, paused * output_tokens // max(1, sequences))

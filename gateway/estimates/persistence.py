@@ -1,0 +1,64 @@
+"""What did an earlier run learn about its forecasts' errors? A file beside the length forecast."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.forecast.calibration import Calibration
+from engine.forecast.length.length import LengthForecast
+
+LENGTHS_FILE = "lengths.json"
+
+FILE = "calibration.json"
+
+log = logging.getLogger("fairgate.gateway.estimates")
+
+
+def load_calibrations(data_dir: Path | None) -> dict[str, Calibration]:
+    """By served model; a damaged file costs accuracy, never a start."""
+    if data_dir is None:
+        return {}
+    try:
+        found = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
+        return {str(model): Calibration.from_dict(each) for model, each in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("the calibration of the last run is not usable: %s", error)
+        return {}
+
+
+def as_text(calibrations: Mapping[str, Calibration]) -> str:
+    """The file's content; to be made where the calibrations live, to be written anywhere."""
+    return json.dumps({model: each.to_dict() for model, each in calibrations.items()})
+
+
+def save_calibrations(data_dir: Path, text: str) -> None:
+    """Replaces the file in one piece."""
+    temporary = data_dir / (FILE + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, data_dir / FILE)
+
+
+def load_lengths(data_dir: Path | None) -> LengthForecast:
+    """What an earlier run learned, or a fresh forecast: a damaged file costs accuracy, never a start."""
+    if data_dir is None:
+        return LengthForecast()
+    try:
+        return LengthForecast.from_dict(json.loads((data_dir / LENGTHS_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return LengthForecast()
+    except (OSError, ValueError) as error:
+        log.warning("the length forecast of the last run is not usable: %s", error)
+        return LengthForecast()
+
+
+def save_lengths(data_dir: Path, text: str) -> None:
+    """Replaces the file in one piece."""
+    temporary = data_dir / (LENGTHS_FILE + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, data_dir / LENGTHS_FILE)

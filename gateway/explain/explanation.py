@@ -1,0 +1,343 @@
+"""Why did this request take so long? In sentences, from its timeline alone.
+
+Each sentence accounts for one stretch of the time: at its tenant's limits, in line, at the engine, paused,
+resting, waiting for its reader. What belongs to other tenants is a sum: nobody is named. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gateway.domain.timeline import (
+    OUTCOMES,
+    Event,
+    Kind,
+    UnreadableTimeline,
+    Whose,
+    first,
+    number,
+    together,
+    unpack,
+    wait_span,
+)
+from tenants.ledger.timelines import StoredTimeline
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+
+SHORTEST_S = 0.0005
+"""A wait that is not worth a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Where the time went, in seconds. What happened side by side (several sequences) is added up."""
+
+    limits_s: float
+    """At the gate, for its tenant's own limits."""
+    queue_s: float
+    """In line."""
+    engine_s: float
+    """From its turn until the engine had a place for it."""
+    prefill_s: float
+    """From there to the first token."""
+    decode_s: float
+    """From the first token to the last, pauses and rests included."""
+    paused_s: float
+    """Another one had its place, or its memory."""
+    rested_s: float
+    """It waited for its tenant's rate while it decoded."""
+    stalled_s: float
+    """It waited for its reader."""
+
+    def as_json(self) -> dict[str, float]:
+        return {name: round(getattr(self, name), 6) for name in self.__slots__}
+
+
+def waits_of(events: Sequence[Event]) -> Waits:
+    """Where the time went."""
+    reserved, queued = first(events, Kind.RESERVED), first(events, Kind.QUEUED)
+    dispatched, admitted = first(events, Kind.DISPATCHED), first(events, Kind.ADMITTED)
+    first_token, last_token = first(events, Kind.FIRST_TOKEN), first(events, Kind.LAST_TOKEN)
+    ended = first(events, Kind.ENDED)
+    end_us = ended.at_us if ended is not None else max((each.at_us for each in events), default=0)
+
+    def between(start: Event | None, end: Event | None) -> float:
+        """Open at its end: the request ended there."""
+        if start is None:
+            return 0.0
+        return max(0, (end_us if end is None else end.at_us) - start.at_us) / 1e6
+
+    began = admitted or dispatched
+    return Waits(
+        limits_s=number(reserved, "limited_us") / 1e6 if reserved is not None else 0.0,
+        queue_s=between(queued, dispatched),
+        engine_s=between(dispatched, admitted) if admitted is not None else 0.0,
+        prefill_s=between(began, first_token),
+        decode_s=between(first_token, last_token) if last_token is not None else 0.0,
+        paused_s=_paused_s(events, end_us),
+        rested_s=_waited_s(events, Kind.TOPPED_UP),
+        stalled_s=_waited_s(events, Kind.STALLED),
+    )
+
+
+def explain(events: Sequence[Event]) -> list[str]:
+    """What to tell a person, in the order in which it happened."""
+    waits = waits_of(events)
+    said = [_limits(waits), _queue(events, waits), _engine(events, waits), _prefill(events, waits)]
+    said += [_pauses(events, waits), _rests(waits), _decode(events, waits), _end(events)]
+    return [sentence for sentence in said if sentence]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stretch of a request's time."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "start_s": self.start_s, "end_s": self.end_s}
+
+
+def stages_of(events: Sequence[Event]) -> list[Stage]:
+    """The stretches, for a waterfall: those that follow each other, then those that lie within them."""
+    reserved, queued = first(events, Kind.RESERVED), first(events, Kind.QUEUED)
+    dispatched, admitted = first(events, Kind.DISPATCHED), first(events, Kind.ADMITTED)
+    first_token, last_token = first(events, Kind.FIRST_TOKEN), first(events, Kind.LAST_TOKEN)
+    ended = first(events, Kind.ENDED)
+    bounds = [
+        ("received", 0 if queued is None else queued.at_us - number(reserved, "limited_us")),
+        ("limits", None if queued is None else queued.at_us),
+        ("queue", None if dispatched is None else dispatched.at_us),
+        ("engine", None if admitted is None else admitted.at_us),
+        ("prefill", None if first_token is None else first_token.at_us),
+        ("decode", None if last_token is None else last_token.at_us),
+        ("settle", None if ended is None else ended.at_us),
+    ]
+    found: list[Stage] = []
+    since_us = 0
+    for name, until_us in bounds:
+        if until_us is not None and until_us > since_us:
+            found.append(Stage(name, since_us / 1e6, until_us / 1e6))
+            since_us = until_us
+    end_us = since_us if ended is None else ended.at_us
+    lost_us: dict[int, int] = {}
+    for each in events:
+        match each.kind:
+            case Kind.PAUSED | Kind.SWAPPED | Kind.PREEMPTED:
+                lost_us.setdefault(number(each, "sequence"), each.at_us)
+            case Kind.RESUMED | Kind.RESTORED:
+                lost = lost_us.pop(number(each, "sequence"), None)
+                if lost is not None:
+                    found.append(Stage("paused", lost / 1e6, each.at_us / 1e6))
+            case Kind.STALLED:
+                waited_us = number(each, "waited_us")
+                found.append(Stage("reader", each.at_us / 1e6, (each.at_us + waited_us) / 1e6))
+            case Kind.TOPPED_UP if waited_us := number(each, "waited_us"):
+                found.append(Stage("budget", max(0, each.at_us - waited_us) / 1e6, each.at_us / 1e6))
+    found += [Stage("paused", lost / 1e6, end_us / 1e6) for lost in lost_us.values()]
+    return found
+
+
+def explanation(events: Sequence[Event]) -> dict[str, Any]:
+    """All of it, as the API shows it."""
+    return {
+        "explanation": explain(events),
+        "waits": waits_of(events).as_json(),
+        "stages": [each.as_json() for each in stages_of(events)],
+        "timeline": [each.as_json() for each in events],
+    }
+
+
+def _limits(waits: Waits) -> str:
+    if waits.limits_s < SHORTEST_S:
+        return ""
+    return f"waited {_seconds(waits.limits_s)} for its tenant's own limits before it got in line"
+
+
+def _queue(events: Sequence[Event], waits: Waits) -> str:
+    queued = first(events, Kind.QUEUED)
+    if queued is None:
+        return ""
+    own, others = number(queued, "own_tokens"), number(queued, "others_tokens")
+    higher = number(queued, "higher_tier_tokens")
+    total = own + others + higher
+    if waits.queue_s < SHORTEST_S:
+        return "had its turn at once"
+    waited = f"waited {_seconds(waits.queue_s)} in line"
+    if not total:
+        return f"{waited}: no tokens ahead were expected when it came"
+    parts = [
+        f"{_tokens(part)} {whose}"
+        for part, whose in (
+            (own, "its tenant's own backlog"),
+            (others, "the fair share of others"),
+            (higher, "higher tiers"),
+        )
+        if part
+    ]
+    moves = sum(each.kind == Kind.MOVED for each in events)
+    moved = f", moved between tiers {_times(moves)}" if moves else ""
+    return f"{waited}: {_tokens(total)} tokens ahead, of which {', '.join(parts)}{moved}"
+
+
+def _engine(events: Sequence[Event], waits: Waits) -> str:
+    said: list[str] = []
+    dispatched = first(events, Kind.DISPATCHED)
+    if number(dispatched, "by_reservation"):
+        said.append("went by its tenant's reservation")
+    if displaced := number(dispatched, "displaced_tokens"):
+        said.append(f"took a place from lower tiers, which held {_tokens(displaced)} tokens")
+    if waits.engine_s >= SHORTEST_S:
+        said.append(f"waited {_seconds(waits.engine_s)} at the engine for a place in its batch")
+    return "; ".join(said)
+
+
+def _prefill(events: Sequence[Event], waits: Waits) -> str:
+    chunks = [each for each in events if each.kind == Kind.PREFILLED]
+    if first(events, Kind.FIRST_TOKEN) is None or first(events, Kind.DISPATCHED) is None:
+        return ""
+    tokens = sum(number(each, "tokens") for each in chunks)
+    cached = sum(number(each, "cached_tokens") for each in events if each.kind == Kind.ADMITTED)
+    left_out = sum(number(each, "count") for each in events if _left_out(each, Kind.PREFILLED))
+    what = "the prompt was computed"
+    if tokens and not left_out:
+        what = f"{_tokens(tokens)} prompt tokens were computed"
+    elif not chunks:
+        what = "the first token came"
+    pieces = f", in {len(chunks) + left_out} chunks" if len(chunks) + left_out > 1 else ""
+    found = f", {_tokens(cached)} more were in the cache" if cached else ""
+    return f"{what} in {_seconds(waits.prefill_s)}{pieces}{found}"
+
+
+def _pauses(events: Sequence[Event], waits: Waits) -> str:
+    lost = [each for each in events if each.kind in (Kind.PAUSED, Kind.SWAPPED, Kind.PREEMPTED)]
+    if not lost:
+        return ""
+    whose = {Whose(number(each, "whose")) for each in lost}
+    names = {
+        Whose.HIGHER_TIER: "a higher tier",
+        Whose.OTHER: "other tenants",
+        Whose.OWN: "requests of its own tenant",
+    }
+    known = [name for each, name in names.items() if each in whose]
+    recomputed = sum(each.kind == Kind.PREEMPTED for each in lost)
+    again = f"; computed again {_times(recomputed)}, at no charge" if recomputed else ""
+    by = f" for {' and '.join(known)}" if known else ""
+    return f"gave up its place{by} {_times(len(lost))}, {_seconds(waits.paused_s)} in all{again}"
+
+
+def _rests(waits: Waits) -> str:
+    said: list[str] = []
+    if waits.rested_s >= SHORTEST_S:
+        said.append(f"waited up to {_seconds(waits.rested_s)} for more budget while it decoded")
+    if waits.stalled_s >= SHORTEST_S:
+        said.append(f"waited {_seconds(waits.stalled_s)} for its reader")
+    return "; ".join(said)
+
+
+def _decode(events: Sequence[Event], waits: Waits) -> str:
+    tokens = number(first(events, Kind.LAST_TOKEN), "output_tokens")
+    sequences = max(1, number(first(events, Kind.RECEIVED), "sequences"))
+    further = tokens // sequences - 1
+    if further < 1 or waits.decode_s <= 0:
+        return ""
+    each = waits.decode_s / further
+    return f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(each)}"
+
+
+def _end(events: Sequence[Event]) -> str:
+    ended = first(events, Kind.ENDED)
+    if ended is None:
+        return ""
+    outcome = OUTCOMES[number(ended, "outcome")].value if ended.numbers[0] < len(OUTCOMES) else "unknown"
+    return "" if outcome == "completed" else f"ended after {_seconds(ended.at_us / 1e6)}: {outcome}"
+
+
+def _paused_s(events: Sequence[Event], end_us: int) -> float:
+    """From each loss of a place to the return of the same sequence."""
+    lost_us: dict[int, int] = {}
+    spans_us: list[tuple[int, int]] = []
+    for each in events:
+        match each.kind:
+            case Kind.PAUSED | Kind.SWAPPED | Kind.PREEMPTED:
+                lost_us.setdefault(number(each, "sequence"), each.at_us)
+            case Kind.RESUMED | Kind.RESTORED:
+                since_us = lost_us.pop(number(each, "sequence"), None)
+                if since_us is not None:
+                    spans_us.append((since_us, each.at_us))
+    return together([*spans_us, *((since_us, end_us) for since_us in lost_us.values())]) / 1e6
+
+
+def _waited_s(events: Sequence[Event], kind: Kind) -> float:
+    return (
+        together(
+            wait_span(kind, each.at_us, number(each, "waited_us")) for each in events if each.kind == kind
+        )
+        / 1e6
+    )
+
+
+def _left_out(event: Event, kind: Kind) -> bool:
+    return event.kind == Kind.LEFT_OUT and number(event, "kind") == kind
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count:,} times"
+
+
+def _seconds(value: float) -> str:
+    """`2.0 s`, `0.31 s`, `12 ms`, `0.8 ms`."""
+    if value >= 10:
+        return f"{value:,.0f} s"
+    if value >= 1:
+        return f"{value:.1f} s"
+    if value >= 0.1:
+        return f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
+
+
+def _tokens(value: int) -> str:
+    """`1.2 M`, `340 k`, `812`."""
+    if value >= 1_000_000:
+        return f"{value / 1e6:.1f} M"
+    if value >= 100_000:
+        return f"{value / 1e3:.0f} k"
+    return f"{value / 1e3:.1f} k" if value >= 10_000 else f"{value:,}"
+
+
+# What is there to say of a request that has ended? Read from what was kept, for routes and for the CLI.
+
+NOTHING_KEPT: dict[str, Any] = {"explanation": [], "waits": None, "stages": [], "timeline": None}
+"""Its timeline is gone, or never was: it is older than they are kept, or its gateway died."""
+
+log = logging.getLogger("fairgate.gateway.explaining")
+
+
+async def explained(
+    find: Callable[[str], Awaitable[StoredTimeline | None]], admin: Admin, request_id: str
+) -> dict[str, Any]:
+    """The timeline with its explanation, and the targets that were missed. Raises `DatabaseUnavailable`."""
+    stored = await find(request_id)
+    shown = NOTHING_KEPT
+    if stored is not None:
+        try:
+            shown = explanation(unpack(stored.packed))
+        except UnreadableTimeline as error:
+            log.warning("the timeline of request %s cannot be read: %s", request_id, error)
+    missed = await admin.list_misses(request_id=request_id)
+    return shown | {
+        "misses": [
+            {
+                name: value
+                for name, value in each.as_json().items()
+                if name in ("metric", "target_s", "actual_s", "cause", "evidence")
+            }
+            for each in missed
+        ]
+    }

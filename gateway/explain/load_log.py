@@ -1,0 +1,135 @@
+"""What else was there while a request waited and ran?
+
+The last requests of one model, as little of each as the counterfactuals of `attribution.py` need: who sent
+it, when it could run, how large it turned out to be. A ring of numbers in memory, never stored; the oldest
+are forgotten. Pure: time is passed in. Only the gateway's own requests are known here: where several gateways
+share a queue, the fair share that is computed from this is better than the real one was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from gateway.explain.fluid_share import Job
+
+MAX_KEPT = 4_096
+MAX_CHANGES = 64
+"""Of the number of replicas that serve."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One request. `ended_s` None: it still waits or runs."""
+
+    tenant_id: str
+    tier: int
+    weight: float
+    since_s: float
+    input_tokens: int
+    output_tokens: int
+    """Predicted, then counted."""
+    sequences: int
+    cached_tokens: int = 0
+    ended_s: float | None = None
+    is_complete: bool = False
+
+
+class LoadLog:
+    """One writer: whoever keeps the requests of the model."""
+
+    def __init__(self, max_kept: int = MAX_KEPT) -> None:
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._max_kept = max_kept
+        self._serving: list[tuple[float, int]] = []
+        self.forgotten = 0
+        """Requests that were still needed when the ring was full."""
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def arrived(
+        self,
+        request_id: str,
+        tenant_id: str,
+        tier: int,
+        weight: float,
+        now_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        sequences: int = 1,
+    ) -> None:
+        """A request could run from now on. Tokens of all sequences, the output as predicted."""
+        self._seen[request_id] = _Seen(tenant_id, tier, weight, now_s, input_tokens, output_tokens, sequences)
+        if len(self._seen) > self._max_kept:
+            _, oldest = self._seen.popitem(last=False)
+            self.forgotten += oldest.ended_s is None
+
+    def dispatched(self, request_id: str, tier: int) -> None:
+        """It went, as one of `tier`: a long wait or a reservation may have raised it."""
+        seen = self._seen.get(request_id)
+        if seen is not None:
+            seen.tier = tier
+
+    def ended(
+        self,
+        request_id: str,
+        now_s: float,
+        computed_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        *,
+        is_complete: bool,
+    ) -> None:
+        """It is over; tokens as counted. Not complete: it was taken away before it had come to its end."""
+        seen = self._seen.get(request_id)
+        if seen is None:
+            return
+        seen.ended_s, seen.is_complete = now_s, is_complete
+        if is_complete:
+            seen.input_tokens, seen.cached_tokens = computed_tokens, cached_tokens
+            seen.output_tokens = output_tokens
+        else:
+            seen.output_tokens = max(seen.output_tokens, output_tokens)
+
+    def serving(self, now_s: float, replicas: int) -> None:
+        """So many replicas serve from now on."""
+        if self._serving and self._serving[-1][1] == replicas:
+            return
+        self._serving.append((now_s, replicas))
+        del self._serving[:-MAX_CHANGES]
+
+    def serving_since(self) -> list[tuple[float, int]]:
+        """Since when how many served, oldest first; empty: nothing is known."""
+        return list(self._serving)
+
+    def jobs(self, until_s: float, since_s: float = -math.inf) -> list[Job]:
+        """Everything that could run before `until_s`, from the last instant before `since_s` on at which
+        nothing was there: what came before that is in nobody's way."""
+        jobs = [
+            Job(
+                request_id,
+                seen.tenant_id,
+                seen.tier,
+                seen.weight,
+                seen.since_s,
+                seen.input_tokens,
+                seen.output_tokens,
+                seen.sequences,
+                seen.cached_tokens,
+                math.inf if seen.is_complete or seen.ended_s is None else seen.ended_s,
+            )
+            for request_id, seen in self._seen.items()
+            if seen.since_s < until_s
+        ]
+        jobs.sort(key=lambda job: job.arrived_s)
+        start, busy_until_s = 0, -math.inf
+        for index, job in enumerate(jobs):
+            if job.arrived_s > since_s:
+                break
+            if job.arrived_s > busy_until_s:
+                start = index
+            ended_s = self._seen[job.job_id].ended_s
+            busy_until_s = max(busy_until_s, math.inf if ended_s is None else ended_s)
+        return jobs[start:]

@@ -1,0 +1,262 @@
+"""Which targets were met, which were missed, and why?
+
+`ended` compares a request with the targets that bind it: an integer more where they were met, and nothing
+else. What was missed waits for its judgement, made of many misses at once and in a thread (`attribution.py`):
+the counterfactual worlds are the same for all of them. A judgement that took some time is followed by a rest
+of many times that, so that an overload, when misses abound, is not made worse by explaining it. Counts and
+misses are written every second; beyond what may wait, misses are counted and not explained, and the metric
+says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.explain.attribution import Cause, Facts, Metric, Verdict, judge
+from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.load_log import LoadLog
+from gateway.statistics import RecentShare
+from tenants.errors import DatabaseUnavailable
+from tenants.slo import store as slo_store
+from tenants.slo.slo import Missed, Slo, SloBook, Tally
+from tenants.slo.store import CountKey
+from tenants.storage.database import Database
+from tenants.storage.task_stop import stop
+from tenants.types import Tier
+
+FLUSH_EVERY_S = 1.0
+PURGE_EVERY_S = 3600.0
+REST = 20.0
+"""After a judgement none is made for so many times what it took: at most a twentieth of one core."""
+MAX_JUDGED = 512
+"""Misses of one judgement."""
+MAX_PENDING = 4_096
+MAX_WAITING = 20_000
+
+log = logging.getLogger("fairgate.gateway.slo")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One miss that is not judged yet."""
+
+    facts: Facts
+    tenant_id: str
+    slo: Slo
+    at_us: int
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A request's targets, held against what happened."""
+
+    missed: int
+    to_judge: int
+    """Of them; the others were too many at once."""
+
+
+@dataclass
+class PoolLoad:
+    """What is known of one model's load."""
+
+    machine: Callable[[], Machine | None]
+    """The engines as they are now; None: no step-time model, so nobody can say what would have been."""
+    log: LoadLog = field(default_factory=LoadLog)
+    pending: list[_Pending] = field(default_factory=list)
+    attainment: RecentShare = field(default_factory=RecentShare)
+    """Of the targets that bound its requests, those that were met."""
+    on_verdict: Callable[[str, Verdict], None] = lambda request_id, verdict: None
+    """Told of each judgement."""
+
+
+class SloKeeper:
+    """Counts, judges, writes. Use from one event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: CollectorRegistry,
+        wall_clock: Callable[[], float],
+        revision: Callable[[], int],
+        *,
+        stopwatch: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`revision` grows with every admin act: targets are read again then."""
+        self._database = database
+        self._wall_clock = wall_clock
+        self._revision = revision
+        self._stopwatch = stopwatch
+        self._read_at: int | None = None
+        self._rest_until_s = -math.inf
+        self._tallies: dict[CountKey, Tally] = {}
+        self._missed: list[Missed] = []
+        self._task: asyncio.Task[None] | None = None
+        self.book = SloBook()
+        """The targets in force."""
+        self.pools: dict[str, PoolLoad] = {}
+        self._requests = Counter(
+            "fairgate_slo_requests",
+            "Requests that a target binds, by whether they met it.",
+            ["metric", "tier", "met"],
+            registry=registry,
+        )
+        self._misses = Counter(
+            "fairgate_slo_misses",
+            "Missed targets, by cause; `unjudged`: too many at once to be explained; `refused`: not let in,"
+            " since it would have been missed.",
+            ["metric", "tier", "cause"],
+            registry=registry,
+        )
+
+    # ------------------------------------------------------------ what requests do
+
+    def ended(self, pool: str, facts: Facts, tier: Tier) -> Compared:
+        """A request has ended."""
+        job = facts.job
+        all_missed = to_judge = 0
+        for slo in self.book.of(job.tenant_id, tier):
+            missed = facts.misses(Metric(slo.metric), slo.target_s)
+            if missed is None:
+                continue
+            self._count(job.tenant_id, tier, slo.metric, missed=missed)
+            self.pools[pool].attainment.note(not missed)
+            if missed:
+                all_missed += 1
+                pending = self.pools[pool].pending
+                if len(pending) < MAX_PENDING:
+                    at_us = round(self._wall_clock() * 1e6)
+                    pending.append(_Pending(facts, job.tenant_id, slo, at_us))
+                    to_judge += 1
+                else:
+                    self._misses.labels(slo.metric, tier.value, "unjudged").inc()
+        return Compared(all_missed, to_judge)
+
+    def refused(self, tenant_id: str, tier: Tier, metric: str) -> None:
+        """A request was refused because it would have missed its target of `metric`: that is a miss, counted
+        and not judged."""
+        for slo in self.book.of(tenant_id, tier):
+            if slo.metric == metric:
+                self._count(tenant_id, tier, metric, missed=True)
+                self._misses.labels(metric, tier.value, "refused").inc()
+
+    def _count(self, tenant_id: str, tier: Tier, metric: str, *, missed: bool) -> None:
+        key = CountKey(tenant_id, tier.value, metric)
+        self._tallies[key] = self._tallies.get(key, Tally()) + Tally(1, int(missed))
+        self._requests.labels(metric, tier.value, "no" if missed else "yes").inc()
+
+    # ------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Reads the targets, then goes on. Raises `DatabaseUnavailable`."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._keep(), name="gateway slo")
+
+    async def close(self) -> None:
+        """Judges and writes what is left, if the database lets it."""
+        if self._task is not None:
+            await stop([self._task])
+        self._rest_until_s = -math.inf
+        await self.judge_pending()
+        await self.flush()
+
+    async def refresh(self) -> None:
+        """Reads the targets again where an admin act may have changed them. Raises `DatabaseUnavailable`."""
+        revision = self._revision()
+        if revision != self._read_at:
+            self.book = SloBook(await slo_store.read_slos(self._database))
+            self._read_at = revision
+
+    # ------------------------------------------------------------ judging and writing
+
+    async def judge_pending(self) -> None:
+        """Finds the causes of what was missed, unless it is time to rest."""
+        for pool in self.pools.values():
+            if not pool.pending or self._stopwatch() < self._rest_until_s:
+                continue
+            pending, pool.pending = pool.pending[:MAX_JUDGED], pool.pending[MAX_JUDGED:]
+            since_s = min(each.facts.job.arrived_s for each in pending)
+            until_s = max(each.facts.ended_s for each in pending)
+            jobs = pool.log.jobs(until_s, since_s)
+            began_s = self._stopwatch()
+            verdicts = await asyncio.to_thread(
+                _judge, pending, jobs, pool.machine(), pool.log.serving_since()
+            )
+            self._rest_until_s = self._stopwatch() + REST * (self._stopwatch() - began_s)
+            for each, verdict in zip(pending, verdicts, strict=True):
+                self._note(each, verdict)
+                pool.on_verdict(each.facts.job.job_id, verdict)
+
+    async def flush(self) -> None:
+        """Writes counts and misses; where the database is down they stay for the next time."""
+        tallies, self._tallies = self._tallies, {}
+        missed, self._missed = self._missed, []
+        try:
+            await slo_store.add(self._database, tallies, missed, self._wall_clock())
+        except DatabaseUnavailable as error:
+            log.warning("counts of targets wait: %s", type(error).__name__)
+            for key, tally in tallies.items():
+                self._tallies[key] = self._tallies.get(key, Tally()) + tally
+            self._missed = missed + self._missed
+
+    def _note(self, pending: _Pending, verdict: Verdict) -> None:
+        slo = pending.slo
+        self._misses.labels(slo.metric, slo.tier.value, verdict.cause.value).inc()
+        if len(self._missed) >= MAX_WAITING:
+            return
+        actual_s = verdict.actual_s
+        self._missed.append(
+            Missed(
+                request_id=pending.facts.job.job_id,
+                tenant_id=pending.tenant_id,
+                tier=slo.tier.value,
+                metric=slo.metric,
+                cause=verdict.cause.value,
+                target_us=slo.target_us,
+                actual_us=round(actual_s * 1e6) if math.isfinite(actual_s) else None,
+                at_us=pending.at_us,
+                evidence=dict(verdict.evidence),
+            )
+        )
+
+    async def _keep(self) -> None:
+        purged_s = -math.inf
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            try:
+                await self.refresh()
+                await self.judge_pending()
+                await self.flush()
+                if self._stopwatch() - purged_s >= PURGE_EVERY_S:
+                    await slo_store.purge(self._database, self._wall_clock())
+                    purged_s = self._stopwatch()
+            except DatabaseUnavailable as error:
+                log.warning("targets are looked after later: %s", type(error).__name__)
+            except Exception:
+                log.exception("missed targets could not be judged; it goes on")
+
+
+def _judge(
+    pending: list[_Pending],
+    jobs: list[Job],
+    machine: Machine | None,
+    serving: list[tuple[float, int]],
+) -> list[Verdict]:
+    missed = [(each.facts, Metric(each.slo.metric), each.slo.target_s) for each in pending]
+    try:
+        return judge(missed, jobs, machine, serving)
+    except Exception:
+        log.exception("the causes of %d misses could not be found", len(missed))
+        return [
+            Verdict(metric, target_s, facts.actual_s(metric) or math.inf, Cause.UNKNOWN, _NO_EVIDENCE)
+            for facts, metric, target_s in missed
+        ]
+
+
+_NO_EVIDENCE: Mapping[str, float | None] = {}

@@ -1,0 +1,275 @@
+"""Which knobs should stand elsewhere, seeing how the traffic is?
+
+Scheduling as a control loop. A look at the traffic every few seconds (`Observation`) gives at most one move
+of each knob, within its bounds, with its reason. The rules, by their objective (attainment first, goodput
+second):
+
+1. KV nearly full: smaller batches, and less is sent ahead, so that nobody is evicted in mid-answer.
+2. Lengths widely spread: faster ageing, so that long answers do not starve whoever stands behind them.
+3. Prefix hits high: more at once, since what is cached need not be computed.
+
+and when none of them holds, back to where the operator put it. Targets that are missed while requests wait
+are for admission, as what is let in then is late in any case; and where many a request is expected to miss
+its target (overload), those are not let in, or all would miss theirs: the more strictly, the more often the
+forecast lets in whoever misses a target all the same. Every rule has two thresholds (hysteresis): it begins
+above the one, and ends below the other. At most one knob turns back in a minute.
+
+Off, it does nothing; with advice it says what it would do and changes nothing; acting it calls the setters.
+Pure: time is passed in, and what a move does is for whoever applies it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+
+from gateway.flow.deadline_check import LENIENT, STRICT
+
+MAX_MOVES = 1_000
+REVERSAL_S = 60.0
+"""A knob that went one way goes the other way no sooner, nor sooner after another one did."""
+BURSTS_S = 300.0
+"""After an overload another one is likely for so long."""
+LOWEST, HIGHEST = -float("inf"), float("inf")
+"""Goals of a rule: as far as the bounds of a knob allow."""
+TARGET = 0.9
+"""Attainment that is wanted."""
+
+
+class Mode(StrEnum):
+    """Whether moves are made."""
+
+    OFF = "off"
+    ADVICE = "advice"
+    ACTING = "acting"
+
+
+class Knob(StrEnum):
+    """What can be moved."""
+
+    BATCH_CAP = "batch_cap"
+    """Share of an engine's sequences that run at once."""
+    TOKEN_BUDGET = "token_budget"
+    """Share of the tokens of a step."""
+    LOOKAHEAD = "lookahead"
+    """Sequences sent beyond what runs at once."""
+    AGEING = "ageing"
+    """Factor on the times after which requests move up."""
+    ADMISSION = "admission"
+    """Strictness towards targets: a request is refused if so many times what is expected (p90) is beyond its
+    target; 0: nobody is."""
+    EARLY_REFUSAL = "early_refusal"
+    """Factor on the expected wait that admission compares with a deadline: above 1 it refuses earlier."""
+    BATCH_SHARE = "batch_share"
+    """Share of an engine that the batch tier may hold."""
+    RESERVE_QUANTILE = "reserve_quantile"
+    """Of the predicted output, held before a request runs."""
+    PREFIX_WEIGHT = "prefix_weight"
+    """How much routing goes by what is cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a knob may stand. Raises ValueError for bounds that do not hold their rest."""
+
+    lowest: float
+    rest: float
+    """Where the operator put it, and where it returns to."""
+    highest: float
+    step: float
+    """Of one move."""
+
+    def __post_init__(self) -> None:
+        if not (self.lowest <= self.rest <= self.highest and self.step > 0 and isfinite(self.step)):
+            raise ValueError(
+                f"a knob needs lowest <= rest <= highest and a positive step, not {self.lowest} <="
+                f" {self.rest} <= {self.highest} by {self.step}"
+            )
+
+
+DEFAULT_BOUNDS: Mapping[Knob, Bounds] = {
+    # In order of rank: only one may turn back in a minute.
+    Knob.ADMISSION: Bounds(0.0, 0.0, STRICT, STRICT),
+    Knob.BATCH_CAP: Bounds(0.25, 1.0, 1.0, 0.125),
+    Knob.TOKEN_BUDGET: Bounds(0.25, 1.0, 1.0, 0.125),
+    Knob.LOOKAHEAD: Bounds(0.0, 2.0, 8.0, 1.0),
+    Knob.AGEING: Bounds(0.25, 1.0, 1.0, 0.25),
+    Knob.EARLY_REFUSAL: Bounds(1.0, 1.0, 2.0, 0.25),
+    Knob.BATCH_SHARE: Bounds(0.1, 1.0, 1.0, 0.15),
+    Knob.RESERVE_QUANTILE: Bounds(0.5, 0.9, 0.99, 0.1),
+    Knob.PREFIX_WEIGHT: Bounds(0.0, 1.0, 4.0, 0.5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The traffic of the last few seconds. Shares lie between 0 and 1."""
+
+    arrivals_per_s: float
+    length_spread: float
+    """Standard deviation of the logarithm of the answers' lengths."""
+    kv_share: float
+    """Of the KV cache, referenced by sequences."""
+    prefix_hit_share: float
+    """Of the prompt tokens."""
+    step_s: float
+    attainment: float | None
+    """Share of the requests that met their targets; None: none has one."""
+    queued: int
+    evictions: int = 0
+    """For lack of memory."""
+    expected_late: float = 0.0
+    """Share of the last requests, refused or not, that were expected to miss their target."""
+    mistaken: float = 0.0
+    """Of those that ended and were expected to keep their targets, those that missed one."""
+
+
+NO_REASON = "nothing speaks for it any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One knob, moved or advised to."""
+
+    at_s: float
+    knob: Knob
+    before: float
+    after: float
+    reason: str
+    is_made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition with hysteresis, and where it pushes which knobs."""
+
+    name: str
+    begins: float
+    ends: float
+    goals: tuple[tuple[Knob, float], ...]
+    """Where it wants which knobs."""
+    lingers_s: float = 0.0
+    """So long it holds on after it would have ended: bursts come again, and a knob turns back but once a
+    minute."""
+
+    def holds(self, value: float, held: bool) -> bool:
+        """Whether it holds now, `held` before."""
+        return value >= (self.ends if held else self.begins)
+
+
+OVERLOAD = Rule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, 1.0),), BURSTS_S)
+MISTAKEN = Rule("overload, and the forecast was mistaken", 0.05, 0.02, ((Knob.ADMISSION, STRICT),), BURSTS_S)
+TRUSTED = Rule("overload, and the forecast keeps its word", 0.99, 0.96, ((Knob.ADMISSION, LENIENT),))
+RULES = (
+    # In order of rank: the first rule that holds decides about a knob.
+    Rule(
+        "KV nearly full",
+        0.92,
+        0.75,
+        (
+            (Knob.BATCH_CAP, LOWEST),
+            (Knob.TOKEN_BUDGET, LOWEST),
+            (Knob.LOOKAHEAD, LOWEST),
+            (Knob.RESERVE_QUANTILE, HIGHEST),
+        ),
+    ),
+    MISTAKEN,
+    TRUSTED,
+    OVERLOAD,
+    Rule(
+        "targets missed",
+        1 - TARGET,
+        (1 - TARGET) / 2,
+        ((Knob.EARLY_REFUSAL, HIGHEST), (Knob.BATCH_SHARE, LOWEST)),
+    ),
+    Rule("lengths widely spread", 1.0, 0.8, ((Knob.AGEING, LOWEST),)),
+    Rule("prefix hits high", 0.6, 0.4, ((Knob.LOOKAHEAD, HIGHEST), (Knob.PREFIX_WEIGHT, HIGHEST))),
+)
+
+
+class Control:
+    """One pool's loop. One writer: whoever looks at the traffic."""
+
+    def __init__(
+        self,
+        mode: Mode = Mode.OFF,
+        bounds: Mapping[Knob, Bounds] = DEFAULT_BOUNDS,
+        *,
+        reversal_s: float = REVERSAL_S,
+    ) -> None:
+        """`bounds` names the knobs that there are; what is not in it is never moved."""
+        self.mode = mode
+        self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
+        """The last ones, the latest last."""
+        self.values = {knob: each.rest for knob, each in bounds.items()}
+        """Where the knobs stand, or would: advice follows its own advice."""
+        self._bounds = dict(bounds)
+        self._reversal_s = reversal_s
+        self._holds = {rule.name: False for rule in RULES}
+        self._held_s = {rule.name: -float("inf") for rule in RULES}
+        """When each rule held last."""
+        self._last: dict[Knob, tuple[float, int]] = {}
+        """When each knob moved last, and which way."""
+        self._reversed_s = -float("inf")
+        """When any knob turned back last."""
+
+    def look(self, seen: Observation, now_s: float) -> list[Move]:
+        """What to move now; those with `is_made` are to be applied. Nothing when it is off."""
+        if self.mode is Mode.OFF:
+            return []
+        wanted = self._wanted(seen, now_s)
+        moves: list[Move] = []
+        for knob in self._bounds:
+            goal, reason = wanted.get(knob, (self._bounds[knob].rest, NO_REASON))
+            move = self._push(knob, goal, reason, now_s)
+            if move is not None:
+                moves.append(move)
+                self.moves.append(move)
+        return moves
+
+    def _wanted(self, seen: Observation, now_s: float) -> dict[Knob, tuple[float, str]]:
+        missed = 0.0 if seen.attainment is None or seen.queued == 0 else 1 - seen.attainment
+        is_overload = self._is_on(OVERLOAD, seen.expected_late, now_s)
+        values = {
+            "KV nearly full": max(seen.kv_share, 1.0 if seen.evictions else 0.0),
+            OVERLOAD.name: seen.expected_late,
+            MISTAKEN.name: seen.mistaken if is_overload else 0.0,
+            TRUSTED.name: 1 - seen.mistaken if is_overload else 0.0,
+            "targets missed": missed,
+            "lengths widely spread": seen.length_spread,
+            "prefix hits high": seen.prefix_hit_share,
+        }
+        wanted: dict[Knob, tuple[float, str]] = {}
+        for rule in RULES:
+            value = values[rule.name]
+            for knob, goal in rule.goals if self._is_on(rule, value, now_s) else ():
+                wanted.setdefault(knob, (goal, f"{rule.name} ({value:.2f})"))
+        return wanted
+
+    def _is_on(self, rule: Rule, value: float, now_s: float) -> bool:
+        """Whether it holds, or held a moment ago."""
+        self._holds[rule.name] = holds = rule.holds(value, self._holds[rule.name])
+        if holds:
+            self._held_s[rule.name] = now_s
+        return now_s - self._held_s[rule.name] <= rule.lingers_s
+
+    def _push(self, knob: Knob, goal: float, reason: str, now_s: float) -> Move | None:
+        bounds, before = self._bounds[knob], self.values[knob]
+        goal = min(bounds.highest, max(bounds.lowest, goal))
+        after = before + min(bounds.step, max(-bounds.step, goal - before))
+        if after == before:
+            return None
+        way = 1 if after > before else -1
+        last_s, last_way = self._last.get(knob, (-float("inf"), way))
+        if way != last_way:
+            # Who only returns to rest leaves the next minute to those that a rule speaks for.
+            rest_s = self._reversal_s if reason == NO_REASON else 0.0
+            if now_s - max(last_s + rest_s, self._reversed_s) < self._reversal_s:
+                return None
+            self._reversed_s = now_s
+        self.values[knob] = after
+        self._last[knob] = (now_s, way)
+        return Move(now_s, knob, before, after, reason, self.mode is Mode.ACTING)

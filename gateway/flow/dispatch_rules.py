@@ -1,0 +1,102 @@
+"""Who goes now, and where?
+
+Until nothing more may go, at one instant:
+
+1. **Due reservations** (`mclock.py`), across tiers: the tenant whose tag is the oldest sends its own
+   first request. It counts and runs as one of the highest tier, so that no flood there can keep it waiting.
+2. **Bands**, strict: by the effective tier, which a long wait raises (`ageing.py`).
+3. **Lanes** of a band (`lanes.py`): who goes first is who stands lower, then who arrived first. A full long
+   lane holds back only itself.
+4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
+   that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
+   stayed below its share and was hardly ever without a request keeps its lag, within bounds (`in_flight.py`).
+5. **The window** (`window.py`), wider for who is owed service (`Backlog.is_owed`): where the first of the
+   ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
+   that finds none, the room is kept on one replica, and others go on beside it.
+6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.flow.lanes import LONG
+from gateway.flow.mclock import Reservations
+from gateway.flow.placement import Blocked, Placement
+from gateway.flow.queue import Backlog
+from gateway.flow.types import Dispatch, Reason, Ticket
+from gateway.flow.window import NUM_RANKS, Kept, Replica
+
+RESERVED_RANK = 0
+"""Of reserved service at the engine and in the window."""
+
+Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
+"""(ticket, replica, rank at the engine, now_s, why): takes it out of the queue, and charges it."""
+
+
+class Rules:
+    """Decides; the books are changed by `grant` alone."""
+
+    def __init__(self, backlog: Backlog, placement: Placement, reservations: Reservations) -> None:
+        self._backlog = backlog
+        self._placement = placement
+        self._reservations = reservations
+
+    def turns(self, now_s: float, replicas: Sequence[Replica], grant: Grant) -> list[Dispatch]:
+        """Everything that may go now, in order."""
+        kept: dict[str, Kept] = {}
+        turns: list[Dispatch] = []
+        self._by_reservation(now_s, replicas, kept, turns, grant)
+        self._by_order(now_s, replicas, kept, turns, grant)
+        return turns
+
+    def _by_reservation(
+        self,
+        now_s: float,
+        replicas: Sequence[Replica],
+        kept: dict[str, Kept],
+        turns: list[Dispatch],
+        grant: Grant,
+    ) -> None:
+        passed_over: set[str] = set()
+        while (tenant_id := self._reservations.first_due(now_s, passed_over)) is not None:
+            for lane, ticket in self._backlog.firsts_of(tenant_id, now_s):
+                found = self._placement.find(ticket, RESERVED_RANK, lane, replicas, kept, now_s)
+                if found is Blocked.LANE:
+                    continue
+                if found is Blocked.WINDOW:
+                    self._placement.keep_room(ticket, RESERVED_RANK, lane, replicas, kept)
+                    passed_over.add(tenant_id)
+                else:
+                    turns.append(grant(ticket, found, RESERVED_RANK, now_s, Reason.RESERVATION))
+                break
+            else:
+                passed_over.add(tenant_id)
+
+    def _by_order(
+        self,
+        now_s: float,
+        replicas: Sequence[Replica],
+        kept: dict[str, Kept],
+        turns: list[Dispatch],
+        grant: Grant,
+    ) -> None:
+        for tier in range(NUM_RANKS):
+            held_back: set[int] = set()
+            # For the most part a turn is that of the only one who waits.
+            while len(self._backlog):
+                heads = [each for each in self._backlog.heads(tier, now_s) if each[0] not in held_back]
+                if not heads:
+                    break
+                lane, ticket = heads[0]
+                is_owed = lane != LONG and self._backlog.is_owed(ticket.entry, tier)
+                found = self._placement.find(ticket, tier, lane, replicas, kept, now_s, is_owed=is_owed)
+                if isinstance(found, Replica):
+                    reason = Reason.OWED if is_owed else Reason.ORDER
+                    turns.append(grant(ticket, found, tier, now_s, reason))
+                elif found is Blocked.WINDOW and lane != LONG:
+                    return
+                else:
+                    held_back.add(lane)
+                    if found is Blocked.WINDOW:
+                        self._placement.keep_room(ticket, tier, lane, replicas, kept)

@@ -1,0 +1,282 @@
+"""What waits, in which band and lane, and who stands first there?
+
+A request waits in the band of its effective tier (`ageing.py`) and in the lane of its size (`lanes.py`); the
+order of each lane is the policy's. One writer: the flow controller.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from engine.entry import Entry
+from engine.scheduling.bands import Lag, no_lag
+from engine.scheduling.claims import FAIRNESS_BOUND
+from engine.scheduling.counters import ServiceCounters, scaled
+from engine.scheduling.tiers import MAX_LANES, TieredQueue
+from gateway.flow.ageing import Ageing, effective_tier
+from gateway.flow.dispatch_log import MAX_BACKLOG_TENANTS, Waiting
+from gateway.flow.lanes import ORDINARY, LaneRule
+from gateway.flow.types import Ticket
+from gateway.flow.window import NUM_RANKS
+
+Line = dict[str, float]
+"""Entry id -> arrival, of one tenant in one lane."""
+
+
+class Backlog:
+    """The queue, and where each request stands in it."""
+
+    def __init__(
+        self,
+        order_name: str,
+        counters: ServiceCounters,
+        *,
+        lanes: LaneRule,
+        ageing_s: Sequence[float],
+        queue_ttl_s: Sequence[float],
+        lag: Lag = no_lag,
+    ) -> None:
+        """Times by tier rank; `lag`: of a tenant that comes into an empty line. Raises `ValueError` for an
+        unknown order or an ageing that is not positive."""
+        self.queue = TieredQueue(order_name, counters, lag=lag)
+        self._lane_rule = lanes
+        self._ageing = Ageing(ageing_s)
+        self._was_slowed = False
+        """Requests age more slowly than before: some may stand higher than they would by now."""
+        self._queue_ttl_s = tuple(queue_ttl_s)
+        self._tickets: dict[str, Ticket] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        """Entry id -> band and lane."""
+        self._began: dict[int, int] = {}
+        """Band -> where the tenant stood that last had its turn by order in the ordinary lane."""
+        self._lines: dict[tuple[int, int], dict[str, Line]] = {
+            (tier, lane): {} for tier in range(NUM_RANKS) for lane in range(MAX_LANES)
+        }
+
+    # ------------------------------------------------------------ changes
+
+    def add(self, ticket: Ticket, now_s: float) -> None:
+        """A request begins to wait."""
+        entry = ticket.entry
+        tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+        lane = self._lane_rule.lane(entry)
+        self._tickets[entry.entry_id] = ticket
+        self.queue.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
+        self._stand(entry, tier, lane)
+
+    def remove(self, entry_id: str) -> Ticket | None:
+        """Takes a request out; None when it does not wait."""
+        ticket = self._tickets.pop(entry_id, None)
+        if ticket is not None:
+            self.queue.remove(entry_id)
+            self._ageing.remove(entry_id)
+            self._leave_line(ticket.entry)
+        return ticket
+
+    def move(self, entry_id: str, tier: int, now_s: float) -> Ticket | None:
+        """Gives a waiting request another tier of its own; its arrival stays. None when it does not wait."""
+        ticket = self._tickets.get(entry_id)
+        if ticket is None:
+            return None
+        entry = replace(ticket.entry, tier=tier)
+        ticket = self._tickets[entry_id] = replace(ticket, entry=entry)
+        band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+        lane = self._lane_rule.lane(entry)
+        self._leave_line(entry)
+        self.queue.move([entry_id], band, lane, lines=self._lines[band, lane])
+        self._stand(entry, band, lane)
+        return ticket
+
+    def age(self, now_s: float) -> int:
+        """Moves up who has waited long enough, who arrived first first; returns how many moved."""
+        due = self._ageing.due(now_s)
+        moves: dict[tuple[int, int], list[Entry]] = {}
+        for entry_id in due:
+            entry = self._tickets[entry_id].entry
+            tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+            moves.setdefault((tier, self._places[entry_id][1]), []).append(entry)
+        for (tier, lane), entries in sorted(moves.items()):
+            entries.sort(key=lambda entry: entry.arrived_s)
+            ids = [entry.entry_id for entry in entries]
+            self.queue.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
+            for entry in entries:
+                self._leave_line(entry)
+                self._stand(entry, tier, lane)
+        return len(due)
+
+    def set_ageing(self, ageing_s: Sequence[float]) -> None:
+        """Other times, also for what waits: who is due by them moves up at the next `age`, and nobody moves
+        down. Raises `ValueError` for one that is not positive."""
+        before, self._ageing = self._ageing, Ageing(ageing_s)
+        self._was_slowed |= any(
+            now_s > then_s for now_s, then_s in zip(self._ageing.ageing_s, before.ageing_s, strict=True)
+        )
+        for entry_id, ticket in self._tickets.items():
+            entry, (band, _) = ticket.entry, self._places[entry_id]
+            self._ageing.add(entry_id, entry.tier, band, entry.arrived_s)
+
+    # ------------------------------------------------------------ who is first
+
+    def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
+        """The first of each lane of a band, who goes first first: (lane, ticket)."""
+        return [(lane, self._tickets[head.entry_id]) for lane, head in self.queue.heads(tier, now_s)]
+
+    def firsts_of(self, tenant_id: str, now_s: float) -> Iterator[tuple[int, Ticket]]:
+        """A tenant's own first of each band and lane, the highest band first, of the lanes who arrived first:
+        (lane, ticket)."""
+        for tier in range(NUM_RANKS):
+            firsts: list[tuple[float, int, str]] = []
+            for lane in range(MAX_LANES):
+                line = self._lines[tier, lane].get(tenant_id)
+                if line:
+                    first = min(line, key=lambda each: self._rank(each, tier, now_s))
+                    firsts.append((line[first], lane, first))
+            for _, lane, first in sorted(firsts):
+                yield lane, self._tickets[first]
+
+    def is_owed(self, entry: Entry, band: int, stands: int | None = None) -> bool:
+        """Whether the first of a band's ordinary lane is of a tenant that has had less than its share: with
+        this request paid for it would stand no higher than the last tenant that had its turn by order did
+        before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
+        divided like a fluid, it would be through.) Only of orders that go by the service counters. `stands`:
+        where its tenant does, where that is known."""
+        began = self._began.get(band)
+        if began is None or FAIRNESS_BOUND not in self.queue.claims:
+            return False
+        if stands is None:
+            stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
+        return stands + scaled(entry.predicted_cost, entry.weight) <= began
+
+    def comes_alone(self, entry: Entry, now_s: float) -> int | None:
+        """A request finds nobody waiting: its tenant stands from now on as after `add`, which is returned.
+        None: it has to be added, as it would wait in another band or lane than its tier's ordinary one, or by
+        another order."""
+        if len(self._tickets) or self._lane_rule.lane(entry) != ORDINARY:
+            return None
+        if effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s) != entry.tier:
+            return None
+        if not self.queue.comes_alone(entry.tenant_id, entry.tier):
+            return None
+        return self.queue.counter(entry.tenant_id, entry.tier, ORDINARY)
+
+    def left_alone(self, entry: Entry, stood: int, *, is_owed: bool) -> None:
+        """It goes; whoever is not owed it is a measure for others, as `had_turn_by_order` has it."""
+        if not is_owed:
+            self._began[entry.tier] = stood
+        self.queue.left_alone(entry.tenant_id, entry.tier)
+
+    def had_turn_by_order(self, entry_id: str) -> None:
+        """A waiting request has its turn, and not because its tenant is owed it or has reserved it."""
+        band, lane = self._places[entry_id]
+        if lane == ORDINARY:
+            tenant_id = self._tickets[entry_id].entry.tenant_id
+            self._began[band] = self.queue.counter(tenant_id, band, lane)
+
+    def place(self, entry_id: str) -> tuple[int, int]:
+        """The band and the lane of a waiting request. Raises KeyError when it does not wait."""
+        return self._places[entry_id]
+
+    # ------------------------------------------------------------ views
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._tickets
+
+    def ticket(self, entry_id: str) -> Ticket | None:
+        """The ticket of a request that waits."""
+        return self._tickets.get(entry_id)
+
+    def tickets(self) -> Iterator[Ticket]:
+        """Everything that waits, in no particular order."""
+        return iter(self._tickets.values())
+
+    def expired(self, now_s: float) -> list[Ticket]:
+        """What waits longer than its own limit, or its tier's, allows."""
+        return [ticket for ticket in self._tickets.values() if now_s >= self.expires_s(ticket)]
+
+    def expires_s(self, ticket: Ticket) -> float:
+        """When a ticket leaves the queue without a turn."""
+        if ticket.expires_s is not None:
+            return ticket.expires_s
+        return ticket.entry.arrived_s + self._queue_ttl_s[ticket.entry.tier]
+
+    def queued_up_to(self, band: int) -> int:
+        """Requests that wait in bands `band` and above."""
+        if not self._tickets:
+            return 0
+        return sum(
+            len(line) for (tier, _), lines in self._lines.items() if tier <= band for line in lines.values()
+        )
+
+    def queued_by_tier(self) -> list[int]:
+        """Waiting requests by the rank of the tier that they asked for."""
+        queued = [0] * NUM_RANKS
+        for ticket in self._tickets.values():
+            queued[ticket.entry.tier] += 1
+        return queued
+
+    def beside(self, entry_id: str) -> list[Waiting]:
+        """The tenants that wait in the same lane, those with the smallest counters."""
+        tier, lane = self._places[entry_id]
+        lines = self._lines[tier, lane]
+        # The lane's own view: the shared counter plus what the lane lifted the tenant by.
+        ranked = [(self.queue.counter(tenant_id, tier, lane), tenant_id) for tenant_id in lines]
+        if len(ranked) > MAX_BACKLOG_TENANTS:
+            ranked = heapq.nsmallest(MAX_BACKLOG_TENANTS, ranked)
+        return [
+            Waiting(tenant_id, counter, min(lines[tenant_id].values()), len(lines[tenant_id]))
+            for counter, tenant_id in ranked
+        ]
+
+    def lowest_counter(self, band: int, now_s: float) -> float:
+        """Of the tenants whose turn is next in a band; infinite where nobody waits."""
+        return min(
+            (
+                self.queue.counter(ticket.entry.tenant_id, band, lane)
+                for lane, ticket in self.heads(band, now_s)
+            ),
+            default=math.inf,
+        )
+
+    def check(self, now_s: float | None = None) -> None:
+        """Raises `AssertionError` when the books disagree; with `now_s`, also when somebody who should have
+        moved up by then has not."""
+        assert len(self.queue) == len(self._tickets) == len(self._places), "queue and tickets disagree"
+        standing: dict[str, tuple[int, int]] = {}
+        for place, lines in self._lines.items():
+            for line in lines.values():
+                assert line, "an empty line was kept"
+                standing.update(dict.fromkeys(line, place))
+        assert standing == self._places, "lines and places disagree"
+        for entry in self.queue.entries():
+            assert entry.tier == self._places[entry.entry_id][0], "it waits in another band"
+        for ticket in self._tickets.values() if now_s is not None else ():
+            assert now_s is not None
+            entry = ticket.entry
+            due = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
+            band = self._places[entry.entry_id][0]
+            assert band == due or (self._was_slowed and band < due), "ageing was forgotten"
+
+    # ------------------------------------------------------------ inside
+
+    def _rank(self, entry_id: str, tier: int, now_s: float) -> tuple[float, ...]:
+        entry = self._tickets[entry_id].entry
+        return self.queue.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
+
+    def _stand(self, entry: Entry, tier: int, lane: int) -> None:
+        self._places[entry.entry_id] = (tier, lane)
+        self._lines[tier, lane].setdefault(entry.tenant_id, {})[entry.entry_id] = entry.arrived_s
+        self._ageing.add(entry.entry_id, entry.tier, tier, entry.arrived_s)
+
+    def _leave_line(self, entry: Entry) -> None:
+        lines = self._lines[self._places.pop(entry.entry_id)]
+        line = lines[entry.tenant_id]
+        del line[entry.entry_id]
+        if not line:
+            del lines[entry.tenant_id]

@@ -1,0 +1,282 @@
+"""What has this gateway to say to its pool, and what has it been told?
+
+Pure: one message is out at a time, and is repeated under its number until an answer came, so that losing an
+answer changes nothing. Whoever does not belong to the pool (at the start, after Redis lost its memory, after
+it was taken for dead) joins: it says everything that waits and runs here, under a new life; turns that were
+given to an earlier life are void. Without an engine nothing of it waits in the pool, because the head of the
+line would hold up everybody else's.
+
+Waits are told as durations: the pool's clock is the Redis server's, and those of gateways may disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
+from gateway.flow.shared import codec as wire
+from gateway.flow.shared.codec import GivenTurn, PoolRule
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.types import Reason
+from gateway.flow.window import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is out: the epoch, the gateway's life and the message's number belong to it."""
+
+    epoch: str
+    life: int
+    number: int
+    packed: bytes
+
+
+@dataclass(slots=True)
+class Heard:
+    """What an answer means here."""
+
+    held_s: float = 0.0
+    """Ask again after so long: until then nobody has a turn."""
+    turns: list[Dispatch] = field(default_factory=list)
+    refused: list[tuple[str, QueueFull]] = field(default_factory=list)
+
+
+class Session:
+    """One gateway's part of the conversation. Not for several threads."""
+
+    def __init__(
+        self, mirror: Mirror, rule: PoolRule, life: int, replica_names: Mapping[str, str] | None = None
+    ) -> None:
+        """`life` must differ from that of any other process under the same gateway id; `replica_names`: what
+        the pool calls this gateway's replicas (others may use the same ids for other engines)."""
+        self.mirror = mirror
+        self.rule = rule
+        self.queued = [0] * 6
+        """Waiting requests of the whole pool, as last heard: tier by tier, ordinary and long."""
+        self._life = life
+        self._names = dict(replica_names or {})
+        self._own_names = {shared: own for own, shared in self._names.items()}
+        self._epoch = ""
+        self._number = 0
+        self._belongs = False
+        self._has_engine = False
+        self._told: set[str] = set()
+        self._sizes: dict[str, Replica] = {}
+        self._acts: list[list[Any] | Ticket] = []
+        self._progress: dict[str, tuple[int, int]] = {}
+        self._confirmed: list[str] = []
+        self._out: Message | None = None
+        self._is_out = False
+        self._is_urgent = False
+        mirror.on_order = self._ordered
+
+    # ------------------------------------------------------------ what happens here
+
+    @property
+    def belongs(self) -> bool:
+        """The pool knows this gateway, as far as we know."""
+        return self._belongs
+
+    @property
+    def is_out(self) -> bool:
+        """A message waits for its answer."""
+        return self._is_out
+
+    @property
+    def has_news(self) -> bool:
+        """There is something that the pool must hear."""
+        return not self._belongs or self._out is not None or bool(self._acts or self._progress)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Somebody here may get a turn by being heard."""
+        return self.has_news and (not self._belongs or self._is_urgent)
+
+    def sees_others(self, replicas: Sequence[Replica]) -> bool:
+        """These replicas are not those that the pool heard of last."""
+        return {each.replica_id for each in replicas} != self._told
+
+    def arrived(self, ticket: Ticket) -> None:
+        """A request is in line here."""
+        self._acts.append(ticket)
+        self._is_urgent = True
+
+    def left(self, entry_id: str) -> None:
+        """A request left the line without a turn."""
+        self._acts.append(["cancel", entry_id])
+
+    def moved(self, ticket: Ticket) -> None:
+        """A waiting request has another tier."""
+        entry = ticket.entry
+        self._acts.append(["move", entry.entry_id, entry.tier, self.mirror.lane(entry)])
+        self._is_urgent = True
+
+    def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
+        """A running request emitted so many tokens; only what changes the pool's books is said."""
+        ticket = self.mirror.ticket(entry_id)
+        if ticket is None:
+            return
+        if output_tokens > ticket.entry.predicted_output_tokens or live_sequences < ticket.sequences:
+            self._progress[entry_id] = (output_tokens, live_sequences)
+
+    def finished(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
+        """A request that had its turn is over."""
+        self._progress.pop(entry_id, None)
+        cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
+        self._acts.append(["finish", entry_id, cost])
+
+    def _ordered(self, name: str) -> None:
+        self._acts.append(["order", name])
+        self._is_urgent = True
+
+    # ------------------------------------------------------------ the conversation
+
+    def message(self, now_s: float, replicas: Sequence[Replica], *, leaves: bool = False) -> Message | None:
+        """What to send now; None while another message is out. `replicas` serve this gateway now; `leaves`:
+        the last word of a gateway that ends."""
+        if self._is_out:
+            return None
+        has_engine = bool(replicas)
+        if has_engine != self._has_engine:
+            self._belongs = False
+        if self._out is None or not self._belongs or leaves:
+            self._out = self._next(now_s, replicas, leaves)
+        self._is_out = True
+        return self._out
+
+    def _next(self, now_s: float, replicas: Sequence[Replica], leaves: bool) -> Message:
+        passage: tuple[PoolRule, str, bool] | str | None = "leaves" if leaves else None
+        acts: list[list[Any]] = []
+        self._told = {each.replica_id for each in replicas}
+        self._sizes |= {each.replica_id: each for each in replicas}
+        if not self._belongs:
+            self._life += 1
+            self._number = 0
+            self._has_engine = bool(replicas)
+            passage = (self.rule, self.mirror.order_name, bool(self._epoch))
+            acts = [
+                ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
+                for flight in self.mirror.in_flight()
+            ]
+            waiting = self.mirror.tickets() if replicas else ()
+            ranked = sorted(waiting, key=lambda ticket: ticket.entry.arrived_s)
+            acts += [self._arrive(ticket, now_s) for ticket in ranked]
+            self._confirmed = []
+        else:
+            acts = [["progress", each, *said] for each, said in self._progress.items()]
+            acts += [
+                self._arrive(act, now_s) if isinstance(act, Ticket) else act
+                for act in self._acts
+                if self._has_engine or not isinstance(act, Ticket)
+            ]
+        self._number += 1
+        named = [replace(each, replica_id=self._shared(each.replica_id)) for each in replicas]
+        packed = wire.message(named, self._confirmed, acts, passage)
+        self._acts, self._progress, self._confirmed = [], {}, []
+        self._is_urgent = False
+        return Message(self._epoch, self._life, self._number, packed)
+
+    def failed(self) -> None:
+        """Nothing was heard of the message that is out: it will be repeated."""
+        self._is_out = False
+
+    def lost(self) -> None:
+        """Redis was away for so long that others may have gone on without us: join again."""
+        self._belongs = False
+
+    def answered(self, packed: bytes, now_s: float) -> Heard:
+        """The answer to the message that is out. Raises `msgspec.DecodeError`."""
+        answer = wire.answer(packed)
+        self._out, self._is_out = None, False
+        if answer.status != "ok":
+            self._belongs = False
+            return Heard()
+        self._belongs, self._epoch, self.queued = True, answer.epoch, answer.queued
+        if answer.order != self.mirror.order_name and not self._is_ordering():
+            self.mirror.follow_order(answer.order)
+        heard = Heard(answer.held_us / 1e6, self._hear(answer.turns, now_s))
+        for tenant_id, counter in answer.counters:
+            self.mirror.counters.set(tenant_id, counter + answer.falls * wire.FALL)
+        for each in answer.refused:
+            if self.mirror.cancel(each.entry_id, now_s):
+                full = QueueFull(each.of_tenant, each.limit, each.retry_after_s)
+                heard.refused.append((each.entry_id, full))
+        return heard
+
+    def looked(self, packed: bytes, now_s: float) -> None:
+        """What waits in the whole pool, for forecasts. Raises `msgspec.DecodeError`."""
+        found = wire.look(packed)
+        raised = found.falls * wire.FALL
+        waits = [structs.replace(each, counter=each.counter + raised) for each in found.waits]
+        self.mirror.see(waits, now_s)
+
+    def published(self, packed: bytes, now_s: float) -> list[Dispatch]:
+        """Turns that another gateway's words gave to this one. Raises `msgspec.DecodeError`."""
+        return self._hear(wire.turns(packed), now_s)
+
+    def _hear(self, turns: Iterable[GivenTurn], now_s: float) -> list[Dispatch]:
+        """Those that are news. A turn is told until it was confirmed, so most are told twice."""
+        heard: list[Dispatch] = []
+        for turn in turns:
+            if turn.life != self._life:
+                continue
+            if turn.entry_id not in self._confirmed:
+                self._confirmed.append(turn.entry_id)
+            replica_id = self._own_names.get(turn.replica_id, turn.replica_id)
+            # Not in line: it was heard already, or it left, and the pool is about to hear that.
+            dispatch = self.mirror.admit(
+                turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
+            )
+            if dispatch is not None:
+                heard.append(structs.replace(dispatch, counter=turn.place_counter + turn.falls * wire.FALL))
+        return heard
+
+    def _is_ordering(self) -> bool:
+        return any(isinstance(act, list) and act[0] == "order" for act in self._acts)
+
+    def _shared(self, replica_id: str) -> str:
+        return self._names.get(replica_id, replica_id)
+
+    def _arrive(self, ticket: Ticket, now_s: float) -> list[Any]:
+        return ["arrive", ticket.entry.entry_id, self._about(ticket, now_s)]
+
+    def _about(self, ticket: Ticket, now_s: float) -> dict[str, Any]:
+        entry = ticket.entry
+        cached = self.mirror.cached_tokens(ticket, self._told, now_s)
+        return {
+            "tenant": entry.tenant_id,
+            "tier": entry.tier,
+            "lane": self.mirror.lane(entry),
+            "cost": entry.predicted_cost,
+            "weight": entry.weight,
+            "sequences": ticket.sequences,
+            "kv": ticket.kv_tokens,
+            "predicted": entry.predicted_output_tokens,
+            "rate": ticket.reserved_cost_per_s,
+            "cached": {self._shared(each): tokens for each, tokens in cached.items()},
+            "waited_us": max(0, round((now_s - entry.arrived_s) * 1e6)),
+        }
+
+    def _about_running(self, flight: InFlight, now_s: float) -> dict[str, Any]:
+        running = {
+            "replica": self._shared(flight.replica_id),
+            "rank": flight.tier,
+            "reserved": flight.by_reservation,
+            "is_long": flight.is_long,
+            "charged": flight.charged_cost,
+            "output": flight.output_tokens,
+            "live": flight.live_sequences,
+            "kv_now": flight.kv_tokens,
+        }
+        return self._about(flight.ticket, now_s) | {"running": running}
+
+
+def _reason(turn: GivenTurn) -> Reason:
+    if turn.by_reservation:
+        return Reason.RESERVATION
+    return Reason.OWED if turn.is_owed else Reason.ORDER

@@ -1,0 +1,95 @@
+"""What is said about a request on its way through the queue?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from engine.entry import Entry
+
+
+class Reason(Enum):
+    """Why it is this request's turn."""
+
+    ORDER = ""
+    OWED = "owed"
+    """As by order, and its tenant has had less than its share."""
+    RESERVATION = "reservation"
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A request at the gate. `entry` counts all its sequences together; `entry.tier` is the tier that it
+    asked for, and `entry.deadline_s` when its answer should be complete."""
+
+    entry: Entry
+    sequences: int
+    kv_tokens: int
+    """Predicted: what all its sequences together occupy at their end."""
+    max_tokens: int = 1_000_000
+    """The most that one sequence can emit."""
+    is_exact: bool = False
+    """Every sequence emits exactly `max_tokens`."""
+    expires_s: float | None = None
+    """When it leaves the queue if it has had no turn, by the clock of `entry.arrived_s`; None: as its tier
+    says."""
+    reserved_cost_per_s: float = 0.0
+    """Cost tokens per second that its tenant has reserved, in whatever tier; 0: none."""
+    prefix_hashes: tuple[int, ...] = ()
+    """Chain of its prompt's full blocks, see `prefix_index.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """Refused at the gate: `limit` requests wait already, of this tenant or altogether."""
+
+    of_tenant: bool
+    limit: int
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """A request of a lower tier that stood in a replica's window when a higher tier was let in beyond it."""
+
+    entry_id: str
+    tenant_id: str
+    tier: int
+    """That it has at the engine."""
+    kv_tokens: int
+    """Predicted, of its sequences that have not ended."""
+
+
+class Dispatch(msgspec.Struct, frozen=True):
+    """A turn: send `ticket` to `replica_id`."""
+
+    ticket: Ticket
+    replica_id: str
+    counter: int
+    """The tenant's, as the engine should know it."""
+    tier: int
+    """Its rank at the engine: its tier; a higher one after a long wait, the highest for reserved service."""
+    by_reservation: bool = False
+    displaced: tuple[Displaced, ...] = ()
+    """Whose place it takes, if the engine needs one."""
+    is_owed: bool = False
+    """Of a tenant that has had less than its share: at the engine it takes the place of one that had more."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A dispatched request that has not finished."""
+
+    ticket: Ticket
+    replica_id: str
+    dispatched_s: float
+    charged_cost: int
+    output_tokens: int = 0
+    live_sequences: int = 0
+    kv_tokens: int = 0
+    tier: int = 0
+    """Its rank at the engine."""
+    is_long: bool = False
+    """It counts in the long lane's share."""
+    by_reservation: bool = False

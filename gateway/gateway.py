@@ -1,0 +1,492 @@
+"""Which parts does a gateway own itself, and in which order do they start and stop?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from engine.entry import Entry
+from engine.forecast.calibration import Calibration
+from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.policy import make_policy
+from gateway import errors
+from gateway.budget.holds import Books
+from gateway.budget.limit_alerts import LimitEvents
+from gateway.cluster import recovery
+from gateway.cluster.liveness import Presence
+from gateway.deps import GatewayDeps, RecoveryReport
+from gateway.dispatch.admission import Admission
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call, ServedModel
+from gateway.error_mapping import as_api_error
+from gateway.estimates.estimator import Estimates
+from gateway.estimates.persistence import (
+    as_text,
+    load_calibrations,
+    load_lengths,
+    save_calibrations,
+    save_lengths,
+)
+from gateway.explain.recorder import Aftermath, machine_of
+from gateway.explain.slo_monitor import SloKeeper
+from gateway.explain.spans import open_spans
+from gateway.explain.timeline_writer import Timelines
+from gateway.flow.control_rules import Knob, Mode
+from gateway.flow.controller import FlowController
+from gateway.flow.lanes import LaneRule
+from gateway.flow.placement import LeastLoaded
+from gateway.flow.routing import PrefixRouter
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.window import WindowRule
+from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
+from gateway.metrics.registry import Metrics
+from gateway.pools.catalogue import Catalogue
+from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
+from gateway.pools.control_loop import Controlling, setters_of
+from gateway.pools.pool import Lifecycles, Pool, PoolSpec, pools_of
+from gateway.pools.request_actions import UnderWay
+from gateway.quotes.quotes import Quotes
+from gateway.requests.idempotency_keys import Idempotency
+from gateway.requests.lifecycle import Lifecycle, Rule
+from tenants.directory.gateways import GatewaySeen
+from tenants.errors import DatabaseUnavailable, Invalid
+from tenants.pricing.redeemed_quotes import RedeemedQuotes
+from tenants.quota.store import QuotaStoreUnavailable
+from tenants.storage.task_stop import stop
+from tenants.types import Tier
+
+SAVE_LENGTHS_EVERY_S = 30.0
+MAX_QUOTE_BUCKETS = 10_000
+RECOVERY_RETRY_S = 2.0
+PURGE_EVERY_S = 60.0
+PACE_EVERY_S = 0.05
+BEATS_PER_STALE = 5
+"""Heartbeats that may be lost in a row before others take this gateway for dead."""
+
+log = logging.getLogger("fairgate.gateway")
+
+
+class Gateway:
+    """One gateway process's own state; `deps` is everybody else's."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        """Raises `UnknownPolicy`."""
+        config = deps.config
+        self.policy = config.policy
+        """Name of the policy in force, of the queue and of the engines."""
+        self.deps = deps
+        self.metrics = Metrics()
+        self.presence = Presence(deps.gateway_id, config.gateway_stale_s, deps.clock)
+        self.limit_events = LimitEvents(deps.database, self.metrics, deps.wall_clock)
+        self._spans = open_spans()
+        self._replica_counts: list[Callable[[], None]] = []
+        self.timelines = Timelines(
+            deps.database,
+            self.metrics.registry,
+            deps.wall_clock,
+            retention_s=config.timeline_retention_s,
+            max_rows=config.max_timelines,
+        )
+        self.slo = SloKeeper(
+            deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
+        )
+        self.books = Books(
+            deps.ledger,
+            deps.quota_store,
+            deps.gateway_id,
+            lease_ttl_s=config.lease_ttl_s,
+            wall_clock=deps.wall_clock,
+            all_limits=lambda: deps.directory.limits(deps.wall_clock()),
+            require_presence=self.presence.require,
+            on_granted=self.limit_events.note,
+        )
+        lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
+        self.lengths = lengths
+        """Forecast of output lengths, by tenant and model."""
+        self.pools = {name: self._make_pool(spec) for name, spec in pools_of(deps.pools).items()}
+        """Every served model."""
+        self.catalogue = Catalogue(list(self.pools), deps.aliases)
+        self.pool = next(iter(self.pools.values()))
+        """The model of our own engine, or the first one."""
+        self.flow, self.dispatcher, self.estimates = self.pool.flow, self.pool.dispatcher, self.pool.estimates
+        self.lifecycle = Lifecycles(self.pools, self.pool.name)
+        self.under_way = UnderWay(self.lifecycle, deps.clock)
+        self.idempotency = Idempotency(deps)
+        self._redeemed = RedeemedQuotes(deps.database)
+        self.quotes = Quotes(
+            deps.quote_secret,
+            valid_s=config.quote_valid_s,
+            wall_clock=deps.wall_clock,
+            prices_at=deps.directory.prices_at,
+            redeemed=self._redeemed,
+        )
+        self.metrics.registry.register(CalibrationCollector(self._calibrations))
+        self.metrics.registry.register(LengthCollector(self.lengths))
+        for name, calibration in load_calibrations(config.data_dir).items():
+            if name in self.pools:
+                self.pools[name].estimates.calibration = calibration
+        self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
+        """The control loop of each model."""
+        for pool in self.pools.values():
+            pool.estimates.surfaces.promised = partial(self._promised, pool.name)
+        self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dead: list[GatewaySeen] = []
+        self._adopting: dict[str, asyncio.Task[None]] = {}
+        self._engine_changed = asyncio.Event()
+        self._saved_at_observation = 0
+
+    def switch_estimates(self) -> bool:
+        """Tells requests nothing any more, or again; returns whether they are told. Until the next start."""
+        are_told = not self.estimates.are_told
+        for pool in self.pools.values():
+            pool.estimates.are_told = are_told
+        return are_told
+
+    def _make_pool(self, spec: PoolSpec) -> Pool:
+        """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
+        deps = self.deps
+        config = deps.config
+        replica_ids = [upstream.replica_id for upstream in spec.upstreams]
+        sharing = deps.sharing if deps.sharing is not None and deps.sharing.shares(replica_ids) else None
+        flow = (FlowController if sharing is None else Mirror)(
+            make_policy(config.policy, config.policy_options).order,
+            ServiceCounters(),
+            max_queued=config.max_queued,
+            max_queued_per_tenant=config.max_queued_per_tenant,
+            queue_ttl_s=[config.queue_ttl_s[tier] for tier in Tier],
+            window=WindowRule(config.lookahead_sequences, config.kv_window),
+            log_records=config.dispatch_log_records,
+            ageing_s=[config.ageing_s[tier] for tier in Tier],
+            lanes=LaneRule(
+                config.long_tokens,
+                config.long_share_sequences,
+                config.long_share_kv,
+                config.batch_share,
+            ),
+            reservation_burst_s=config.reservation_burst_s,
+            scorer=PrefixRouter() if len(spec.upstreams) > 1 else LeastLoaded(),
+        )
+        dispatcher = Dispatcher(
+            flow,
+            spec.upstreams,
+            deps.clock,
+            engine_grace_s=config.engine_grace_s,
+            state=sharing.open(spec.name, flow, config, deps.clock, replica_ids)
+            if sharing is not None and isinstance(flow, Mirror)
+            else None,
+        )
+        estimates = Estimates(
+            flow=flow,
+            upstreams=spec.upstreams,
+            lengths=self.lengths,
+            prices=deps.prices,
+            model=spec.name,
+            cache_s=config.estimate_cache_s,
+            are_told=config.estimates,
+            note="; fair at dispatch only" if spec.is_foreign else "",
+        )
+        admission = Admission(
+            lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
+        )
+        aftermath = Aftermath(
+            spec.name,
+            self.timelines,
+            self.slo,
+            lambda request_id: self.lifecycle.find(request_id),
+            # What other servers do in a step nobody knows.
+            (lambda: None)
+            if spec.is_foreign
+            else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
+            admission=admission,
+            wall_clock=deps.wall_clock,
+            spans=self._spans,
+        )
+        count_replicas = partial(self._count_replicas, spec, aftermath)
+        self._replica_counts.append(count_replicas)
+        for upstream in spec.upstreams:
+            upstream.watch(count_replicas)
+        lifecycle = Lifecycle(
+            aftermath=aftermath,
+            admission=admission,
+            books=self.books,
+            dispatcher=dispatcher,
+            estimates=estimates,
+            prices=deps.prices,
+            metrics=self.metrics,
+            clock=deps.clock,
+            wall_clock=deps.wall_clock,
+            rule=Rule(
+                reserve_quantile=config.reserve_quantile,
+                outcome_wait_s=config.outcome_wait_s,
+                settle_wait_s=config.settle_wait_s,
+                hold_wait_s=config.hold_wait_s,
+                accounts_wait_s=config.accounts_wait_s,
+                slow_reader_s=config.slow_reader_s,
+                max_buffered_events=config.max_buffered_events,
+                max_fed_waiting=config.max_queued_per_tenant,
+                feed_wait_s=config.queue_ttl_s,
+                quote_credit_share=config.quote_credit_share,
+            ),
+        )
+        return Pool(spec, flow, dispatcher, estimates, lifecycle)
+
+    def _make_control(self, name: str, pool: Pool) -> Controlling:
+        config, lifecycle = self.deps.config, pool.lifecycle
+        return Controlling(
+            config.control,
+            name,
+            pool.flow,
+            pool.spec.upstreams,
+            self.lengths,
+            setters_of(
+                pool.flow,
+                lifecycle,
+                () if pool.spec.is_foreign else pool.spec.upstreams,
+                is_shared=isinstance(pool.flow, Mirror),
+            ),
+            rests={
+                Knob.LOOKAHEAD: config.lookahead_sequences,
+                Knob.BATCH_SHARE: config.batch_share,
+                Knob.RESERVE_QUANTILE: config.reserve_quantile,
+            },
+            arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
+            attainment=lambda: self.slo.pools[name].attainment.value,
+            prefix_hits=lambda: lifecycle.prefix_hits.value,
+            expected_late=lambda: lifecycle.admission.expected_late.value,
+            mistaken=lambda: lifecycle.admission.mistaken.value,
+        )
+
+    def _count_replicas(self, spec: PoolSpec, aftermath: Aftermath) -> None:
+        aftermath.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
+
+    # ------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Recovers what an earlier process left, then opens. While the quota store is not ready nothing is
+        admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` where another gateway
+        serves this database and each would count for itself."""
+        # What was created a moment ago (the owner's key, at the first start) works from the first request on.
+        await self.deps.directory.refresh()
+        others = [each for each in await self._beat() if each.gateway_id != self.deps.gateway_id]
+        await self._prepare_counters(others)
+        self.books.start()
+        self.limit_events.start()
+        self.timelines.start()
+        await self.slo.start()
+        for count_replicas in self._replica_counts:
+            count_replicas()
+        for pool in self.pools.values():
+            pool.dispatcher.start()
+        if self.deps.elsewhere is not None:
+            self.deps.elsewhere.start(self.under_way.act)
+        for upstream in self.deps.upstreams:
+            upstream.watch(self._engine_changed.set)
+        self._tasks = [
+            asyncio.create_task(self._keep_lengths(), name="gateway lengths"),
+            asyncio.create_task(self._keep_recovered(), name="gateway recovery"),
+            asyncio.create_task(self._keep_pace(), name="gateway pace"),
+            asyncio.create_task(self._keep_controlled(), name="gateway control"),
+            asyncio.create_task(self._keep_presence(), name="gateway presence"),
+            asyncio.create_task(self._keep_purged(), name="gateway idempotency"),
+        ]
+
+    async def stop(self) -> None:
+        """Drains: running requests may end, what waits is refused, everything settles."""
+        await self.lifecycle.close(self.deps.config.shutdown_grace_s)
+        if self.deps.elsewhere is not None:
+            await self.deps.elsewhere.close()
+        for pool in self.pools.values():
+            await pool.dispatcher.close()
+        await self.books.close(self.deps.config.settle_wait_s)
+        await self.limit_events.close()
+        await self.timelines.close()
+        await self.slo.close()
+        await stop([*self._tasks, *self._adopting.values()])
+        await self._save_lengths()
+        with contextlib.suppress(DatabaseUnavailable):
+            if not await self.deps.ledger.open_requests(self.deps.gateway_id, most=1):
+                await self.deps.registry.forget(self.deps.gateway_id)
+
+    async def _prepare_counters(self, others: list[GatewaySeen]) -> None:
+        """Counters that are right, and an earlier life settled; or, as long as Redis is not ready, both
+        later."""
+        deps = self.deps
+        if deps.rebuild_counters:
+            for each in others:
+                if each.silent_s <= deps.config.gateway_stale_s:
+                    raise Invalid(
+                        "redis_url",
+                        f"gateway {each.gateway_id} {each.address} serves this database, and each would count"
+                        " limits for itself: stop it, or give both the same Redis",
+                    )
+        try:
+            await self.books.fill(is_new=deps.rebuild_counters)
+            if deps.recovery is None:
+                await recovery.recover(deps)
+        except QuotaStoreUnavailable as error:
+            log.warning("the quota store is not ready, nothing is admitted yet: %s", error)
+            deps.recovery = deps.recovery or RecoveryReport()
+            self._engine_changed.set()
+
+    async def _beat(self) -> list[GatewaySeen]:
+        """One heartbeat; returns every gateway that the database knows. Adoption is `_keep_presence`'s."""
+        deps, asked_s = self.deps, self.deps.clock()
+        seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
+        self._dead = self.presence.beaten(asked_s, seen)
+        return seen
+
+    async def _keep_presence(self) -> None:
+        """Says that this gateway lives, and settles what those left that do not any more."""
+        stale_s = self.deps.config.gateway_stale_s
+        while True:
+            try:
+                await self._beat()
+                for dead in self._dead:
+                    if dead.gateway_id not in self._adopting:
+                        self._adopting[dead.gateway_id] = asyncio.create_task(
+                            self._adopt(dead), name=f"adopt {dead.gateway_id}"
+                        )
+            except DatabaseUnavailable as error:
+                log.warning("no heartbeat could be written: %s", type(error).__name__)
+            except Exception:
+                log.exception("the heartbeat failed; it goes on")
+            await asyncio.sleep(stale_s / BEATS_PER_STALE)
+
+    async def _adopt(self, dead: GatewaySeen) -> None:
+        """Beside the heartbeat: engines may take their time to answer."""
+        try:
+            await recovery.adopt(self.deps, dead, self.deps.config.gateway_stale_s, self.books.live)
+        except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
+            log.warning("gateway %s is adopted later: %s", dead.gateway_id, type(error).__name__)
+        except Exception:
+            log.exception("gateway %s could not be adopted; it is tried again", dead.gateway_id)
+        finally:
+            del self._adopting[dead.gateway_id]
+
+    async def _keep_lengths(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_LENGTHS_EVERY_S)
+            await self._save_lengths()
+
+    async def _keep_pace(self) -> None:
+        while True:
+            await asyncio.sleep(PACE_EVERY_S)
+            for pool in self.pools.values():
+                try:
+                    pool.estimates.watch(self.deps.clock())
+                except Exception:
+                    log.exception("the forecasts of %s were not renewed; they go on", pool.name)
+
+    async def _keep_controlled(self) -> None:
+        while self.deps.config.control is not Mode.OFF:
+            await asyncio.sleep(CONTROL_EVERY_S)
+            for controlling in self.controls.values():
+                try:
+                    controlling.look(self.deps.clock())
+                except Exception:
+                    log.exception("the control loop failed; it goes on")
+
+    async def _keep_purged(self) -> None:
+        while True:
+            await asyncio.sleep(PURGE_EVERY_S)
+            with contextlib.suppress(DatabaseUnavailable):
+                await self.idempotency.purge()
+                await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
+
+    async def _save_lengths(self) -> None:
+        data_dir = self.deps.config.data_dir
+        observed = sum(pool.estimates.observed for pool in self.pools.values())
+        if data_dir is None or observed == self._saved_at_observation:
+            return
+        text = json.dumps(self.lengths.to_dict())
+        try:
+            await asyncio.to_thread(save_lengths, data_dir, text)
+            await asyncio.to_thread(save_calibrations, data_dir, as_text(self._calibrations()))
+            self._saved_at_observation = observed
+        except OSError as error:
+            log.warning("the length forecast could not be saved: %s", error.strerror)
+
+    async def _keep_recovered(self) -> None:
+        """An engine that came (back) may hold outcomes that nobody has settled or acknowledged."""
+        while True:
+            await self._engine_changed.wait()
+            self._engine_changed.clear()
+            if self.deps.upstreams and not any(upstream.is_up for upstream in self.deps.upstreams):
+                continue
+            try:
+                await recovery.sweep(self.deps, self.books.live)
+            except Exception as error:
+                log.warning("recovery is tried again: %s", type(error).__name__)
+                await asyncio.sleep(RECOVERY_RETRY_S)
+                self._engine_changed.set()
+
+    # ------------------------------------------------------------ what routes ask
+
+    def served(self, name: str, request_id: str) -> ServedModel:
+        """What stands behind a name for this request. Raises `ApiError`: 404 for a name that is none, 503
+        before any replica has announced itself."""
+        # Drawn from the id, so that asking again for one request gives the same answer.
+        draw = zlib.crc32(request_id.encode()) / 2**32
+        try:
+            pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
+        except KeyError:
+            raise errors.model_not_found(name) from None
+        return self.pools[pool].served(name)
+
+    def context_tokens(self, name: str) -> int | None:
+        """What every model behind a name takes; None where one has not announced itself. Raises
+        `KeyError`."""
+        found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
+        known = [tokens for tokens in found if tokens is not None]
+        return min(known) if len(known) == len(found) else None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether some model is served now."""
+        return any(pool.has_engine for pool in self.pools.values())
+
+    def require_engine(self, pool: str) -> None:
+        """Raises `ApiError` (503) when no replica of the pool serves right now."""
+        if not self.pools[pool].has_engine:
+            raise errors.engine_unavailable()
+
+    async def bound(self, call: Call, token: str) -> Call:
+        """The call as its quote says: in its tier, at its prices. Raises `ApiError`."""
+        try:
+            binding = await self.quotes.redeem(token, call)
+        except DatabaseUnavailable as error:
+            raise as_api_error(error, call.request_id) from error
+        return replace(call, tier=Tier(binding.quote.tier), binding=binding)
+
+    def _calibrations(self) -> dict[str, Calibration]:
+        """By served model."""
+        return {name: pool.estimates.calibration for name, pool in self.pools.items()}
+
+    def _promised(self, pool: str, _now_s: float) -> list[Entry]:
+        return self.quotes.promised(pool)
+
+    def take_quote(self, key_id: str) -> None:
+        """Counts one fresh replay against the key's rate. Raises `ApiError` (429)."""
+        self.quotes.require_room(key_id)
+        rate = self.deps.config.quotes_per_s
+        burst = 2 * rate
+        now_s = self.deps.clock()
+        level, at_s = self._quote_buckets.pop(key_id, (burst, now_s))
+        level = min(burst, level + (now_s - at_s) * rate)
+        allowed = level >= 1
+        self._quote_buckets[key_id] = (level - 1 if allowed else level, now_s)
+        if len(self._quote_buckets) > MAX_QUOTE_BUCKETS:
+            self._quote_buckets.popitem(last=False)
+        if not allowed:
+            raise errors.rate_limited(
+                f"A key may ask for {rate:g} quotes per second.", "requests", (1 - level) / rate
+            )

@@ -1,0 +1,86 @@
+"""Which bytes of HTTP do we read and write ourselves, and what stands in every answer's headers?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from litestar.types import Message, Scope
+
+from gateway.asyncio_helpers import within
+from gateway.domain.ids import new_request_id
+
+Send = Callable[[Any], Awaitable[None]]
+EncodedHeaders = list[tuple[bytes, bytes]]
+
+
+def begin(scope: Scope) -> str:
+    """Names the request and notes its arrival, once; returns its id."""
+    state = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = new_request_id(time.time())
+        state["arrived_s"] = time.perf_counter()
+    request_id: str = state["request_id"]
+    return request_id
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """A request's headers by their names in lower case, of one that comes twice the first. Made once: the
+    framework's own object, which takes names in any spelling, costs as much as what a handler does."""
+    state = scope["state"]
+    found: dict[str, str] | None = state.get("headers")
+    if found is None:
+        found = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        state["headers"] = found
+    return found
+
+
+async def add_standard_headers(message: Message, scope: Scope) -> None:
+    """`before_send` hook: `x-request-id` and `openai-processing-ms` on every answer."""
+    if message["type"] != "http.response.start":
+        return
+    request_id = begin(scope)
+    elapsed_s = time.perf_counter() - scope["state"]["arrived_s"]
+    message["headers"] = [
+        *message["headers"],
+        (b"x-request-id", request_id.encode()),
+        (b"openai-processing-ms", b"%d" % round(elapsed_s * 1000)),
+    ]
+
+
+def encode_headers(headers: Mapping[str, str]) -> EncodedHeaders:
+    """Headers as they are sent."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+async def send_start(send: Send, status: int, headers: EncodedHeaders) -> None:
+    """Status line and headers."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: EncodedHeaders) -> None:
+    """A whole JSON answer; `headers` say neither its type nor its length."""
+    standard = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send_start(send, status, headers + standard)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+# How long may a client take to read what is written to it?
+
+
+class BoundedSend:
+    """`send` that a client who reads nothing cannot hold for ever: raises `TimeoutError`."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+
+    async def __call__(self, message: object) -> None:
+        await within(self._timeout_s, self._send(message))
+
+    async def json(self, status: int, body: bytes, headers: EncodedHeaders) -> None:
+        """A whole JSON answer."""
+        await send_json(self, status, body, headers)

@@ -1,0 +1,96 @@
+"""Who is asking, and may they?
+
+A guard of every route that says `opt={"scope": ...}`. It leaves a `Principal` in the connection's state:
+the key's own, or that of the local CLI, which proves itself with the control token.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from gateway import errors
+from gateway.http.asgi import begin, headers_of
+from tenants.errors import KeyRejected
+from tenants.types import SCOPES, Principal, Tier
+
+if TYPE_CHECKING:
+    from gateway.deps import GatewayDeps
+
+CONTROL_SCOPES = frozenset(scope for scope in SCOPES if scope.startswith("admin:")) | {"usage:read"}
+MAX_CREDENTIAL_CHARACTERS = 512
+
+CONTROL = Principal(
+    tenant_id="",
+    tenant_name="control",
+    project_id="",
+    key_id="control",
+    key_prefix="control",
+    weight=1.0,
+    scopes=CONTROL_SCOPES,
+    default_tier=Tier.STANDARD,
+    tiers=frozenset(),
+    models=frozenset(),
+)
+"""The local CLI on a running server: administers, and cannot infer."""
+
+
+def bearer(authorization: str | None) -> str:
+    """The credential of an Authorization header. Raises `ApiError` (401)."""
+    if not authorization:
+        raise errors.invalid_api_key("missing")
+    scheme, _, credential = authorization.strip().partition(" ")
+    credential = credential.strip()
+    if scheme.lower() != "bearer" or not credential:
+        raise errors.invalid_api_key("missing")
+    if len(credential) > MAX_CREDENTIAL_CHARACTERS or not credential.isascii() or " " in credential:
+        raise errors.invalid_api_key("malformed")
+    return credential
+
+
+def authenticate(deps: GatewayDeps, authorization: str | None) -> Principal:
+    """The principal behind a header. Raises `KeyRejected`, and `ApiError`: 401 for what is no key, 503 when
+    the directory cannot be trusted."""
+    credential = bearer(authorization)
+    if deps.control_token and hmac.compare_digest(credential.encode(), deps.control_token.encode()):
+        return CONTROL
+    return deps.directory.authenticate(credential, deps.wall_clock())
+
+
+async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Guard: authenticates and checks the scope that the route names. It waits for nothing but news of a key
+    that is not known: a plain function would be called in a thread."""
+    begin(connection.scope)
+    scope = handler.opt.get("scope")
+    if scope is None:
+        return
+    deps: GatewayDeps = connection.app.state.gateway.deps
+    authorization = headers_of(connection.scope).get("authorization")
+    try:
+        principal = authenticate(deps, authorization)
+    except KeyRejected as rejected:
+        principal = await _authenticate_again(deps, authorization, rejected)
+    if scope not in principal.scopes:
+        raise errors.scope_missing(scope)
+    connection.scope["state"]["principal"] = principal
+
+
+async def _authenticate_again(
+    deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
+) -> Principal:
+    """A key that is not known may have been made a moment ago. Raises `ApiError` (401)."""
+    try:
+        if rejected.reason == "unknown" and await deps.directory.look_again():
+            return authenticate(deps, authorization)
+    except KeyRejected as again:
+        rejected = again
+    raise errors.invalid_api_key(rejected.reason) from None
+
+
+def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:
+    """Who passed the guard of this connection."""
+    principal: Principal = connection.scope["state"]["principal"]
+    return principal

@@ -1,0 +1,272 @@
+"""How does a running request become an HTTP answer?
+
+An ASGI application for one request. It starts the lifecycle, listens to it, writes what it hears, and
+watches the connection all the while: a client that leaves interrupts the request, whether it waits, decodes
+or is not read. Nothing here can lose a settlement: the request runs in a task of its own.
+
+Headers go out with the first token, so that everything that can be refused is refused with a clean status.
+A stream that asked for progress gets them as soon as it stands in line; what is refused after that ends the
+stream with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from litestar.types import Receive, Scope, Send
+
+from gateway.domain.account import Account
+from gateway.domain.call import Call
+from gateway.domain.outcomes import RequestOutcome
+from gateway.errors import ApiError
+from gateway.http import openai_responses
+from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
+from gateway.http.event_listener import Listener
+from gateway.http.openai_responses import Choice, TextChunks
+from gateway.requests import queue_progress
+from gateway.requests.run import Begun, Closed, Ended, Event, InLine, Piece, Run, Silence
+from gateway.response_headers import contract_headers, estimate_headers, limit_headers
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+WATCH_AFTER_S = 0.1
+"""Who leaves earlier is noticed by then."""
+STREAM_HEADERS = encode_headers(
+    {
+        "content-type": "text/event-stream; charset=utf-8",
+        # `no-transform`: a proxy that compresses holds back what it has not enough of.
+        "cache-control": "no-cache, no-transform",
+        "x-accel-buffering": "no",
+    }
+)
+
+
+class Answer:
+    """Runs one call and writes its answer."""
+
+    def __init__(self, gateway: Gateway, call: Call) -> None:
+        self._gateway = gateway
+        self._call = call
+        self._write_timeout_s = gateway.deps.config.write_timeout_s
+        self._keep_alive_s = gateway.deps.config.keep_alive_s
+        self._headers: EncodedHeaders | None = None
+        self._writer: _ChunkWriter | None = None
+        self.closed: Closed | None = None
+        """How the request ended, once it has."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = self._gateway.lifecycle.begin(self._call)
+        run.get_ready = self._get_ready
+        watcher = _Watcher(receive, run)
+        events = Listener(run)
+        bounded = BoundedSend(send, self._write_timeout_s)
+        try:
+            if self._call.stream:
+                await self._stream(run, events, bounded)
+            else:
+                await self._whole(run, events, bounded)
+        except (TimeoutError, OSError):
+            run.interrupt(RequestOutcome.DISCONNECTED)
+        except asyncio.CancelledError:
+            # Cut while writing: the server stops, and this client does not read.
+            run.interrupt(RequestOutcome.SHUTDOWN)
+        except BaseException:
+            run.interrupt(RequestOutcome.FAILED)
+            raise
+        finally:
+            events.end()
+            await watcher.close()
+
+    # ------------------------------------------------------------ not streamed
+
+    async def _whole(self, run: Run, events: Listener, send: BoundedSend) -> None:
+        choices = [Choice(index) for index in range(self._call.sequences)]
+        closed: Closed | None = None
+        for event in [await events.next(), *events.at_once()]:
+            match event:
+                case Piece(index=index, text=text, logprobs=logprobs):
+                    choices[index].add(text, logprobs)
+                case Ended(index=index, finish=finish):
+                    choices[index].finish = finish
+                case Closed():
+                    closed = event
+        assert closed is not None, "whoever wants a whole answer hears of it at its end"
+        self.closed = closed
+        if closed.error is not None:
+            await self._refuse(run, send, closed.error)
+            return
+        account = closed.account
+        body = openai_responses.encode(
+            openai_responses.whole_body(run.call, choices, self._usage(account), account)
+        )
+        await send.json(200, body, self._opening(run))
+
+    # ------------------------------------------------------------ streamed
+
+    async def _stream(self, run: Run, events: Listener, send: BoundedSend) -> None:
+        first, has_headers = await self._first(run, events, send)
+        if not has_headers:
+            if isinstance(first, Closed):
+                # It never came to a token: still a clean status.
+                self.closed = first
+                assert first.error is not None, "a request without tokens has a reason"
+                await self._refuse(run, send, first.error)
+                return
+            await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
+        writer = self._writer or _ChunkWriter(run.call)
+        batch = [first, *events.at_once()]
+        while True:
+            body = b"".join([writer.write(event) for event in batch])
+            last = batch[-1]
+            if isinstance(last, Closed):
+                self.closed = last
+                if last.error is not None:
+                    self._count(last.error)
+            if body:
+                more = not isinstance(last, Closed)
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+            if isinstance(last, Closed):
+                return
+            events.note_silence(self._keep_alive_s)
+            batch = [await events.next(), *events.at_once()]
+
+    async def _first(self, run: Run, events: Listener, send: BoundedSend) -> tuple[Event, bool]:
+        """The first event worth telling, and whether headers went out before it: with progress they do, and
+        comments after them, unless it is refused or served at once."""
+        if not self._call.wants_progress:
+            return await events.next(), False
+        event = await events.within(queue_progress.HEADERS_AT_ONCE_S)
+        if event is not None and not isinstance(event, InLine):
+            return event, False
+        await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
+        while event is None or isinstance(event, InLine):
+            comment = self._gateway.lifecycle.outlook(run).comment()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
+            event = await events.within(queue_progress.EVERY_S)
+        return event, True
+
+    # ------------------------------------------------------------ both
+
+    async def _refuse(self, run: Run, send: BoundedSend, error: ApiError) -> None:
+        self._count(error)
+        await send.json(error.status, error.body(), encode_headers(_headers(run) | error.all_headers()))
+
+    def _count(self, error: ApiError) -> None:
+        if error.code != "client_left":
+            self._gateway.metrics.refused(error.code)
+
+    def _get_ready(self, run: Run) -> None:
+        """An upstream has the request: what can be made before it has said anything is not the client's time
+        now."""
+        self._opening(run)
+        if self._call.stream:
+            self._writer = _ChunkWriter(run.call)
+
+    def _opening(self, run: Run) -> EncodedHeaders:
+        """The headers of an answer that is none of a refusal. Made once."""
+        if self._headers is None:
+            self._headers = encode_headers(_headers(run))
+        return self._headers
+
+    def _usage(self, account: Account) -> dict[str, object]:
+        return openai_responses.usage(
+            account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
+        )
+
+
+def _headers(run: Run) -> dict[str, str]:
+    """What every answer says of the contract, the limits and the estimate."""
+    return (
+        contract_headers(run.call.principal, run.call.tier)
+        | limit_headers(run.limit_states)
+        | estimate_headers(run.estimate)
+    )
+
+
+class _ChunkWriter:
+    """Events to server-sent events. Keeps back the last choice's end where it is to carry the account."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._live = call.sequences
+        self._logprob_characters = [0] * call.sequences
+        self._text = TextChunks(call)
+        self._last: tuple[int, str] | None = None
+        roles = (
+            [openai_responses.role_chunk(call, index) for index in range(call.sequences)] if call.chat else []
+        )
+        self._roles = b"".join(map(openai_responses.event, roles))
+
+    def write(self, event: Event) -> bytes:
+        """The bytes of one event; none where there is nothing to say yet."""
+        call = self._call
+        match event:
+            case InLine():
+                return b""
+            case Silence():
+                return openai_responses.KEEP_ALIVE
+            case Begun():
+                return self._roles
+            case Piece(index=index, text=text, logprobs=logprobs) if not logprobs:
+                return self._text.event(index, text)
+            case Piece(index=index, text=text, logprobs=logprobs):
+                before = self._logprob_characters[index]
+                self._logprob_characters[index] += sum(len(item.text) for item in logprobs)
+                return openai_responses.event(
+                    openai_responses.text_chunk(call, index, text, logprobs, before)
+                )
+            case Ended(index=index, finish=finish):
+                self._live -= 1
+                if self._live == 0 and not call.include_usage:
+                    self._last = (index, finish)
+                    return b""
+                return openai_responses.event(openai_responses.finish_chunk(call, index, finish))
+            case Closed(account=account, error=error):
+                return self._close(account, error)
+
+    def _close(self, account: Account, error: ApiError | None) -> bytes:
+        if error is not None:
+            return openai_responses.error_event(error, account)
+        used = openai_responses.usage(
+            account.charged.input_tokens, account.charged.output_tokens, account.cached_tokens
+        )
+        if self._call.include_usage:
+            return (
+                openai_responses.event(openai_responses.usage_chunk(self._call, used, account))
+                + openai_responses.DONE
+            )
+        assert self._last is not None, "a complete request has a last choice"
+        chunk = openai_responses.finish_chunk(self._call, *self._last) | {"fairgate": account.as_json()}
+        return openai_responses.event(chunk) + openai_responses.DONE
+
+
+class _Watcher:
+    """Interrupts the request when the client goes away. What is over in a moment is not watched: to begin
+    and to end that costs more than it would save."""
+
+    def __init__(self, receive: Receive, run: Run) -> None:
+        self._receive = receive
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    async def close(self) -> None:
+        """Watches no more."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._run.interrupt(RequestOutcome.DISCONNECTED)
+                return

@@ -1,0 +1,153 @@
+"""How does an `Idempotency-Key` give one run and one charge?
+
+The key is claimed in SQL before anything is held, so that of any number of gateways one runs the request; the
+others say so. The run goes on when its client leaves, and what it answers is kept: a repeat gets the same
+bytes, streamed or not. Where nothing was charged nothing is kept, and a repeat is a new attempt.
+
+A gateway that dies takes the answer with it, not the charge: a repeat is told what was charged, and that
+another key runs the request again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from litestar.types import Receive, Send
+from litestar.types import Scope as AsgiScope
+
+from gateway.domain.account import Account
+from gateway.domain.call import Call
+from gateway.error_mapping import as_api_error
+from gateway.errors import ApiError
+from gateway.http.asgi import encode_headers, send_json, send_start
+from gateway.http.completion_response import Answer
+from gateway.requests.idempotency_keys import REPLAY_HEADER, check_key, fingerprint
+from tenants.directory.idempotency import Answer as Kept
+from tenants.directory.idempotency import Scope
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+OF_ONE_SENDING = frozenset({"content-length", "x-request-id", "openai-processing-ms", "date", "server"})
+
+
+class Recorder:
+    """Sends, and keeps what was sent. A client that left, or does not read, stops nothing."""
+
+    def __init__(
+        self, send: Send, patience_s: float, most_bytes: int, before_last: Callable[[Kept], Awaitable[None]]
+    ) -> None:
+        """`before_last` gets what a repeat will get, when it is known and the last piece is not sent yet."""
+        self._send = send
+        self._patience_s = patience_s
+        self._room = most_bytes
+        self._before_last = before_last
+        self._is_gone = False
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] | None = []
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = (
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]
+            )
+            self._headers = {name: value for name, value in headers if name not in OF_ONE_SENDING}
+        else:
+            self._add(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._before_last(Kept(self._status, self._headers, self._pieces))
+        if self._is_gone:
+            return
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            self._is_gone = True
+
+    def _add(self, body: bytes) -> None:
+        self._room -= len(body)
+        if self._room < 0:
+            self._pieces = None
+        elif body and self._pieces is not None:
+            self._pieces.append(body)
+
+
+class IdempotentAnswer:
+    """Runs one call once, or repeats what it answered."""
+
+    def __init__(
+        self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
+    ) -> None:
+        """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for a key
+        that cannot be used."""
+        check_key(key, gateway.deps.config.idempotency_ttl_s)
+        self._gateway = gateway
+        self._call = call
+        self._quote = quote
+        self._scope = Scope(call.principal.key_id, key)
+        self._fingerprint = fingerprint(route, body)
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        try:
+            kept = await self._gateway.idempotency.claim(self._call, self._scope, self._fingerprint)
+        except Exception as exception:
+            await _send_error(send, as_api_error(exception, self._call.request_id))
+            return
+        if kept is None:
+            await self._run(scope, send)
+        else:
+            await _replay(send, kept)
+
+    async def _run(self, scope: AsgiScope, send: Send) -> None:
+        config = self._gateway.deps.config
+        answer: Answer | None = None
+
+        async def keep(kept: Kept) -> None:
+            if answer is None or (answer.closed is not None and not _was_charged(answer.closed.account)):
+                await self._gateway.idempotency.ended(self._call, self._scope, None)
+            elif answer.closed is not None:
+                await self._gateway.idempotency.ended(self._call, self._scope, kept)
+
+        # Shorter than what a slow reader is given: the run must not end for its sake.
+        patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2
+        recorder = Recorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
+        try:
+            self._gateway.require_engine(self._call.pool)
+            if self._quote is not None:
+                self._call = await self._gateway.bound(self._call, self._quote)
+            answer = Answer(self._gateway, self._call)
+            await answer(scope, _never, recorder)
+        except ApiError as error:
+            await _send_error(recorder, error)
+        finally:
+            self._gateway.idempotency.lost(self._scope)
+
+
+def _was_charged(account: Account) -> bool:
+    charged = account.charged
+    return charged.input_tokens + charged.output_tokens + charged.cost_nanousd > 0
+
+
+async def _never() -> Any:
+    """A client that never leaves: the run goes on without it."""
+    await asyncio.get_running_loop().create_future()
+
+
+async def _send_error(send: Callable[[Any], Awaitable[None]], error: ApiError) -> None:
+    await send_json(send, error.status, error.body(), encode_headers(error.all_headers()))
+
+
+async def _replay(send: Send, kept: Kept) -> None:
+    headers = {**kept.headers, REPLAY_HEADER: "true"}
+    if kept.status >= 400:
+        # It was charged, so asking again with this key gives the same.
+        headers = {name: value for name, value in headers.items() if not name.startswith("retry-after")}
+        headers["x-should-retry"] = "false"
+    await send_start(send, kept.status, encode_headers(headers))
+    for piece in kept.pieces or ():
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

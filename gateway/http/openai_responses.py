@@ -1,0 +1,238 @@
+"""How do tokens look in OpenAI's words? Bodies and stream chunks of both kinds of completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.messages import TokenLogprob
+from gateway.domain.account import Account
+from gateway.domain.call import Call
+from gateway.domain.tiers import TIER_NAMES
+from gateway.errors import ApiError
+
+encode = msgspec.json.encode
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
+"""The engine's word to OpenAI's closed set; a budget stop carries its cause in `fairgate.stop_cause`."""
+
+_LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
+"""Those that JSON does not escape by itself."""
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def event(value: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode_line(value) + b"\n\n"
+
+
+def encode_line(value: object) -> bytes:
+    """JSON without the characters at which Unicode breaks a line, and with it every client that reads a
+    stream by `str.splitlines` (httpx's `iter_lines`), in the middle of an event."""
+    data = encode(value)
+    if data.isascii():
+        return data
+    for character, escape in _LINE_BREAKS:
+        data = data.replace(character, escape)
+    return data
+
+
+def error_event(error: ApiError, account: Account) -> bytes:
+    """How a stream ends that has begun and cannot go on: SDKs raise an `APIError` for it, and whoever reads
+    on finds what was charged. No `[DONE]` follows: the answer is not complete."""
+    value = error.late_payload() | {"fairgate": account.as_json()}
+    return b"event: error\n" + event(value)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence's answer as it grows."""
+
+    index: int
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+        """What came with one step."""
+        if text:
+            self.text.append(text)
+        self.logprobs.extend(logprobs)
+
+
+def response_id(call: Call) -> str:
+    """The id of the answer: the request's own, in OpenAI's clothes."""
+    return ("chatcmpl-" if call.chat else "cmpl-") + call.request_id.removeprefix("req_")
+
+
+def usage(input_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage object. `completion_tokens` counts the end-of-sequence token, as it was emitted. Engines
+    do not tell reasoning from the rest of an answer: all of it is output."""
+    return {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def whole_body(
+    call: Call, choices: Sequence[Choice], used: dict[str, Any], account: Account
+) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    shown: list[dict[str, Any]] = []
+    for choice in choices:
+        text = "".join(choice.text)
+        item: dict[str, Any] = {"index": choice.index}
+        if call.chat:
+            item["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            item["text"] = text
+        item["logprobs"] = _logprobs(call, choice.logprobs, 0)
+        item["finish_reason"] = FINISH_REASONS.get(choice.finish or "", "stop")
+        shown.append(item)
+    return {
+        "id": response_id(call),
+        "object": "chat.completion" if call.chat else "text_completion",
+        "created": call.created,
+        "model": call.model,
+        "choices": shown,
+        "usage": used,
+        "service_tier": TIER_NAMES[call.tier],
+        "fairgate": account.as_json(),
+    }
+
+
+def _chunk(call: Call, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    chunk: dict[str, Any] = {
+        "id": response_id(call),
+        "object": "chat.completion.chunk" if call.chat else "text_completion",
+        "created": call.created,
+        "model": call.model,
+        "choices": choices,
+        "service_tier": TIER_NAMES[call.tier],
+    }
+    if call.include_usage:
+        chunk["usage"] = None
+    return chunk
+
+
+def role_chunk(call: Call, index: int) -> dict[str, Any]:
+    """A chat choice's first chunk."""
+    return _chunk(
+        call,
+        [
+            {
+                "index": index,
+                "delta": {"role": "assistant", "content": "", "refusal": None},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
+    )
+
+
+def text_chunk(
+    call: Call, index: int, text: str, logprobs: Sequence[TokenLogprob], characters_before: int
+) -> dict[str, Any]:
+    """What one step added to one choice."""
+    item: dict[str, Any] = {"index": index}
+    if call.chat:
+        item["delta"] = {"content": text}
+    else:
+        item["text"] = text
+    item["logprobs"] = _logprobs(call, logprobs, characters_before)
+    item["finish_reason"] = None
+    return _chunk(call, [item])
+
+
+def finish_chunk(call: Call, index: int, finish: str) -> dict[str, Any]:
+    """A choice's last chunk."""
+    item: dict[str, Any] = {"index": index}
+    if call.chat:
+        item["delta"] = {}
+    else:
+        item["text"] = ""
+    item["logprobs"] = None
+    item["finish_reason"] = FINISH_REASONS.get(finish, "stop")
+    return _chunk(call, [item])
+
+
+def usage_chunk(call: Call, used: dict[str, Any], account: Account) -> dict[str, Any]:
+    """The stream's last chunk, where `stream_options.include_usage` asked for it."""
+    return _chunk(call, []) | {"usage": used, "fairgate": account.as_json()}
+
+
+def _logprobs(call: Call, logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any] | None:
+    if call.sampling.logprobs is None:
+        return None
+    if not logprobs and call.stream:
+        return None
+    return _chat_logprobs(logprobs) if call.chat else _text_logprobs(logprobs, characters_before)
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {
+        "content": [
+            {
+                "token": item.text,
+                "logprob": item.logprob,
+                "bytes": list(item.text.encode()),
+                "top_logprobs": [
+                    {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+                    for _, text, logprob in item.top
+                ],
+            }
+            for item in logprobs
+        ],
+        "refusal": None,
+    }
+
+
+def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> dict[str, Any]:
+    """The legacy shape of `/v1/completions`; offsets count characters of the answer."""
+    offsets: list[int] = []
+    position = characters_before
+    for item in logprobs:
+        offsets.append(position)
+        position += len(item.text)
+    return {
+        "tokens": [item.text for item in logprobs],
+        "token_logprobs": [item.logprob for item in logprobs],
+        "top_logprobs": [{text: logprob for _, text, logprob in item.top} for item in logprobs],
+        "text_offset": offsets,
+    }
+
+
+# How does a piece of text become a chunk of a stream at the least cost?
+#
+# All chunks of one choice are the same but for their text, so what stands before and after it is made once.
+# The plain way is `responses.text_chunk`, which the frame is cut out of.
+
+_PLACE = "\ue000"
+"""Stands where the text is to be; what follows the text in a chunk holds no words of clients."""
+
+
+class TextChunks:
+    """Chunks of one request's choices, without log probabilities."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._frames = {0: self._frame(0)}
+
+    def event(self, index: int, text: str) -> bytes:
+        """One server-sent event: what `responses.event(responses.text_chunk(...))` gives."""
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = self._frames[index] = self._frame(index)
+        return frame[0] + encode_line(text) + frame[1]
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        whole = event(text_chunk(self._call, index, _PLACE, (), 0))
+        before, _, after = whole.rpartition(encode(_PLACE))
+        return before, after

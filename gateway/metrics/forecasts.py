@@ -1,0 +1,86 @@
+"""How often has lately been true what requests were told? For Prometheus, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.forecast.calibration import Calibration
+from engine.forecast.length.length import LAYERS, LengthForecast
+from engine.forecast.length.scores import QUANTILES
+
+
+class CalibrationCollector(Collector):
+    """`fairgate_estimate_coverage{model, figure, quantile, kind}` should be near its quantile; `kind` is
+    `plain` (told on arrival) or `binding` (quoted and redeemed)."""
+
+    def __init__(self, calibrations: Callable[[], Mapping[str, Calibration]]) -> None:
+        """`calibrations` by served model."""
+        self._calibrations = calibrations
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as they are now."""
+        labels = ["model", "figure", "quantile", "kind"]
+        recent = GaugeMetricFamily(
+            "fairgate_estimate_coverage",
+            "Share of the last few hundred requests whose figure was no more than its estimate.",
+            labels=labels,
+        )
+        judged = CounterMetricFamily("fairgate_estimates_judged", "Estimates compared.", labels=labels)
+        within = CounterMetricFamily("fairgate_estimates_within", "Of them, not exceeded.", labels=labels)
+        refused = CounterMetricFamily(
+            "fairgate_estimates_refused",
+            "Requests that left the line without a turn; known_miss: after more than the p90 of their wait.",
+            labels=["model", "known_miss"],
+        )
+        for model, calibration in self._calibrations().items():
+            for (kind, what, quantile), coverage in calibration.coverage.items():
+                values = [model, what, f"{quantile:g}", kind]
+                recent.add_metric(values, coverage.recent)
+                judged.add_metric(values, coverage.judged)
+                within.add_metric(values, coverage.within)
+            misses = calibration.refused.known_misses
+            refused.add_metric([model, "yes"], misses)
+            refused.add_metric([model, "no"], calibration.refused.requests - misses)
+        yield from (recent, judged, within, refused)
+
+
+# How good are the forecasts of answers' lengths, layer by layer? For Prometheus, read when it asks.
+
+LABELS = ["model", "layer"]
+
+
+class LengthCollector(Collector):
+    """What `fairgate forecast report` tells, but for rank accuracy, which costs milliseconds a model."""
+
+    def __init__(self, lengths: LengthForecast) -> None:
+        self._lengths = lengths
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as they are now."""
+        judged = CounterMetricFamily(
+            "fairgate_length_judged", "Answers that a layer's forecast was compared with.", labels=LABELS
+        )
+        loss = GaugeMetricFamily(
+            "fairgate_length_pinball_tokens",
+            "Mean pinball loss of a layer's quantiles: the layer with the least is the best.",
+            labels=LABELS,
+        )
+        coverage = GaugeMetricFamily(
+            "fairgate_length_coverage",
+            "Share of the answers that were no longer than a layer's quantile.",
+            labels=[*LABELS, "quantile"],
+        )
+        used = GaugeMetricFamily("fairgate_length_used", "1: this layer answers.", labels=LABELS)
+        for model, scores in self._lengths.scores.items():
+            answering = self._lengths.gate.layer(model, model)
+            for number, (layer, score) in enumerate(zip(LAYERS, scores, strict=True)):
+                used.add_metric([model, layer], number == answering)
+                judged.add_metric([model, layer], score.samples)
+                if score.samples:
+                    loss.add_metric([model, layer], score.pinball_sum_tokens / score.samples)
+                    for q, covered in zip(QUANTILES, score.covered, strict=True):
+                        coverage.add_metric([model, layer, f"{q:g}"], covered / score.samples)
+        yield from (judged, loss, coverage, used)

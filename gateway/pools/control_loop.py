@@ -1,0 +1,171 @@
+"""What does the control loop see of one pool, and which of its moves can be made?
+
+The edge of `flow/control_rules.py`: every `EVERY_S` it puts what the engines and the queue say into an
+`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs that there are
+setters for (`setters_of`: those of this gateway, and those of its queue and its engines unless others share
+them, for all would have to turn them alike); with advice it has all of them. Every move is logged with its
+reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import log
+
+from engine.forecast.length.length import LengthForecast
+from engine.messages import Snapshot
+from engine.step_time.model import predict_step_s
+from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, Knob, Mode, Move, Observation
+from gateway.flow.controller import FlowController
+from gateway.requests.lifecycle import Lifecycle
+from gateway.upstream.base import Upstream
+
+EVERY_S = 2.0
+NOBODY = "\0nobody"
+"""A tenant without answers of its own: lengths are its model's."""
+Z90 = 1.2816
+
+logger = logging.getLogger("fairgate.gateway.control")
+
+
+Setters = Mapping[Knob, Callable[[float], None]]
+
+
+def queue_setters(flow: FlowController) -> Setters:
+    """The knobs of a queue that is one gateway's own."""
+
+    def lookahead(value: float) -> None:
+        flow.window = replace(flow.window, lookahead_sequences=round(value))
+
+    def batch_cap(value: float) -> None:
+        flow.window = replace(flow.window, batch_cap=value)
+
+    return {
+        Knob.BATCH_CAP: batch_cap,
+        Knob.LOOKAHEAD: lookahead,
+        Knob.AGEING: partial(setattr, flow, "ageing_factor"),
+        Knob.BATCH_SHARE: partial(setattr, flow, "batch_share"),
+        Knob.PREFIX_WEIGHT: partial(setattr, flow, "prefix_weight"),
+    }
+
+
+def setters_of(
+    flow: FlowController, lifecycle: Lifecycle, engines: Sequence[Upstream], *, is_shared: bool
+) -> Setters:
+    """All the knobs that a gateway can move by itself. `engines`: whose steps are ours."""
+
+    def token_budget(value: float) -> None:
+        for engine in engines:
+            engine.set_token_budget(value)
+
+    admission = lifecycle.admission
+    own: Setters = {
+        Knob.ADMISSION: partial(setattr, admission, "strictness"),
+        Knob.EARLY_REFUSAL: partial(setattr, admission, "factor"),
+        Knob.RESERVE_QUANTILE: partial(setattr, lifecycle, "reserve_quantile"),
+    }
+    if is_shared:
+        return own
+    of_engines: Setters = {Knob.TOKEN_BUDGET: token_budget} if engines else {}
+    return {**queue_setters(flow), **of_engines, **own}
+
+
+class Controlling:
+    """One pool's control loop at work. Use from one event loop."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        model: str,
+        flow: FlowController,
+        upstreams: Sequence[Upstream],
+        lengths: LengthForecast,
+        setters: Setters,
+        *,
+        rests: Mapping[Knob, float] | None = None,
+        arrivals_per_s: Callable[[float], float] = lambda now_s: 0.0,
+        attainment: Callable[[], float | None] = lambda: None,
+        prefix_hits: Callable[[], float | None] = lambda: None,
+        expected_late: Callable[[], float | None] = lambda: None,
+        mistaken: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
+        the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
+        cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
+        expected to keep it, that missed one; None: nobody knows."""
+        self.control = Control(mode, bounds_of(mode, setters, rests or {}))
+        self._setters = setters
+        self._model = model
+        self._flow = flow
+        self._upstreams = upstreams
+        self._lengths = lengths
+        self._arrivals_per_s = arrivals_per_s
+        self._attainment = attainment
+        self._prefix_hits = prefix_hits
+        self._expected_late = expected_late
+        self._mistaken = mistaken
+        self._preemptions = 0
+
+    def look(self, now_s: float) -> list[Move]:
+        """One look at the traffic, and what came of it."""
+        if self.control.mode is Mode.OFF:
+            return []
+        moves = self.control.look(self._observe(now_s), now_s)
+        for move in moves:
+            if move.is_made:
+                self._setters[move.knob](move.after)
+            logger.info(
+                "control of %s: %s %s %g -> %g, because: %s",
+                self._model,
+                "moves" if move.is_made else "advises to move",
+                move.knob.value,
+                move.before,
+                move.after,
+                move.reason,
+            )
+        return moves
+
+    def _observe(self, now_s: float) -> Observation:
+        snapshots = [each.snapshot for each in self._upstreams if each.is_up and each.snapshot is not None]
+        blocks = sum(each.num_blocks for each in snapshots)
+        preemptions = sum(each.preemptions for each in snapshots)
+        evictions, self._preemptions = max(0, preemptions - self._preemptions), preemptions
+        p50, p90 = (self._lengths.quantile(NOBODY, self._model, quantile) for quantile in (0.5, 0.9))
+        return Observation(
+            arrivals_per_s=self._arrivals_per_s(now_s),
+            length_spread=length_spread(p50, p90),
+            kv_share=sum(each.referenced_blocks for each in snapshots) / blocks if blocks else 0.0,
+            prefix_hit_share=self._prefix_hits() or 0.0,
+            step_s=max(map(_step_s, snapshots), default=0.0),
+            attainment=self._attainment(),
+            queued=len(self._flow),
+            evictions=evictions,
+            expected_late=self._expected_late() or 0.0,
+            mistaken=self._mistaken() or 0.0,
+        )
+
+
+def length_spread(p50: int, p90: int) -> float:
+    """Standard deviation of the logarithm of lengths with these quantiles, were it normal."""
+    return log(max(1, p90) / max(1, p50)) / Z90
+
+
+def _step_s(snapshot: Snapshot) -> float:
+    """A decode step of everything that runs."""
+    running = len(snapshot.running)
+    return predict_step_s(snapshot.step_time, running, 0, running)
+
+
+def bounds_of(mode: Mode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
+    """Of the knobs that this mode has; each rests where the operator put it."""
+    bounds = {}
+    for knob, default in DEFAULT_BOUNDS.items():
+        if mode is Mode.ACTING and knob not in setters:
+            continue
+        rest = rests.get(knob, default.rest)
+        lowest, highest = min(default.lowest, rest), max(default.highest, rest)
+        bounds[knob] = replace(default, lowest=lowest, rest=rest, highest=highest)
+    return bounds

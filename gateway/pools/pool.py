@@ -1,0 +1,146 @@
+"""What is a pool made of, and how do requests find theirs?
+
+One pool for each served model: its replicas, one queue in front of them, forecasts of its own, and the
+sequence of its requests. What tenants hold and pay is shared by all pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.messages import Ready
+from gateway import errors
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.call import Call, ServedModel
+from gateway.estimates.estimator import Estimates
+from gateway.flow.controller import FlowController
+from gateway.requests.lifecycle import Lifecycle
+from gateway.requests.parse import Renderer
+from gateway.requests.queue_progress import Outlook
+from gateway.requests.run import Run
+from gateway.requests.tier_change import Offer
+from gateway.upstream.base import Upstream
+from tenants.types import Tier
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """One served model, as the composition root puts it together."""
+
+    name: str
+    upstreams: tuple[Upstream, ...]
+    """Its replicas."""
+    renderer: Renderer
+    is_estimated: bool = False
+    """No tokenizer is known: prompts are counted by bytes, with a margin."""
+    is_foreign: bool = False
+    """Some replica is not our own engine: sharing ends at the dispatch."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One served model at work."""
+
+    spec: PoolSpec
+    flow: FlowController
+    dispatcher: Dispatcher
+    estimates: Estimates
+    lifecycle: Lifecycle
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether at least one replica serves now."""
+        return self.dispatcher.has_engine
+
+    @property
+    def context_tokens(self) -> int | None:
+        """What the smallest replica takes, prompt and answer together; None before any has announced
+        itself."""
+        return _context_tokens(self._announced())
+
+    def served(self, name: str) -> ServedModel:
+        """What must be known to understand a request for `name`. Raises `ApiError` (503) before any replica
+        has announced itself."""
+        announced = self._announced()
+        context_tokens = _context_tokens(announced)
+        if context_tokens is None:
+            raise errors.engine_unavailable()
+        vocabulary = announced[0].model.vocabulary
+        return ServedModel(name, context_tokens, vocabulary, self.spec.is_estimated, self.name)
+
+    def _announced(self) -> list[Ready]:
+        return [ready for upstream in self.spec.upstreams if (ready := upstream.ready) is not None]
+
+
+def _context_tokens(announced: Sequence[Ready]) -> int | None:
+    # The last token's own keys and values are never needed.
+    return min(
+        (min(each.model.context_tokens, each.num_blocks * each.block_tokens + 1) for each in announced),
+        default=None,
+    )
+
+
+class Lifecycles:
+    """The requests of all pools, to whoever starts one or ends them all."""
+
+    def __init__(self, pools: Mapping[str, Pool], default: str) -> None:
+        self._pools = pools
+        self._default = default
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return sum(pool.lifecycle.running for pool in self._pools.values())
+
+    def begin(self, call: Call) -> Run:
+        """Starts a request in its pool."""
+        return self._of(call).begin(call)
+
+    def find(self, request_id: str) -> Run | None:
+        """A request that is under way here."""
+        found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
+        return next((run for run in found if run is not None), None)
+
+    def under_way(self, tenant_id: str) -> list[Run]:
+        """A tenant's requests, the oldest first."""
+        found = [run for pool in self._pools.values() for run in pool.lifecycle.under_way(tenant_id)]
+        return sorted(found, key=lambda run: run.times.arrived_s)
+
+    def cancel(self, run: Run) -> None:
+        """As `Lifecycle.cancel`."""
+        self._of(run.call).cancel(run)
+
+    def offer(self, run: Run, tier: Tier) -> Offer:
+        """As `Lifecycle.offer`."""
+        return self._of(run.call).offer(run, tier)
+
+    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
+        """As `Lifecycle.move`."""
+        return await self._of(run.call).move(run, tier, by)
+
+    def outlook(self, run: Run) -> Outlook:
+        """As `Lifecycle.outlook`."""
+        return self._of(run.call).outlook(run)
+
+    async def close(self, grace_s: float) -> None:
+        """As `Lifecycle.close`, of all pools at once."""
+        await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
+
+    def _of(self, call: Call) -> Lifecycle:
+        return self._pools[call.pool or self._default].lifecycle
+
+
+def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:
+    """By name. Raises `ValueError` for two of one name, and for two replicas of one name."""
+    replicas = [upstream.replica_id for spec in specs for upstream in spec.upstreams]
+    for names in ([spec.name for spec in specs], replicas):
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is there twice: pools and replicas have names of their own")
+    return {spec.name: spec for spec in specs}

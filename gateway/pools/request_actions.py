@@ -1,0 +1,190 @@
+"""What can be asked of a request that is under way in this gateway, and what is the answer?
+
+One table of acts, whoever asks: a route of this gateway, or another gateway for one of its clients
+(`gateway/cluster/peer_requests.py`). With a tenant's id only that tenant's requests exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from gateway import errors
+from gateway.domain.tiers import TIER_NAMES
+from gateway.error_mapping import as_api_error
+from gateway.errors import ApiError
+from gateway.pools.pool import Lifecycles
+from gateway.requests.run import Run
+from gateway.requests.tier_change import Offer
+from tenants.types import Tier
+
+MAX_LISTED = 1_000
+SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One act. `tenant_id` None: any tenant's requests (an operator asks)."""
+
+    act: str
+    request_id: str = ""
+    tenant_id: str | None = None
+    tier: str = ""
+    """For `offer` and `move`."""
+    by: str = "tenant"
+    number: int = 0
+    reply_to: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """An `ApiError` on its way from one gateway to another."""
+
+    status: int
+    code: str
+    message: str
+    type: str
+    param: str | None
+    retry_after_s: float | None
+    should_retry: bool | None
+    headers: dict[str, str]
+
+    @staticmethod
+    def of(error: ApiError) -> Refused:
+        """As it is."""
+        return Refused(
+            error.status,
+            error.code,
+            error.message,
+            error.type,
+            error.param,
+            error.retry_after_s,
+            error.should_retry,
+            error.headers,
+        )
+
+    def as_error(self) -> ApiError:
+        """As it was."""
+        return ApiError(
+            self.status,
+            self.code,
+            self.message,
+            self.type,
+            self.param,
+            self.retry_after_s,
+            self.should_retry,
+            self.headers,
+        )
+
+
+class Answered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of an act. Not `is_found`: no such request is under way in that gateway."""
+
+    is_found: bool
+    value: Any = None
+    """The answer's JSON object; of `list` its items."""
+    refused: Refused | None = None
+    tenant_id: str = ""
+    """Whose request it is, for the audit."""
+    default_tier: str = ""
+    """Of that tenant's key."""
+    number: int = 0
+
+    def result(self) -> Any:
+        """The value. Raises `ApiError` where the act was refused."""
+        if self.refused is not None:
+            raise self.refused.as_error()
+        return self.value
+
+
+NOT_HERE = Answered(False)
+
+
+class Unreachable(Exception):
+    """Redis does not answer, or too many questions are open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the others said. `missing` of them did not answer in time."""
+
+    answers: list[Answered] = field(default_factory=list)
+    missing: int = 0
+
+    @property
+    def found(self) -> Answered | None:
+        """The answer of the one that has the request."""
+        return next((each for each in self.answers if each.is_found), None)
+
+
+class UnderWay:
+    """Acts on the requests of this gateway. Use from one event loop."""
+
+    def __init__(self, lifecycle: Lifecycles, clock: Callable[[], float]) -> None:
+        self._lifecycle = lifecycle
+        self._clock = clock
+
+    async def act(self, ask: Ask) -> Answered:
+        """Never raises: a refusal is an answer, too."""
+        if ask.act == LIST:
+            runs = self._lifecycle.under_way(ask.tenant_id or "")[:MAX_LISTED]
+            return Answered(True, [self._shown(run) for run in runs])
+        run = self._lifecycle.find(ask.request_id)
+        if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):
+            return NOT_HERE
+        value: Any = None
+        refused: Refused | None = None
+        try:
+            value = await self._acted(run, ask)
+        except Exception as error:
+            refused = Refused.of(as_api_error(error, ask.request_id))
+        principal = run.call.principal
+        return Answered(True, value, refused, principal.tenant_id, principal.default_tier.value)
+
+    async def _acted(self, run: Run, ask: Ask) -> dict[str, Any]:
+        match ask.act:
+            case "show":
+                return self._shown(run)
+            case "cancel":
+                return self._cancelled(run)
+            case "offer":
+                return _offered(run, self._lifecycle.offer(run, Tier(ask.tier)), moved=False)
+            case "move":
+                tier = Tier(ask.tier)
+                offer = await self._lifecycle.move(run, tier, ask.by)
+                return _offered(run, offer, moved=offer.before.tier is not tier)
+        raise errors.internal(ask.request_id)
+
+    def _cancelled(self, run: Run) -> dict[str, Any]:
+        shown = self._shown(run)
+        if run.status != "ended":  # else it is only being settled
+            self._lifecycle.cancel(run)
+            shown["status"] = "cancelled"
+        return shown
+
+    def _shown(self, run: Run) -> dict[str, Any]:
+        call = run.call
+        return {
+            "id": call.request_id,
+            "object": "request",
+            "status": run.status,
+            "tier": call.tier.value,
+            "service_tier": TIER_NAMES[call.tier],
+            "model": call.model,
+            "created": call.created,
+            "elapsed_s": round(self._clock() - run.times.arrived_s, 3),
+            "input_tokens": call.input_tokens,
+            "output_tokens": run.output_tokens,
+        }
+
+
+def _offered(run: Run, offer: Offer, *, moved: bool) -> dict[str, Any]:
+    return {
+        "id": run.call.request_id,
+        "object": "request.tier",
+        "moved": moved,
+        "tier": run.call.tier.value,
+        "from": offer.before.as_json(),
+        "to": offer.after.as_json(),
+    }

@@ -1,0 +1,263 @@
+"""Which quotes are outstanding, and does this request redeem one of them?
+
+A quote is known by its token alone (`gateway/domain/quote_token.py`), so a gateway that has not made it can
+honour it, too. That it is redeemed once, wherever and after whatever restart, is the database's to say
+(`Redeemed`).
+
+What is remembered here is what was quoted and has neither been redeemed nor expired: it stands in the replays
+as requests that will probably come, so that the same slot is not sold twice, as many of them as are redeemed
+on the whole. It is bounded, for each key and in all.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from engine.entry import Entry
+from engine.messages import TIER_RANKS
+from gateway import errors
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate
+from gateway.domain.quote_binding import Binding
+from gateway.domain.quote_token import BadQuote, Quote, Signer, digest_of, quote_of
+from gateway.domain.tiers import TIER_NAMES
+from gateway.estimates.forecast_cache import Size
+from tenants.errors import DatabaseUnavailable
+from tenants.pricing.pricing import PriceBook
+from tenants.types import Principal, Tier
+
+HEADER = "X-Fairgate-Quote"
+MAX_OUTSTANDING = 10_000
+MAX_OF_A_KEY = 200
+REDEEMED_MEMORY = 0.02
+"""Weight of the newest quote in the share that is redeemed."""
+
+log = logging.getLogger("fairgate.gateway.quotes")
+
+
+class Redeemed(Protocol):
+    """Which request redeemed an offer (`tenants/pricing/redeemed_quotes.py`). Both raise
+    `DatabaseUnavailable`."""
+
+    async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
+        """Whether the offer is this request's from now on; False: another one redeemed it."""
+        ...
+
+    async def release(self, offer_id: str, request_id: str) -> None:
+        """It may be redeemed again, if it is this request's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Quotes of one request in several tiers, of which one may be redeemed."""
+
+    key_id: str
+    pool: str
+    entry: Entry
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a quote is asked for."""
+
+    model: str
+    pool: str
+    prompts: Sequence[Sequence[int]]
+    is_sized: bool
+    """Only the length of the prompt is known; its tokens are of no consequence."""
+    choices: int
+    max_tokens: int
+
+    @property
+    def size(self) -> Size:
+        """As forecasts see it."""
+        tokens = sum(len(prompt) for prompt in self.prompts)
+        return Size(tokens, len(self.prompts) * self.choices, self.choices, self.max_tokens, is_exact=False)
+
+
+class Quotes:
+    """One gateway's quotes. Use from one event loop."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        valid_s: float,
+        wall_clock: Callable[[], float],
+        prices_at: Callable[[int], Awaitable[PriceBook]],
+        redeemed: Redeemed,
+    ) -> None:
+        """`prices_at` gives an earlier version of the price book."""
+        self.valid_s = valid_s
+        self.redeemed_share = 1.0
+        """Of the quotes of late; until there were some, all."""
+        self._signer = Signer(secret)
+        self._wall_clock = wall_clock
+        self._prices_at = prices_at
+        self._redeemed = redeemed
+        self._offers: OrderedDict[str, _Offer] = OrderedDict()
+        """In order of their end."""
+        self._of_key: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def require_room(self, key_id: str) -> None:
+        """Raises `ApiError` (429) where too many quotes are outstanding."""
+        self._forget()
+        if self._of_key.get(key_id, 0) >= MAX_OF_A_KEY or len(self._offers) >= MAX_OUTSTANDING:
+            raise errors.rate_limited(
+                f"{MAX_OF_A_KEY} quotes of a key may be outstanding ({MAX_OUTSTANDING} of all keys): redeem"
+                f" some, or wait until they expire, {self.valid_s:g} s after they were made.",
+                "requests",
+                self.valid_s,
+            )
+
+    def issue(
+        self,
+        principal: Principal,
+        wanted: Wanted,
+        estimates: dict[Tier, Estimate],
+        price_version: int,
+        counted_in: Tier,
+        now_s: float,
+    ) -> dict[Tier, str]:
+        """Signs a quote for each tier and remembers the offer, in the tier in which it will probably be
+        redeemed. `now_s` is on the clock of arrivals."""
+        offer_id, wall_s = secrets.token_hex(8), self._wall_clock()
+        size = wanted.size
+        digest = digest_of(
+            wanted.model, wanted.prompts, wanted.choices, wanted.max_tokens, sized=wanted.is_sized
+        )
+        tokens = {
+            tier: self._signer.sign(
+                quote_of(
+                    estimate,
+                    offer_id=offer_id,
+                    tenant_id=principal.tenant_id,
+                    key_id=principal.key_id,
+                    model=wanted.model,
+                    digest=digest,
+                    is_sized=wanted.is_sized,
+                    tier=tier,
+                    rank=TIER_RANKS[tier],
+                    price_version=price_version,
+                    issued_s=wall_s,
+                    valid_s=self.valid_s,
+                    input_tokens=size.input_tokens,
+                    choices=wanted.choices,
+                    max_tokens=wanted.max_tokens,
+                )
+            )
+            for tier, estimate in estimates.items()
+        }
+        entry = Entry(
+            entry_id=f"\0quote {offer_id}",
+            tenant_id=principal.tenant_id,
+            arrived_s=now_s,
+            input_tokens=size.input_tokens * size.choices,
+            predicted_output_tokens=estimates[counted_in].output_tokens[0],
+            tier=TIER_RANKS[counted_in],
+            weight=principal.weight,
+        )
+        self._offers[offer_id] = _Offer(principal.key_id, wanted.pool, entry, wall_s + self.valid_s)
+        self._of_key[principal.key_id] = self._of_key.get(principal.key_id, 0) + 1
+        return tokens
+
+    def promised(self, pool: str) -> list[Entry]:
+        """Of one pool: what will probably come, as many as are redeemed on the whole, evenly chosen."""
+        self._forget()
+        share, sum_ = self.redeemed_share, 0.0
+        chosen: list[Entry] = []
+        for offer in self._offers.values():
+            if offer.pool != pool:
+                continue
+            sum_ += share
+            if sum_ >= 1.0 - 1e-9:
+                sum_ -= 1.0
+                chosen.append(offer.entry)
+        return chosen
+
+    async def redeem(self, token: str, call: Call) -> Binding:
+        """The promise that `call` is held to, and we. Raises `ApiError` with the reason: 400 for a quote that
+        is none, was altered, or is for another key or another request, 409 for one that has expired or is
+        redeemed. Raises `DatabaseUnavailable`."""
+        try:
+            quote = self._signer.open(token.strip())
+        except BadQuote as bad:
+            raise errors.quote_refused("quote_invalid", f"{bad}") from None
+        self._require_same(quote, call)
+        self._forget()
+        if quote.expires_s <= self._wall_clock():
+            raise errors.quote_refused("quote_expired", f"it was valid for {self.valid_s:g} s", conflict=True)
+        prices = await self._prices_at(quote.price_version)
+        release = partial(self._release, quote.offer_id, call.request_id)
+        try:
+            is_ours = await self._redeemed.claim(
+                quote.offer_id, call.request_id, round(quote.expires_s * 1e6)
+            )
+        except BaseException:
+            # Perhaps it was written down all the same.
+            await release()
+            raise
+        if not is_ours:
+            raise errors.quote_refused(
+                "quote_redeemed", "it, or the same offer in another tier, was redeemed before", conflict=True
+            )
+        self._drop(quote.offer_id, was_redeemed=True)
+        return Binding(quote, prices, quote.estimate(), release)
+
+    async def _release(self, offer_id: str, request_id: str) -> None:
+        try:
+            await self._redeemed.release(offer_id, request_id)
+        except DatabaseUnavailable:
+            log.warning(
+                "the quote that request %s redeemed stays redeemed, though nothing was charged", request_id
+            )
+
+    @staticmethod
+    def _require_same(quote: Quote, call: Call) -> None:
+        principal = call.principal
+        if (quote.tenant_id, quote.key_id) != (principal.tenant_id, principal.key_id):
+            raise errors.quote_refused("quote_mismatch", "it was made for another API key")
+        if quote.model != call.model:
+            raise errors.quote_refused("quote_mismatch", f"it was made for the model {quote.model}")
+        if call.names_tier and quote.tier != call.tier.value:
+            quoted = TIER_NAMES[Tier(quote.tier)]
+            raise errors.quote_refused(
+                "quote_mismatch", f"it was made for service_tier '{quoted}': ask for that, or for 'auto'"
+            )
+        if (quote.choices, quote.max_tokens) != (call.choices, call.max_tokens):
+            raise errors.quote_refused(
+                "quote_mismatch",
+                f"it was made for n {quote.choices} and max_tokens {quote.max_tokens}; the request has"
+                f" {call.choices} and {call.max_tokens}",
+            )
+        digest = digest_of(call.model, call.prompts, call.choices, call.max_tokens, sized=quote.is_sized)
+        if digest != quote.digest:
+            thing = "a prompt of another length" if quote.is_sized else "another prompt"
+            raise errors.quote_refused("quote_mismatch", f"it was made for {thing}")
+
+    def _forget(self) -> None:
+        now_s = self._wall_clock()
+        while self._offers and next(iter(self._offers.values())).expires_s <= now_s:
+            self._drop(next(iter(self._offers)), was_redeemed=False)
+
+    def _drop(self, offer_id: str, *, was_redeemed: bool) -> None:
+        offer = self._offers.pop(offer_id, None)
+        if offer is None:
+            return  # another gateway's
+        self.redeemed_share += REDEEMED_MEMORY * (was_redeemed - self.redeemed_share)
+        left = self._of_key[offer.key_id] - 1
+        if left:
+            self._of_key[offer.key_id] = left
+        else:
+            del self._of_key[offer.key_id]

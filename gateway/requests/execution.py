@@ -1,0 +1,228 @@
+"""How does a request that has its turn become tokens, and how do they stop?
+
+Its sequences are submitted together, with what is covered for each; their deltas are read as they come and
+handed to whoever writes the answer, while `gateway/budget/top_up.py` keeps the leases ahead. The first
+failure, or an interruption, ends them all; what ends always leaves the engine's final count, if the engine
+still has a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.messages import TIER_RANKS, Delta, Submit
+from gateway.asyncio_helpers import one_of
+from gateway.budget import token_cap
+from gateway.budget.top_up import Topping
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.ids import sequence_id
+from gateway.domain.outcomes import RequestOutcome
+from gateway.requests.run import Ended, Interrupted, Piece, Run
+from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
+from tenants.storage.task_stop import stop
+from tenants.types import OnLowBudget
+
+FINISHES = ("stop", "length", "budget")
+"""How a sequence ends when nothing went wrong."""
+
+log = logging.getLogger("fairgate.gateway.decoding")
+
+
+class StoppedByEngine(Exception):
+    """The engine ended a sequence in another way than by its last token."""
+
+    def __init__(self, finish: str) -> None:
+        super().__init__(finish)
+        self.finish = finish
+
+
+class Decoding:
+    """Runs requests on upstreams. Use from one event loop."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        make_topping: Callable[[Run, Upstream], Topping | None],
+        clock: Callable[[], float],
+        *,
+        require_presence: Callable[[], None],
+        outcome_wait_s: float,
+        slow_reader_s: float,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._make_topping = make_topping
+        self._clock = clock
+        self._require_presence = require_presence
+        self._outcome_wait_s = outcome_wait_s
+        self._slow_reader_s = slow_reader_s
+        self._stragglers: set[asyncio.Task[None]] = set()
+
+    async def decode(self, run: Run) -> RequestOutcome:
+        """All sequences at once, to the end. Raises `Interrupted`, `StoppedByEngine`, `AccountsLost` and what
+        upstreams raise; nothing of the request runs any more then."""
+        assert run.turn is not None
+        # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
+        self._require_presence()
+        upstream = run.turn.upstream
+        topping = self._make_topping(run, upstream)
+        keepers = [asyncio.create_task(topping.run())] if topping is not None else []
+        readers: list[asyncio.Task[None]] = []
+        cancelled: set[int] = set()
+
+        def cancel(index: int) -> None:
+            if run.uses[index].outcome is None and index not in cancelled:
+                cancelled.add(index)
+                upstream.cancel(sequence_id(run.call.request_id, index), "cancelled")
+
+        try:
+            for index in range(run.call.sequences):
+                deltas = upstream.run(_submit(run, index), _wording(run, index))
+                readers.append(asyncio.create_task(self._read(run, index, deltas, topping, cancel)))
+            if run.get_ready is not None:
+                asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
+            pending: list[asyncio.Future[Any]] = [*readers, *keepers]
+            while not all(reader.done() for reader in readers):
+                await one_of(*pending, run.interrupted)
+                for task in pending:
+                    if task.done():
+                        task.result()
+                pending = [task for task in pending if not task.done()]
+                if run.interrupted.done() and not all(reader.done() for reader in readers):
+                    raise Interrupted(run.interrupted.result())
+        finally:
+            await self._stop(run, upstream, readers, cancel)
+            # Asked once, unlike what `stop` does: a top-up under way must end before the request is settled.
+            for keeper in keepers:
+                keeper.cancel()
+            if keepers:
+                await asyncio.gather(*keepers, return_exceptions=True)
+        finishes = {use.outcome.finish for use in run.uses if use.outcome is not None}
+        if "budget" in finishes:
+            run.stop_cause = "budget"
+            return RequestOutcome.BUDGET
+        return RequestOutcome.COMPLETED
+
+    async def close(self) -> None:
+        """Waits no longer for words of engines that come too late."""
+        await stop(self._stragglers)
+
+    async def _read(
+        self,
+        run: Run,
+        index: int,
+        deltas: AsyncIterator[Delta],
+        topping: Topping | None,
+        cancel: Callable[[int], None],
+    ) -> None:
+        use = run.uses[index]
+        try:
+            async for delta in deltas:
+                await self._take(run, index, delta)
+                if run.interrupted.done():
+                    # Before the next delta is read, which would tell the engine that there is room for more.
+                    cancel(index)
+                if topping is not None:
+                    topping.seen(index)
+        except ReaderTooSlow:
+            run.interrupt(RequestOutcome.SLOW_READER)
+            raise Interrupted(RequestOutcome.SLOW_READER) from None
+        if use.outcome is None:
+            raise UpstreamLost("the stream ended without an outcome")
+        if use.outcome.finish not in FINISHES:
+            if run.interrupted.done():
+                raise Interrupted(run.interrupted.result())
+            raise StoppedByEngine(use.outcome.finish)
+
+    async def _take(self, run: Run, index: int, delta: Delta) -> None:
+        use = run.uses[index]
+        use.received(delta)
+        if delta.token_ids:
+            now_s = self._clock()
+            if run.times.first_token_s is None:
+                run.times.first_token_s = now_s
+            run.times.last_token_s = now_s
+        if delta.token_ids or delta.outcome is not None:
+            run.begin()
+        if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s, self._clock):
+            run.events.put(Piece(index, delta.text, delta.logprobs))
+        if delta.outcome is not None:
+            use.ended(delta.outcome)
+        self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
+        if delta.outcome is not None and delta.outcome.finish in FINISHES:
+            run.events.put(Ended(index, delta.outcome.finish))
+
+    async def _stop(
+        self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]
+    ) -> None:
+        """Nothing of this request goes on: cancels what runs and waits for the engine's final counts."""
+        unfinished = [reader for reader in readers if not reader.done()]
+        if unfinished:
+            for index in range(len(run.uses)):
+                cancel(index)
+            await asyncio.wait(unfinished, timeout=self._outcome_wait_s)
+        for reader in readers:
+            if reader.done():
+                _ = reader.cancelled() or reader.exception()  # seen: the first one was raised, or why we stop
+                continue
+            # What reached us is charged. The engine's word, should it still come, is only acknowledged.
+            log.warning("request %s: the engine gave no final count in time", run.call.request_id)
+            straggler = asyncio.create_task(self._acknowledge_late(run, upstream, reader))
+            self._stragglers.add(straggler)
+            straggler.add_done_callback(self._stragglers.discard)
+
+    async def _acknowledge_late(self, run: Run, upstream: Upstream, reader: asyncio.Task[None]) -> None:
+        await asyncio.gather(reader, return_exceptions=True)
+        upstream.acknowledge([use.outcome.sequence_id for use in run.uses if use.outcome is not None])
+
+
+def _submit(run: Run, index: int) -> Submit:
+    call = run.call
+    assert run.turn is not None
+    assert run.leases is not None
+    return Submit(
+        sequence_id=sequence_id(call.request_id, index),
+        request_id=call.request_id,
+        tenant_id=call.principal.tenant_id,
+        prompt_token_ids=call.prompt_of(index),
+        max_tokens=call.max_tokens,
+        lease_tokens=run.leases.tokens[index],
+        lease_gpu_us=run.leases.gpu_us[index],
+        sampling=call.sampling_of(index),
+        index=index,
+        tier=TIER_RANKS[call.tier] if run.turn.tier is None else run.turn.tier,
+        weight=call.principal.weight,
+        counter=run.turn.counter,
+        is_owed=run.turn.is_owed,
+        predicted_output_tokens=run.predicted_output_tokens,
+        predicted_high_tokens=run.predicted_high_tokens,
+        trace_context=call.trace_context,
+    )
+
+
+def _wording(run: Run, index: int) -> Wording:
+    """What the client wrote, and, for servers that know no leases, how much of an answer could be held."""
+    call = run.call
+    wording = call.wording_of(index)
+    if not call.stream:
+        wording = replace(wording, is_streamed=False)
+    if call.asked_max_tokens and call.principal.on_low_budget is not OnLowBudget.TRUNCATE:
+        return wording  # its worst case is promised to it
+    return replace(wording, most_tokens=lambda: _most_tokens(run))
+
+
+def _most_tokens(run: Run) -> int:
+    leases = run.leases
+    assert leases is not None
+    return token_cap.most_tokens(
+        leases.covered,
+        leases.covered_output_tokens,
+        run.limit_states,
+        leases.counting.size,
+        run.call.sequences,
+        run.call.max_tokens,
+    )

@@ -1,0 +1,259 @@
+"""What becomes of a request that is over: charged, written down, told to its listener, and learned from?
+
+The last two steps of `lifecycle.py`, the same for every outcome. They cannot be cut short: a cancellation
+ends the wait for the books, which are written all the same, and the listener hears of the end in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from gateway import errors
+from gateway.budget.holds import Books
+from gateway.budget.stream_limiter import FeedGate
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.account import Account
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.quote_redemption import Redemption, redemption_of
+from gateway.domain.timeline import Kind
+from gateway.domain.usage import Use, charge, use_of
+from gateway.errors import ApiError
+from gateway.estimates.estimator import Estimates
+from gateway.explain.recorder import Aftermath
+from gateway.metrics.registry import Metrics
+from gateway.requests.run import Closed, Run
+from gateway.statistics import RecentShare
+from gateway.upstream.base import basis_of, served_by, uncertain_tokens
+from tenants.pricing.metering import counted
+from tenants.types import NOTHING, Amounts
+
+log = logging.getLogger("fairgate.gateway.lifecycle")
+
+
+class Ending:
+    """Settles requests. Use from one event loop."""
+
+    def __init__(
+        self,
+        books: Books,
+        dispatcher: Dispatcher,
+        feed: FeedGate,
+        estimates: Estimates,
+        metrics: Metrics,
+        aftermath: Aftermath | None,
+        clock: Callable[[], float],
+        *,
+        prefix_hits: RecentShare,
+        settle_wait_s: float,
+        quote_credit_share: float,
+    ) -> None:
+        self._books = books
+        self._dispatcher = dispatcher
+        self._feed = feed
+        self._estimates = estimates
+        self._metrics = metrics
+        self._aftermath = aftermath
+        self._clock = clock
+        self._prefix_hits = prefix_hits
+        self._settle_wait_s = settle_wait_s
+        self._quote_credit_share = quote_credit_share
+
+    async def settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
+        """Frees the place in the window, writes the books, and tells the listener."""
+        await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
+        call = run.call
+        run.times.ended_s = self._clock()
+        taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
+        use = use_of(run.uses, call.choices, dispatched=taken_up)
+        charged, redemption, is_booked = NOTHING, None, False
+        try:
+            self._feed.leave(call.request_id)
+            self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
+            if call.request_id in self._books.live:
+                charged = self._charge(run, use)
+                redemption = self._redemption(run, outcome, charged)
+                credit = 0 if redemption is None else redemption.credit_nanousd
+                error = await self._write_books(run, outcome, charged, use, credit) or error
+                is_booked = True
+        except Exception:
+            log.exception("request %s: its settlement failed", call.request_id)
+            error = errors.internal(call.request_id)
+        if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
+            with contextlib.suppress(asyncio.CancelledError):
+                await call.binding.release()
+        account = _account(run, outcome, use, charged, redemption)
+        run.events.put(Closed(account, error))
+        if is_booked:
+            # The answer goes out first; whoever waits for this task hears of its end after this.
+            asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
+
+    def _charge(self, run: Run, use: Use) -> Amounts:
+        call = run.call
+        cost = run.prices.cost_nanousd(
+            call.model, call.tier, use.input_tokens, use.cached_tokens, use.output_tokens
+        )
+        charged = charge(use, cost, run.held)
+        if charged.output_tokens < use.output_tokens or charged.input_tokens < use.input_tokens:
+            log.error("request %s used more than it held: %s of %s", call.request_id, use, run.held)
+        return charged
+
+    def _redemption(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> Redemption | None:
+        """What came of the quote that it was held to; one who moved to another tier gave it up."""
+        binding = run.call.binding
+        if binding is None or run.moves:
+            return None
+        return redemption_of(
+            binding.quote.offer_id,
+            binding.estimate,
+            run.times,
+            outcome,
+            output_tokens=charged.output_tokens,
+            cost_nanousd=charged.cost_nanousd,
+            limited_s=run.limited_s,
+            rested_s=run.timeline.waited_s(Kind.TOPPED_UP, Kind.STALLED),
+            credit_share=self._quote_credit_share,
+        )
+
+    @staticmethod
+    def _counted(run: Run, charged: Amounts, use: Use) -> Amounts:
+        """What limits count of what is charged."""
+        if charged == NOTHING:
+            return NOTHING
+        call = run.call
+        return counted(
+            run.prices,
+            call.model,
+            call.tier,
+            input_tokens=charged.input_tokens,
+            cached_tokens=min(use.cached_tokens, charged.input_tokens),
+            output_tokens=charged.output_tokens,
+            requests=charged.requests,
+            gpu_ms=charged.gpu_ms,
+        )
+
+    async def _write_books(
+        self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
+    ) -> ApiError | None:
+        """The settlement; an error when it takes too long to wait for (it goes on by itself)."""
+        outcomes = [each.outcome for each in run.uses if each.outcome is not None]
+        sequence_ids = [each.sequence_id for each in outcomes]
+        upstream = run.turn.upstream if run.turn is not None else None
+
+        def acknowledge() -> None:
+            if upstream is not None and sequence_ids:
+                upstream.acknowledge(sequence_ids)
+
+        is_known = run.turn is None or len(outcomes) == len(run.uses) or not use.dispatched
+        held = run.held
+        detail = {
+            "held": [held.input_tokens, held.output_tokens, held.cost_nanousd],
+            "top_ups": run.leases.top_ups if run.leases is not None else 0,
+            "stop_cause": run.stop_cause,
+            "cached_tokens": use.cached_tokens,
+            "wait_s": run.times.wait_s,
+            "ttft_s": run.times.ttft_s,
+            "e2e_s": run.times.e2e_s,
+            "finish": sorted({each.finish for each in outcomes}),
+            "most_buffered_events": run.events.most_waiting,
+            "engine_counted": len(outcomes),
+            # Whose place it took, or who took its own, and how many tokens were sat out: operators may know.
+            "displaced": [
+                [decision.kind, decision.others, decision.displaced_tokens]
+                for each in outcomes
+                for decision in each.decisions
+                if decision.displaced_tokens
+            ],
+            # Without the engine's final word what reached us counts; it may have emitted up to its lease.
+            "basis": basis_of(outcomes) if is_known else "gateway",
+            "upstream": served_by(upstream, outcomes),
+            "uncertain_tokens": uncertain_tokens(outcomes)
+            if is_known
+            else max(0, held.output_tokens - use.output_tokens),
+        }
+        settlement = self._books.settle(
+            run.call,
+            charged,
+            outcome,
+            detail,
+            acknowledge,
+            counted=self._counted(run, charged, use),
+            credit_nanousd=credit_nanousd,
+        )
+        try:
+            is_durable = await settlement.within(self._settle_wait_s)
+        except asyncio.CancelledError:
+            is_durable = False
+        return None if is_durable else errors.settlement_pending()
+
+    def _learn(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
+        """10: nothing here can hurt the request any more."""
+        try:
+            if use.input_tokens:
+                self._prefix_hits.note(use.cached_tokens / use.input_tokens)
+            self._judge(run, outcome, charged)
+            if self._aftermath is not None:
+                self._aftermath.ended(run, outcome, use, charged)
+        except Exception:
+            log.exception("request %s: nothing was learned from it", run.call.request_id)
+
+    def _judge(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> None:
+        call, ended_s = run.call, run.times.ended_s
+        assert ended_s is not None
+        if outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET):
+            for each in run.uses:
+                if each.outcome is not None and each.outcome.finish != "budget":
+                    self._estimates.learn(call, each.output_tokens, ended_s)
+        # What changed its tier was told something else later, of what was left then.
+        if run.estimate is not None and not run.moves:
+            if outcome is RequestOutcome.COMPLETED:
+                self._estimates.judge(run.estimate, run.times, charged.output_tokens)
+            elif run.in_line and run.turn is None:
+                self._estimates.refused(run.estimate, ended_s - run.times.arrived_s)
+        self._metrics.ended.add(
+            outcome.value,
+            call.tier.value,
+            run.times,
+            charged.input_tokens,
+            charged.output_tokens,
+            charged.cost_nanousd,
+        )
+
+
+async def _acquire_for_good(lock: asyncio.Lock) -> None:
+    """Whoever cancels this has to wait, too."""
+    while True:
+        try:
+            await lock.acquire()
+            return
+        except asyncio.CancelledError:
+            continue
+
+
+def _account(
+    run: Run, outcome: RequestOutcome, use: Use, charged: Amounts, redemption: Redemption | None
+) -> Account:
+    call, turn = run.call, run.turn
+    outcomes = [each.outcome for each in run.uses if each.outcome is not None]
+    is_known = turn is None or len(outcomes) == len(run.uses)
+    return Account(
+        request_id=call.request_id,
+        tenant=call.principal.tenant_name,
+        tier=call.tier.value,
+        outcome=outcome.value,
+        stop_cause=run.stop_cause,
+        estimate=run.estimate,
+        times=run.times,
+        held=run.held,
+        top_ups=run.leases.top_ups if run.leases is not None else 0,
+        charged=charged,
+        cached_tokens=use.cached_tokens,
+        preemptions=sum(each.preemptions for each in outcomes),
+        upstream=served_by(turn.upstream if turn is not None else None, outcomes),
+        basis=basis_of(outcomes) if is_known else "gateway",
+        decisions=[decision for each in outcomes for decision in each.decisions],
+        moves=run.moves,
+        redemption=redemption,
+    )

@@ -1,0 +1,148 @@
+"""Claims of idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+
+from gateway import errors
+from gateway.deps import GatewayDeps
+from gateway.domain.call import Call
+from tenants.directory.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.directory.idempotency import Answer as Kept
+from tenants.errors import DatabaseUnavailable
+from tenants.ledger.rows import LedgerRow
+
+HEADER = "idempotency-key"
+REPLAY_HEADER = "x-fairgate-idempotent-replay"
+RETRY_S = 1.0
+TOO_MANY_RETRY_S = 60.0
+log = logging.getLogger("fairgate.gateway.idempotency")
+
+
+def check_key(key: str, ttl_s: float) -> None:
+    """Raises `ApiError` (400) for a key that cannot be used."""
+    if ttl_s == 0:
+        raise errors.bad_request(
+            "This server keeps no answers (setting gateway.idempotency_ttl is 0), so 'Idempotency-Key' cannot"
+            " be honoured. Leave the header out.",
+            "Idempotency-Key",
+            "idempotency_off",
+        )
+    if not 0 < len(key) <= MAX_KEY_CHARACTERS or not (key.isascii() and key.isprintable()):
+        raise errors.bad_request(
+            f"Invalid 'Idempotency-Key': it has {len(key)} characters; 1 to {MAX_KEY_CHARACTERS} printable"
+            " ASCII characters are allowed.",
+            "Idempotency-Key",
+        )
+
+
+def fingerprint(route: str, body: bytes) -> str:
+    """What makes two requests the same."""
+    return hashlib.sha256(route.encode() + b"\n" + body).hexdigest()
+
+
+def charged_tokens(rows: Sequence[LedgerRow]) -> int | None:
+    """What was charged for a request by its ledger rows; None: it is not settled."""
+    for row in rows:
+        if row.kind == "settle":
+            return row.amounts.input_tokens + row.amounts.output_tokens
+    return None
+
+
+class Idempotency:
+    """The keys that this gateway is asked about. Use from one event loop."""
+
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._deps = deps
+        self._store = IdempotentAnswers(deps.database, max_per_key=deps.config.max_idempotency_keys)
+        self._running: dict[Scope, asyncio.Future[None]] = {}
+
+    async def purge(self) -> int:
+        """Forgets what has expired. Raises `DatabaseUnavailable`."""
+        return await self._store.purge(self._now_us())
+
+    async def claim(self, call: Call, scope: Scope, print_: str) -> Kept | None:
+        """None: run it, and say `ended` or `lost` afterwards. Otherwise the answer that is there already;
+        one that is on its way here is waited for. Raises `ApiError`, `DatabaseUnavailable`."""
+        until_s = self._deps.clock() + self._deps.config.idempotency_wait_s
+        instead_of: str | None = None
+        while True:
+            found = await self._claim(call, scope, print_, instead_of)
+            if found is None:
+                self._running[scope] = asyncio.get_running_loop().create_future()
+                return None
+            if found.fingerprint != print_:
+                raise errors.idempotency_key_reused()
+            if found.answer is not None:
+                if found.answer.pieces is None:
+                    raise errors.idempotent_answer_too_large(found.request_id)
+                return found.answer
+            here = self._running.get(scope)
+            if here is None:
+                instead_of = await self._never_began(found)
+                continue
+            try:
+                async with asyncio.timeout(until_s - self._deps.clock()):
+                    await asyncio.shield(here)
+            except TimeoutError:
+                raise errors.idempotent_run_in_progress(RETRY_S) from None
+
+    async def ended(self, call: Call, scope: Scope, answer: Kept | None) -> None:
+        """The run is over; None: nothing was charged, and the key is free again."""
+        try:
+            if answer is None:
+                await self._store.release(scope, call.request_id)
+            else:
+                await self._store.keep(scope, call.request_id, answer)
+        except DatabaseUnavailable:
+            # The claim stays: a repeat is told what the ledger says.
+            log.warning("the answer of %s could not be kept", call.request_id)
+        self.lost(scope)
+
+    def lost(self, scope: Scope) -> None:
+        """The run is over, and how it ended is not known here. Harmless to repeat."""
+        ended = self._running.pop(scope, None)
+        if ended is not None:
+            ended.set_result(None)
+
+    async def _claim(self, call: Call, scope: Scope, print_: str, instead_of: str | None) -> Claimed | None:
+        now_us = self._now_us()
+        try:
+            return await self._store.claim(
+                scope,
+                print_,
+                call.request_id,
+                self._deps.gateway_id,
+                now_us=now_us,
+                expires_us=now_us + round(self._deps.config.idempotency_ttl_s * 1e6),
+                instead_of=instead_of,
+            )
+        except TooManyKeys as error:
+            raise errors.rate_limited(
+                f"{error.most} idempotency keys of this API key are in use, the most that are kept."
+                f" They expire after {self._deps.config.idempotency_ttl_s:g} s.",
+                "requests",
+                TOO_MANY_RETRY_S,
+            ) from None
+
+    async def _never_began(self, found: Claimed) -> str:
+        """Of a run that is not here: its request, if nothing was charged for it and nothing can be any more.
+        Raises `ApiError` otherwise."""
+        if found.gateway_id != self._deps.gateway_id:
+            stale_s = self._deps.config.gateway_stale_s
+            seen = await self._deps.registry.seen()
+            if any(each.gateway_id == found.gateway_id and each.silent_s <= stale_s for each in seen):
+                raise errors.idempotent_run_in_progress(RETRY_S)
+        rows = await self._deps.ledger.find(found.request_id)
+        charged = charged_tokens(rows)
+        if rows and charged is None:
+            raise errors.idempotent_run_in_progress(RETRY_S)
+        if charged:
+            raise errors.idempotent_run_lost(found.request_id, charged)
+        return found.request_id
+
+    def _now_us(self) -> int:
+        return round(self._deps.wall_clock() * 1e6)

@@ -1,0 +1,82 @@
+"""What does a client hear while its request waits?
+
+A streaming client that sends `X-Fairgate-Progress: 1` gets its headers at once and then, as long as it waits,
+comments among its server-sent events: `: fairgate {...}`, which SDKs skip and a curious client may read.
+
+Pure. The forecast says what a request that came now would wait for. Ours came earlier: what its own tenant
+sent after it in the same tier is behind it, and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.messages import TIER_RANKS
+from gateway import errors
+from gateway.domain.estimate import Estimate
+from gateway.flow.controller import Ticket
+from gateway.requests.run import Run
+
+HEADER = "x-fairgate-progress"
+HEADERS_AT_ONCE_S = 0.5
+"""So long it may take to hold the budget before headers go out: a refusal by then has a clean status."""
+EVERY_S = 2.0
+"""Between two comments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How the wait stands."""
+
+    status: str
+    """As `Run.status`."""
+    tier: str
+    waited_s: float
+    tokens_ahead: dict[str, int] | None
+    """Cost tokens that go first, by cause; None: it is not in line, or nothing is known."""
+    time_left_s: tuple[float, float] | None
+    """Until its turn, p50 and p90."""
+
+    def comment(self) -> bytes:
+        """As a server-sent comment."""
+        value = {
+            "status": self.status,
+            "tier": self.tier,
+            "waited_s": round(self.waited_s, 3),
+            "tokens_ahead": self.tokens_ahead,
+            "time_left_s": self.time_left_s
+            and {"p50": round(self.time_left_s[0], 3), "p90": round(self.time_left_s[1], 3)},
+        }
+        return b": fairgate " + msgspec.json.encode(value) + b"\n\n"
+
+
+def wants_progress(header: str | None) -> bool:
+    """Raises `ApiError` (400) for anything but `1` and `0`."""
+    if header is not None and header.strip() not in ("0", "1"):
+        raise errors.bad_header("X-Fairgate-Progress", header, "It is 1, or left out.")
+    return header is not None and header.strip() == "1"
+
+
+def outlook(run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float) -> Outlook:
+    """`expected`: the forecast for one like it that came now; `waiting`: everything in line."""
+    call = run.call
+    waited_s = now_s - run.times.arrived_s
+    if expected is None:
+        return Outlook(run.status, call.tier.value, waited_s, None, None)
+    tier = TIER_RANKS[call.tier]
+    mine = [
+        ticket.entry
+        for ticket in waiting
+        if ticket.entry.tenant_id == call.principal.tenant_id and ticket.entry.tier == tier
+    ]
+    arrived_s = next((entry.arrived_s for entry in mine if entry.entry_id == call.request_id), now_s)
+    behind = sum(entry.predicted_cost for entry in mine if entry.arrived_s >= arrived_s)
+    ahead = dict(expected.tokens_ahead)
+    before = sum(ahead.values())
+    ahead["own"] = max(0, ahead.get("own", 0) - behind)
+    share = sum(ahead.values()) / before if before else 0.0
+    left = expected.wait_s[0] * share, expected.wait_s[1] * share
+    return Outlook(run.status, call.tier.value, waited_s, ahead, left)

@@ -1,0 +1,235 @@
+"""What is known of a request under way, and what may its listener hear?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.messages import TokenLogprob
+from gateway.budget.top_up import Leases
+from gateway.dispatch.dispatcher import Turn
+from gateway.domain.account import Account, TierMove
+from gateway.domain.call import Call
+from gateway.domain.estimate import Estimate, Times
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.timeline import Kind, Timeline
+from gateway.domain.usage import SequenceUse
+from gateway.errors import ApiError
+from tenants.pricing.pricing import PriceBook
+from tenants.quota.store import LimitState
+from tenants.types import NOTHING, Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """It holds its budget and stands in line; told only to listeners that asked for progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing was said for a while; told only to listeners that asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first token is here: headers may go out."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one step added to one sequence."""
+
+    index: int
+    text: str
+    logprobs: Sequence[TokenLogprob]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """One sequence has ended."""
+
+    index: int
+    finish: str
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """The request is over and settled: the last event. `error` where the answer is not complete."""
+
+    account: Account
+    error: ApiError | None
+
+
+Event = InLine | Silence | Begun | Piece | Ended | Closed
+
+
+class Interrupted(Exception):
+    """Somebody wants no more tokens: the client left, or the gateway stops."""
+
+    def __init__(self, outcome: RequestOutcome) -> None:
+        super().__init__(outcome.value)
+        self.outcome = outcome
+
+
+class Events:
+    """What the one listener has not taken yet. Only pieces of text wait for room in it: everything else is at
+    most a few events a request, and must get through."""
+
+    def __init__(self, most: int, *, is_whole: bool = False) -> None:
+        """`is_whole`: nobody is to be woken before the last event, whose listener wants all together."""
+        self.most = most
+        self.most_waiting = 0
+        """So many waited at once."""
+        self._waiting: deque[Event] = deque()
+        self._is_withheld = is_whole
+        self._listener: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        """So many may be taken at once."""
+        return 0 if self._is_withheld else len(self._waiting)
+
+    async def wait_for_room(self) -> None:
+        """Returns when the listener has left room for another piece. For one writer."""
+        while len(self) >= self.most:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+
+    def put(self, event: Event) -> None:
+        """Tells the listener, now or with the last event."""
+        self._waiting.append(event)
+        if self._is_withheld:
+            if not isinstance(event, Closed):
+                return
+            self._is_withheld = False
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        _wake(self._listener)
+
+    async def get(self) -> Event:
+        """The next event, once there is one. For one listener."""
+        while not len(self):
+            self._listener = asyncio.get_running_loop().create_future()
+            await self._listener
+        _wake(self._writer)
+        return self._waiting.popleft()
+
+    def take(self) -> list[Event]:
+        """All that may be taken at once."""
+        if not len(self):
+            return []
+        _wake(self._writer)
+        found = list(self._waiting)
+        self._waiting.clear()
+        return found
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+@dataclass(eq=False)
+class Run:
+    """One request under way: what its task knows, and what its listener may read."""
+
+    call: Call
+    """As it stands: a move to another tier changes it while it waits."""
+    times: Times
+    uses: list[SequenceUse]
+    prices: PriceBook
+    """As they were when it came: it is held and charged by these, whatever is set meanwhile."""
+    events: Events
+    leases: Leases | None = None
+    """What it holds, once it holds something."""
+    estimate: Estimate | None = None
+    limit_states: tuple[LimitState, ...] = ()
+    turn: Turn | None = None
+    has_begun: bool = False
+    predicted_output_tokens: int = 1
+    """Of each sequence, the median."""
+    predicted_high_tokens: int = 1
+    """Of each sequence, the 90th percentile."""
+    predicted_tokens_to_hold: int = 1
+    """Of each sequence, the quantile that is reserved."""
+    stop_cause: str | None = None
+    expires_s: float | None = None
+    """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
+    limit may be earlier."""
+    in_line: bool = False
+    """It holds its budget and stands in the queue, or did."""
+    in_line_s: float | None = None
+    """Since when."""
+    limited_s: float = 0.0
+    """So long its tenant's own limits kept it out of the line."""
+    get_ready: Callable[[Run], object] | None = None
+    """Called while an upstream works on it: what its listener can do before it hears anything."""
+    timeline: Timeline = field(default_factory=Timeline)
+    moves: list[TierMove] = field(default_factory=list)
+    accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its hold changes with its tier, and for good once it is settled."""
+    interrupted: asyncio.Future[RequestOutcome] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def status(self) -> str:
+        """`limited` (its tenant's own limits hold it back), `waiting` (in line), `running` or `ended`."""
+        if self.times.ended_s is not None:
+            return "ended"
+        if self.turn is not None:
+            return "running"
+        return "waiting" if self.in_line else "limited"
+
+    def interrupt(self, outcome: RequestOutcome) -> None:
+        """No more tokens are wanted. The first reason counts."""
+        if not self.interrupted.done():
+            self.interrupted.set_result(outcome)
+
+    def begin(self) -> None:
+        """The first token of any sequence is here."""
+        if not self.has_begun:
+            self.has_begun = True
+            self.events.put(Begun())
+
+    async def has_room(self, timeout_s: float, now_s: Callable[[], float]) -> bool:
+        """Waits until the listener has room for more. False: it is too slow, or nobody listens any more."""
+        if self.interrupted.done():
+            return False
+        if len(self.events) < self.events.most:
+            return True
+        waiting = asyncio.create_task(self.events.wait_for_room())
+        racing: set[asyncio.Future[Any]] = {waiting, self.interrupted}
+        since_s = now_s()
+        await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        self.timeline.note(Kind.STALLED, since_s, round((now_s() - since_s) * 1e6))
+        if waiting.done():
+            return not self.interrupted.done()
+        waiting.cancel()
+        self.interrupt(RequestOutcome.SLOW_READER)
+        return False
+
+    @property
+    def held(self) -> Amounts:
+        """Everything held so far, in tokens as they are billed."""
+        if self.leases is None:
+            return NOTHING
+        covered = self.leases.covered
+        return Amounts(
+            self.call.input_tokens,
+            self.leases.covered_output_tokens,
+            covered.cost_nanousd,
+            covered.requests,
+            covered.gpu_ms,
+        )
+
+    @property
+    def output_tokens(self) -> int:
+        """Emitted so far, all sequences together."""
+        return sum(use.output_tokens for use in self.uses)
+
+    @property
+    def live_sequences(self) -> int:
+        """Sequences without an outcome."""
+        return sum(use.outcome is None for use in self.uses)

@@ -1,0 +1,313 @@
+"""Which JSON does the API take, and what does it say about JSON that it does not take?
+
+Types only: ranges and rules between fields are `gateway/requests/parse.py`. Fields that OpenAI knows and that
+change nothing here are accepted; fields that would change the answer and are not supported are refused
+where they are asked for; unknown fields are refused, as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway import errors
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message; only `text` parts can be taken."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """`include_usage`: one last chunk with the usage."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """Only `text` can be taken."""
+
+    type: str
+
+
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that both kinds of completion share."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    top_k: int | None = None
+    """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
+    min_p: float | None = None
+    """Vendor extra."""
+    repetition_penalty: float | None = None
+    """Vendor extra."""
+    ignore_eos: bool | None = None
+    """Vendor extra: go on to `max_tokens`."""
+
+
+class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # Known to OpenAI, without effect here.
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+    # Known to OpenAI; refused when they ask for more than plain text.
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class QuoteRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/quotes`: like a completion, or only its size."""
+
+    model: str
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    prompt_tokens: int | None = None
+    """Instead of a prompt: how long it would be."""
+    max_tokens: int | None = None
+    n: int | None = None
+    service_tier: str | None = None
+    """Only this tier; absent: every tier that the key may use."""
+
+
+class TierMove(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/requests/{id}/tier`."""
+
+    service_tier: str
+    """As in a completion: OpenAI's words, or `interactive`, `standard`, `batch`."""
+    preview: bool = False
+    """Only say what it would cost."""
+
+
+class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/tenants`."""
+
+    name: str
+    weight: float = 1.0
+    tier: str = "standard"
+    tiers: list[str] | None = None
+    on_low_budget: str = "refuse"
+    reserved_tokens_per_s: float = 0.0
+    """Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none."""
+
+
+class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/tenants/{tenant}`."""
+
+    weight: float | None = None
+    tier: str | None = None
+    tiers: list[str] | None = None
+    models: list[str] | None = None
+    on_low_budget: str | None = None
+    reserved_tokens_per_s: float | None = None
+
+
+class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/keys`."""
+
+    tenant: str
+    project: str | None = None
+    scopes: list[str] | None = None
+    expires_in_s: float | None = None
+    models: list[str] | None = None
+    tiers: list[str] | None = None
+
+
+class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/keys/{id}/rotate`."""
+
+    grace_s: float = 0.0
+
+
+class PolicySet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/policy`."""
+
+    policy: str
+
+
+class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/slos`."""
+
+    tier: str
+    metric: str
+    target_s: float
+    percentile: float = 95.0
+    """Per cent of the requests that must meet it."""
+    tenant: str | None = None
+    """Without: every tenant's that has no target of its own."""
+
+
+class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits`."""
+
+    tenant: str
+    meter: str
+    amount: int
+    project: str | None = None
+    key: str | None = None
+    window: str | None = None
+    time_zone: str = "UTC"
+    rate_per_s: float | None = None
+    mode: str = "hard"
+    tier: str | None = None
+    thresholds: list[int] | None = None
+    """Soft limits: where they alert, in per cent of the amount."""
+
+
+class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits/{id}/override`."""
+
+    amount: int
+    reason: str
+    rate_per_s: float | None = None
+    until: str | None = None
+    """ISO 8601 with a time zone."""
+    for_s: float | None = None
+
+
+class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
+
+    model: str
+    tier: str | None = None
+    input_nanousd: int | None = None
+    cached_input_nanousd: int | None = None
+    output_nanousd: int | None = None
+    multiplier: int | None = None
+    input_weight: int | None = None
+    cached_input_weight: int | None = None
+    output_weight: int | None = None
+    reasoning_weight: int | None = None
+    free: bool = False
+
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_AT_PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
+_DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+
+
+def decode(body: bytes, into: type[T]) -> T:
+    """The request that `body` says. Raises `ApiError` (400) naming the parameter."""
+    decoder = _DECODERS.get(into)
+    if decoder is None:
+        decoder = _DECODERS[into] = msgspec.json.Decoder(into)
+    try:
+        value: T = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _explain_broken(body, str(error)) from None
+    except RecursionError:
+        raise errors.broken_json("it is nested too deeply.") from None
+    return value
+
+
+def _parameter(path: str) -> str:
+    """`$.messages[0].content` -> `messages[0].content`."""
+    return path.removeprefix("$").removeprefix(".").replace("[...]", "")
+
+
+def _explain(message: str) -> errors.ApiError:
+    if found := _UNKNOWN_FIELD.search(message):
+        prefix = _parameter(found["path"] or "")
+        return errors.unknown_parameter(f"{prefix}.{found['name']}" if prefix else found["name"])
+    if found := _MISSING_FIELD.search(message):
+        prefix = _parameter(found["path"] or "")
+        name = f"{prefix}.{found['name']}" if prefix else found["name"]
+        return errors.bad_request(
+            f"Missing required parameter: '{name}'.", name, code="missing_required_parameter"
+        )
+    if found := _AT_PATH.match(message):
+        name = _parameter(found["path"])
+        return errors.bad_request(f"Invalid type for '{name}': {found['what']}.", name, code="invalid_type")
+    return errors.bad_request(f"The request body must be a JSON object: {message}.", code="invalid_type")
+
+
+def _explain_broken(body: bytes, message: str) -> errors.ApiError:
+    """Python's json writes NaN and Infinity, which JSON does not have: name the field that holds one."""
+
+    def constant(name: str) -> float:
+        return float(name.replace("Infinity", "inf"))
+
+    try:
+        value = json.loads(body, parse_constant=constant)
+        name = _first_not_finite(value)
+    except (ValueError, RecursionError):
+        return errors.broken_json(message)
+    if name is None:
+        return errors.broken_json(message)
+    return errors.bad_request(
+        f"'{name}' must be a finite number: NaN and Infinity are not JSON.", name, code="invalid_value"
+    )
+
+
+def _first_not_finite(value: object) -> str | None:
+    pending: list[tuple[str, object]] = [("", value)]
+    while pending:
+        path, item = pending.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return path or "body"
+        if isinstance(item, dict):
+            pending += [(f"{path}.{key}" if path else str(key), inner) for key, inner in item.items()]
+        elif isinstance(item, list):
+            pending += [(f"{path}[{index}]", inner) for index, inner in enumerate(item)]
+    return None

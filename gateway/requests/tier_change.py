@@ -1,0 +1,178 @@
+"""How does a request that stands in line change its tier, and at what price?
+
+Its price book stays the one that it came with; another tier is another multiplier (and may weight tokens
+differently). The hold is corrected first and made durable, then it moves: a move that the budget cannot cover
+is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends, as always.
+
+A move takes effect as long as the request has no turn. Should that come while the ledger writes, the request
+keeps its tier, and the ledger is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.messages import TIER_RANKS
+from gateway import errors
+from gateway.budget import lease
+from gateway.budget.holds import Books, BudgetDenied
+from gateway.budget.metering import size_of
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.domain.account import TierMove
+from gateway.domain.call import Call
+from gateway.domain.tiers import TIER_NAMES
+from gateway.requests.run import Run
+from tenants.pricing.pricing import PriceBook
+from tenants.quota.store import Denied, Granted
+from tenants.types import NOTHING, Limit, Mode, OnLowBudget, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TierPrice:
+    """What one request costs in one tier."""
+
+    tier: Tier
+    input_nanousd: float
+    """A token, the tier's multiplier applied."""
+    cached_input_nanousd: float
+    output_nanousd: float
+    cost_nanousd: tuple[int, int, int]
+    """Of this request: with its predicted output (p50, p90), and with the longest possible."""
+
+    def as_json(self) -> dict[str, Any]:
+        p50, p90, most = self.cost_nanousd
+        return {
+            "tier": self.tier.value,
+            "service_tier": TIER_NAMES[self.tier],
+            "price_per_token_nanousd": {
+                "input": self.input_nanousd,
+                "cached_input": self.cached_input_nanousd,
+                "output": self.output_nanousd,
+            },
+            "cost_nanousd": {"p50": p50, "p90": p90, "max": most},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a move changes for who pays."""
+
+    before: TierPrice
+    after: TierPrice
+
+
+def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, int]) -> TierPrice:
+    """`predicted`: output tokens of all its sequences, p50 and p90. Raises `UnknownPrice`."""
+    entry = prices.entry(call.model, tier)
+
+    def cost(output_tokens: int) -> int:
+        return prices.cost_nanousd(call.model, tier, call.input_tokens, 0, output_tokens)
+
+    return TierPrice(
+        tier,
+        entry.price.input_nanousd * entry.multiplier / 1000,
+        entry.price.cached_input_nanousd * entry.multiplier / 1000,
+        entry.price.output_nanousd * entry.multiplier / 1000,
+        (cost(predicted[0]), cost(predicted[1]), cost(call.max_output_tokens)),
+    )
+
+
+class Moving:
+    """Moves requests between tiers. Use from one event loop."""
+
+    def __init__(
+        self,
+        books: Books,
+        dispatcher: Dispatcher,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._books = books
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def offer(self, run: Run, tier: Tier) -> Offer:
+        """The price of where it is and of where it would be. Raises `UnknownPrice`."""
+        call, sequences = run.call, run.call.sequences
+        predicted = run.predicted_output_tokens * sequences, run.predicted_high_tokens * sequences
+        return Offer(
+            tier_price(run.prices, call, call.tier, predicted), tier_price(run.prices, call, tier, predicted)
+        )
+
+    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
+        """Moves it; `by` says who asked (`tenant`, `operator`). To its own tier: nothing changes.
+
+        Raises `ApiError` where it does not stand in line (any more) or its limits forbid it, `BudgetDenied`
+        where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.
+        """
+        async with run.accounts:
+            if run.status != "waiting":
+                raise errors.not_waiting(run.status)
+            offer = self.offer(run, tier)
+            before = run.call
+            if tier is before.tier:
+                return offer
+            after = replace(before, tier=tier)
+            limits = _limits_of_both(before, tier, self._wall_clock())
+            granted = await self._hold(run, after, limits)
+            if not self._dispatcher.move(before.request_id, TIER_RANKS[tier]):
+                await self._books.move(before, NOTHING, NOTHING)
+                raise errors.not_waiting("running")
+            run.call = after
+            run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
+            assert run.leases is not None
+            # Nothing has been emitted: what is covered is counted anew, in the new tier's units.
+            run.leases.limits = limits
+            run.leases.counting.call = after
+            run.leases.covered_output_tokens = 0
+            run.leases.tokens = []
+            run.leases.granted(granted.covered)
+            run.limit_states = granted.states
+            return offer
+
+    async def _hold(self, run: Run, call: Call, limits: tuple[Limit, ...]) -> Granted:
+        """Holds what `call` needs in its tier, which is the new one, durably. Raises `BudgetDenied`."""
+        sizes = partial(size_of, run.prices, call)
+        may_be_cut = not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE
+        hold = lease.first_hold(
+            limits,
+            sizes,
+            lambda _: 0,  # device time costs the same in every tier: what is held of it stays
+            call.sequences,
+            run.predicted_tokens_to_hold * call.sequences,
+            call.max_output_tokens,
+            may_be_cut=may_be_cut,
+        )
+        if may_be_cut:
+            return await self._books.move(call, hold.first, hold.ahead)
+        # What was promised to it was its worst case in the old tier; that of the new one is held whole.
+        # But by a bucket which cannot: only a short answer is held whole there as well.
+        is_in_part = hold.first != hold.most and any(
+            limit.is_bucket and limit.mode is Mode.HARD for limit in limits
+        )
+        granted = await self._books.move(call, hold.first if is_in_part else hold.most, hold.most)
+        promised = size_of(run.prices, run.call, call.max_output_tokens)
+        for state in granted.states if is_in_part else ():
+            limit = state.limit
+            wanted = hold.most.of(limit.meter)
+            is_window = limit.window is not None and limit.mode is Mode.HARD
+            if is_window and wanted > promised.of(limit.meter) and state.available == 0:
+                # A bucket cannot hold the worst case, so a window was not made to either: it stopped short.
+                await self._books.move(run.call, NOTHING, NOTHING)
+                raise BudgetDenied(Denied(limit, wanted, 0, None, granted.states))
+        return granted
+
+
+def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
+    """The limits of a request in its tier and in `tier`. Raises `ApiError` where they are not the same: a
+    hold cannot go from one limit to another."""
+    limits = call.principal.limits_for(tier, now_s)
+    for limit in set(limits) ^ set(call.principal.limits_for(call.tier, now_s)):
+        raise errors.tier_has_limits(limit.tier or tier, limit.meter)
+    return limits

@@ -1,0 +1,150 @@
+"""What do the response headers say about limits and about the estimate?
+
+OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of
+that meter on the key's path, resets as Go writes durations. The IETF's: `RateLimit-Policy` and `RateLimit`,
+structured fields that name every hard limit (draft-ietf-httpapi-ratelimit-headers-11). Ours: `x-fairgate-*`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from gateway.domain.estimate import Estimate
+from tenants.quota.store import LimitState
+from tenants.types import Limit, Meter, Mode, Principal, Tier, Window
+
+MAX_POLICIES = 8
+"""Limits that the structured fields name, the tightest first: headers have to stay small."""
+MAX_INTEGER = 10**15 - 1
+"""The largest that a structured field can hold (RFC 8941, section 3.3.1)."""
+WINDOW_S = {Window.MINUTE: 60, Window.HOUR: 3_600, Window.DAY: 86_400, Window.MONTH: 31 * 86_400}
+"""A month as its longest; a lifetime has no window."""
+QUOTA_UNITS = {
+    Meter.REQUESTS: "requests",
+    Meter.CONCURRENCY: "concurrent-requests",
+    Meter.COST_NANOUSD: "nano-dollars",
+    Meter.GPU_MS: "gpu-milliseconds",
+}
+"""`requests` and `concurrent-requests` are registered by the draft; it has none for tokens (`tokens`, ours),
+money or device time."""
+_ESTIMATE = (
+    "wait;p50=%.3f;p90=%.3f, ttft;p50=%.3f;p90=%.3f, latency;p50=%.3f;p90=%.3f, "
+    'output-tokens;p50=%d;p90=%d, cost;p50=%d;p90=%d;max=%d, basis="%s";samples=%d%s'
+)
+TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
+
+
+def go_duration(seconds: float) -> str:
+    """`1s`, `6m0s`, `1h0m30s`, `120ms`, as Go writes them; never less than what is meant."""
+    if not math.isfinite(seconds) or seconds <= 0:
+        return "0s"
+    if seconds < 1:
+        milliseconds = math.ceil(seconds * 1000)
+        return f"{milliseconds}ms" if milliseconds < 1000 else "1s"
+    whole = math.ceil(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds_left}s"
+    return f"{minutes}m{seconds_left}s" if minutes else f"{seconds_left}s"
+
+
+def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
+    """From the tightest limit of each kind: the one with the least left, and of those the last to reset."""
+    headers: dict[str, str] = {}
+    kinds: Sequence[tuple[str, tuple[Meter, ...]]] = (
+        ("requests", (Meter.REQUESTS,)),
+        ("tokens", TOKEN_METERS),
+    )
+    counted = [state for state in states if state.limit.mode is not Mode.SHADOW]
+    for kind, meters in kinds:
+        matching = [state for state in counted if state.limit.meter in meters]
+        if not matching:
+            continue
+        tightest = min(matching, key=lambda state: (state.available, -state.reset_s))
+        headers[f"x-ratelimit-limit-{kind}"] = str(tightest.limit.amount)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(tightest.available)
+        headers[f"x-ratelimit-reset-{kind}"] = go_duration(tightest.reset_s)
+    return headers
+
+
+def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
+    """`RateLimit-Policy: "tenant-total_tokens-minute";q=1000;w=60;qu="tokens"` and
+    `RateLimit: "tenant-total_tokens-minute";r=900;t=12`.
+
+    Hard limits only: no other refuses anything. A token bucket is its burst (`q`) and the time in which that
+    refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`."""
+    hard = [state for state in states if state.limit.mode is Mode.HARD]
+    hard.sort(key=lambda state: (state.available / max(1, state.limit.amount), -state.reset_s))
+    policies: list[str] = []
+    left: list[str] = []
+    for state in hard[:MAX_POLICIES]:
+        name, policy = _policy(state.limit)
+        policies.append(policy)
+        resets = f";t={math.ceil(state.reset_s)}" if 0 < state.reset_s < MAX_INTEGER else ""
+        left.append(f"{name};r={min(state.available, MAX_INTEGER)}{resets}")
+    if not policies:
+        return {}
+    return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(left)}
+
+
+@lru_cache(maxsize=4096)
+def _policy(limit: Limit) -> tuple[str, str]:
+    """A limit's name and its policy, which every answer repeats."""
+    name = f'"{policy_name(limit)}"'
+    window_s = _window_s(limit)
+    within = "" if window_s is None else f";w={window_s}"
+    unit = QUOTA_UNITS.get(limit.meter, "tokens")
+    return name, f'{name};q={min(limit.amount, MAX_INTEGER)}{within};qu="{unit}"'
+
+
+def policy_name(limit: Limit) -> str:
+    """What a limit is called in those fields: `key-requests-rate`, `tenant-concurrency`,
+    `tenant-total_tokens-day-interactive`."""
+    shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
+    tier = "" if limit.tier is None else limit.tier.value
+    return "-".join(part for part in (limit.kind.value, limit.meter.value, shape, tier) if part)
+
+
+def _window_s(limit: Limit) -> int | None:
+    if limit.window is not None:
+        return WINDOW_S.get(limit.window)
+    if limit.rate_per_s:
+        return min(MAX_INTEGER, max(1, math.ceil(limit.amount / limit.rate_per_s)))
+    return None
+
+
+def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
+    """Everything that headers say about limits."""
+    known = list(states)
+    return rate_limit_headers(known) | quota_fields(known)
+
+
+def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
+    """A structured field (RFC 8941, a dictionary) of p50 and p90, in seconds, tokens and nano-dollars:
+    `x-fairgate-estimate: wait;p50=0.120;p90=0.480, ttft;p50=0.130;p90=0.500, …, basis="replay";samples=7`."""
+    if estimate is None:
+        return {}
+    (wait_p50_s, wait_p90_s), (ttft_p50_s, ttft_p90_s) = estimate.wait_s, estimate.ttft_s
+    (e2e_p50_s, e2e_p90_s), (tokens_p50, tokens_p90) = estimate.e2e_s, estimate.output_tokens
+    cost_p50, cost_p90 = estimate.cost_nanousd
+    said = _ESTIMATE % (
+        wait_p50_s, wait_p90_s, ttft_p50_s, ttft_p90_s, e2e_p50_s, e2e_p90_s,
+        tokens_p50, tokens_p90, cost_p50, cost_p90, estimate.max_cost_nanousd,
+        estimate.basis, estimate.samples, ";saturated" if estimate.saturated else "",
+    )  # fmt: skip
+    return {"x-fairgate-estimate": said}
+
+
+def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:
+    """Whose request this is, and the tier that it really runs in."""
+    return {"x-fairgate-tenant": header_safe(principal.tenant_name), "x-fairgate-tier": tier.value}
+
+
+def header_safe(text: str) -> str:
+    """Printable ASCII: a tenant's name may hold anything."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if " " <= character <= "~" else "?" for character in text)

@@ -1,0 +1,264 @@
+"""The operator's routes: what is going on now, and a thin face of the directory.
+
+Every change goes through `tenants.Admin`, which also writes the audit row. A change made here is in force
+when the answer comes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import Request, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery
+
+from engine.scheduling.policy import UnknownPolicy
+from gateway import errors
+from gateway.requests.schemas import KeyCreate, KeyRotate, PolicySet, TenantChange, TenantCreate
+from gateway.routes import limits, prices, slo
+from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
+from gateway.routes.context import gateway_of, json_response
+from gateway.routes.policy_view import MAX_DECISIONS, change_policy, policy_of
+from gateway.routes.status_view import status_of
+from tenants.admin.admin import DEFAULT_SCOPES
+from tenants.ledger.verify import verify_ledger
+
+MAX_LOG_PAGE = 5_000
+
+
+@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now", tags=["admin"])
+async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return json_response(await status_of(gateway_of(request)))
+
+
+@get(
+    "/admin/v1/dispatch-log",
+    opt=READ,
+    summary="The flow controller's events",
+    description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
+    "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
+    tags=["admin"],
+)
+async def dispatch_log(
+    request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
+) -> Response[bytes]:
+    if since < 0:
+        raise errors.bad_request(f"Invalid 'since': {since} is less than 0.", "since")
+    if not 1 <= limit <= MAX_LOG_PAGE:
+        raise errors.bad_request(
+            f"Invalid 'limit': {limit} must be at least 1 and at most {MAX_LOG_PAGE}.", "limit"
+        )
+    log = gateway_of(request).flow.log
+    records = list(log.since(since, limit))
+    next_index = max(since, log.first_index) + len(records)
+    return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
+
+
+@post(
+    "/admin/v1/ledger/verify",
+    status_code=200,
+    opt=READ,
+    summary="Do ledger and counters agree?",
+    tags=["admin"],
+)
+async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
+    gateway = gateway_of(request)
+    report = await verify_ledger(
+        gateway.deps.database,
+        gateway.deps.quota_store,
+        running=lambda: gateway.books.live,
+        gateway_id=gateway.deps.gateway_id,
+        stale_s=gateway.deps.config.gateway_stale_s,
+    )
+    return json_response(report.as_json())
+
+
+@get(
+    "/admin/v1/policy",
+    opt=READ,
+    summary="The scheduling policy in force, and the last decisions",
+    description="For every admission and eviction: the rule, the rank in the order, and who was displaced.",
+    tags=["admin"],
+)
+async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20) -> Response[bytes]:
+    if not 0 <= decisions <= MAX_DECISIONS:
+        raise errors.bad_request(
+            f"Invalid 'decisions': {decisions} must be at least 0 and at most {MAX_DECISIONS}.", "decisions"
+        )
+    return json_response(await policy_of(gateway_of(request), decisions))
+
+
+@post(
+    "/admin/v1/policy",
+    status_code=200,
+    opt=WRITE | {"body": PolicySet},
+    summary="Change the scheduling policy",
+    description="Takes effect with the next step; nothing that runs or waits is lost.",
+    tags=["admin"],
+)
+async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, PolicySet)
+    gateway = gateway_of(request)
+    try:
+        await change_policy(gateway, actor(request), wanted.policy)
+    except UnknownPolicy as error:
+        raise errors.bad_request(f"Invalid 'policy': {error}.", "policy") from None
+    return json_response(await policy_of(gateway, 0))
+
+
+# ---------------------------------------------------------------- tenants
+
+
+@get("/admin/v1/tenants", opt=READ, summary="List tenants", tags=["admin"])
+async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
+    tenants = await gateway_of(request).deps.admin.list_tenants()
+    return json_response({"object": "list", "data": [each.as_json() for each in tenants]})
+
+
+@post(
+    "/admin/v1/tenants",
+    status_code=201,
+    opt=WRITE | {"body": TenantCreate},
+    summary="Create a tenant",
+    tags=["admin"],
+)
+async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, TenantCreate)
+    tenant = await gateway_of(request).deps.admin.create_tenant(
+        actor(request),
+        wanted.name,
+        weight=wanted.weight,
+        tier=wanted.tier,
+        tiers=wanted.tiers,
+        on_low_budget=wanted.on_low_budget,
+        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
+    )
+    return await changed(request, tenant.as_json(), 201)
+
+
+@get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant", tags=["admin"])
+async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    view = await gateway_of(request).deps.admin.show_tenant(tenant)
+    return json_response(view.as_json())
+
+
+@patch(
+    "/admin/v1/tenants/{tenant:str}",
+    opt=WRITE | {"body": TenantChange},
+    summary="Change a tenant",
+    description="What is not named stays as it is.",
+    tags=["admin"],
+)
+async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, TenantChange)
+    edited = await gateway_of(request).deps.admin.update_tenant(
+        actor(request),
+        tenant,
+        weight=wanted.weight,
+        tier=wanted.tier,
+        tiers=wanted.tiers,
+        models=wanted.models,
+        on_low_budget=wanted.on_low_budget,
+        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
+    )
+    return await changed(request, edited.as_json())
+
+
+@post(
+    "/admin/v1/tenants/{tenant:str}/suspend",
+    status_code=200,
+    opt=WRITE,
+    summary="Suspend a tenant",
+    tags=["admin"],
+)
+async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    suspended = await gateway_of(request).deps.admin.suspend_tenant(actor(request), tenant)
+    return await changed(request, suspended.as_json())
+
+
+@post(
+    "/admin/v1/tenants/{tenant:str}/resume",
+    status_code=200,
+    opt=WRITE,
+    summary="Undo a suspension",
+    tags=["admin"],
+)
+async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
+    resumed = await gateway_of(request).deps.admin.resume_tenant(actor(request), tenant)
+    return await changed(request, resumed.as_json())
+
+
+# ---------------------------------------------------------------- keys
+
+
+@get("/admin/v1/keys", opt=READ, summary="List keys, of one tenant or of all", tags=["admin"])
+async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
+    keys = await gateway_of(request).deps.admin.list_keys(tenant)
+    now = datetime.now(UTC)
+    return json_response(
+        {"object": "list", "data": [each.as_json() | {"status": each.status(now)} for each in keys]}
+    )
+
+
+@post(
+    "/admin/v1/keys",
+    status_code=201,
+    opt=WRITE | {"body": KeyCreate},
+    summary="Create a key",
+    description="The answer's `key` is the secret, shown this once.",
+    tags=["admin"],
+)
+async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
+    wanted = await asked(request, KeyCreate)
+    key, secret = await gateway_of(request).deps.admin.create_key(
+        actor(request),
+        wanted.tenant,
+        project=wanted.project,
+        scopes=DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes,
+        expires_in_s=wanted.expires_in_s,
+        models=wanted.models,
+        tiers=wanted.tiers,
+    )
+    return await changed(request, key.as_json() | {"key": secret}, 201)
+
+
+@post(
+    "/admin/v1/keys/{key:str}/rotate",
+    status_code=200,
+    opt=WRITE | {"body": KeyRotate},
+    summary="Give a key a new secret",
+    description="Older secrets work `grace_s` longer.",
+    tags=["admin"],
+)
+async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, KeyRotate)
+    rotated, secret = await gateway_of(request).deps.admin.rotate_key(actor(request), key, wanted.grace_s)
+    return await changed(request, rotated.as_json() | {"key": secret})
+
+
+@delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key", tags=["admin"])
+async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+    revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
+    return await changed(request, revoked.as_json())
+
+
+HANDLERS = [
+    status,
+    dispatch_log,
+    ledger_verify,
+    policy,
+    set_policy,
+    list_tenants,
+    create_tenant,
+    show_tenant,
+    change_tenant,
+    suspend_tenant,
+    resume_tenant,
+    list_keys,
+    create_key,
+    rotate_key,
+    revoke_key,
+    *limits.HANDLERS,
+    *prices.HANDLERS,
+    *slo.HANDLERS,
+]

@@ -1,0 +1,173 @@
+"""What is going on right now, for an operator? Numbers of every tenant, engine and queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from engine.messages import TIER_RANKS
+from gateway.flow.control_rules import Control
+from gateway.flow.controller import FlowController, TenantFlow
+from gateway.upstream.base import Upstream
+from tenants.directory.records import limit_as_json
+from tenants.quota.store import LimitState, QuotaStoreUnavailable
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+MAX_LIMITS_SHOWN = 2_000
+SHOWN_MOVES = 20
+_COUNTS = (
+    "running",
+    "dispatched",
+    "finished",
+    "service_cost",
+    "running_output_tokens",
+    "input_tokens",
+    "output_tokens",
+)
+
+
+async def status_of(gateway: Gateway) -> dict[str, Any]:
+    """The status page. Counters are those of the queue: cost tokens per weight, scaled."""
+    deps = gateway.deps
+    queues = [pool.flow for pool in gateway.pools.values()]
+    limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
+    states: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for state in await deps.quota_store.states(limits):
+            states.setdefault(state.limit.tenant_id, []).append(_limit(state))
+    except QuotaStoreUnavailable:
+        states = {}
+    flows = _added_up(queues)
+    tenants = [
+        _tenant(
+            flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight),
+            tenant.name,
+            gateway.flow.counters.value(tenant.tenant_id),
+            states.get(tenant.tenant_id, []),
+        )
+        for tenant in deps.directory.tenants()
+    ]
+    recovery = deps.recovery
+    return {
+        "gateway_id": deps.gateway_id,
+        "model": deps.model_name,
+        "policy": gateway.policy,
+        "clock_s": deps.clock(),
+        "queued": {
+            tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()
+        },
+        "running": sum(each.num_in_flight for each in queues),
+        "settlements_pending": gateway.books.pending,
+        "refusals": dict(sorted(gateway.metrics.refusals_by_code.items())),
+        "recovery": None
+        if recovery is None
+        else {
+            "open_reserves": recovery.open_reserves,
+            "recovered": recovery.recovered,
+            "lost": recovery.lost,
+            "left_open": recovery.left_open,
+        },
+        "engines": [_engine(each) for each in deps.upstreams],
+        "models": models_of(gateway),
+        "tenants": tenants,
+    }
+
+
+def _added_up(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
+    """Every tenant's part in the queues of all models together. Counters are of one model: its first
+    one's."""
+    found: dict[str, TenantFlow] = {}
+    for queue in queues:
+        for part in queue.tenants():
+            whole = found.setdefault(part.tenant_id, TenantFlow(part.tenant_id, part.weight))
+            whole.queued = [mine + more for mine, more in zip(whole.queued, part.queued, strict=True)]
+            for name in _COUNTS:
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+    return found
+
+
+def _tenant(flow: TenantFlow, name: str, counter: int, limits: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "tenant_id": flow.tenant_id,
+        "name": name,
+        "weight": flow.weight,
+        "counter": counter,
+        "queued": dict(zip(TIER_RANKS, flow.queued, strict=True)),
+        "running": flow.running,
+        "dispatched": flow.dispatched,
+        "finished": flow.finished,
+        "service_cost": flow.service_cost,
+        "input_tokens": flow.input_tokens,
+        "output_tokens": flow.output_tokens,
+        "running_output_tokens": flow.running_output_tokens,
+        "limits": limits,
+    }
+
+
+def _limit(state: LimitState) -> dict[str, Any]:
+    return limit_as_json(state.limit) | {
+        "used": state.used,
+        "held": state.held,
+        "available": state.available,
+        "reset_s": state.reset_s,
+    }
+
+
+def _control(control: Control) -> dict[str, Any]:
+    return {
+        "mode": control.mode.value,
+        "knobs": {knob.value: value for knob, value in control.values.items()},
+        "moves": [asdict(move) for move in list(control.moves)[-SHOWN_MOVES:]],
+    }
+
+
+def models_of(gateway: Gateway) -> dict[str, Any]:
+    """Every served model with its replicas, and what other names mean."""
+    shown = {
+        pool.name: {
+            "is_up": pool.has_engine,
+            "context_tokens": pool.context_tokens,
+            "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
+            "running": pool.flow.num_in_flight,
+            "control": _control(gateway.controls[pool.name].control),
+            "prompts": "estimated" if pool.spec.is_estimated else "counted",
+            "replicas": [each.describe() for each in pool.spec.upstreams],
+        }
+        for pool in gateway.pools.values()
+    }
+    aliases = {name: dict(weights) for name, weights in gateway.deps.aliases.items()}
+    return {"pools": shown, "aliases": aliases}
+
+
+def _engine(upstream: Upstream) -> dict[str, Any]:
+    ready, snapshot = upstream.ready, upstream.snapshot
+    shown: dict[str, Any] = {"replica_id": upstream.replica_id, "is_up": upstream.is_up}
+    if ready is not None:
+        shown |= {
+            "pid": ready.pid,
+            "policy": ready.policy,
+            "model": ready.model,
+            "max_sequences": ready.max_sequences,
+            "max_batched_tokens": ready.max_batched_tokens,
+            "block_tokens": ready.block_tokens,
+        }
+    if snapshot is not None:
+        shown |= {
+            "step": snapshot.step,
+            "running": len(snapshot.running),
+            "waiting": len(snapshot.waiting),
+            "kv_blocks": {
+                "total": snapshot.num_blocks,
+                "free": snapshot.free_blocks,
+                "cached": snapshot.cached_blocks,
+                "referenced": snapshot.referenced_blocks,
+            },
+            "preemptions": snapshot.preemptions,
+            "steps_with_mixed_batch": snapshot.steps_with_mixed_batch,
+            "step_time": snapshot.step_time,
+            "service": snapshot.service,
+        }
+    return shown

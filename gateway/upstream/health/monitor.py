@@ -1,0 +1,261 @@
+"""Is another server there, does it have the model, and how much may it be given now?
+
+It is asked for its models again and again, its Prometheus page is read where it has one, and a circuit
+breaker hears how every call went. From these follow whether it is up, and how large it is as a window of this
+gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.messages import ModelInfo, Ready
+from gateway.upstream.health import saturation
+from gateway.upstream.health.breaker import Breaker, State
+from gateway.upstream.health.saturation import Saturation
+from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
+from gateway.upstream.openai import response
+from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.request import MODELS_PATH
+from tenants.storage.task_stop import stop
+
+PROBE_EVERY_S = 5.0
+PROBE_DOWN_EVERY_S = 1.0
+READ_METRICS_EVERY_S = 1.0
+BUSY_S = 1.0
+"""After a 429 it gets no more than it has for so long."""
+BLOCK_TOKENS = 16
+
+log = logging.getLogger("fairgate.gateway.upstream")
+
+
+class ServerWatch:
+    """One server's. Use from one event loop; whether it is up may be asked from threads."""
+
+    def __init__(
+        self,
+        server: OpenAIServer,
+        client: HttpClient,
+        *,
+        vocabulary: int,
+        running: Callable[[], int],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`running`: how many sequences this gateway has there. `on_change` is called when what it may be
+        given has changed."""
+        self._server = server
+        self._client = client
+        self._vocabulary = vocabulary
+        self._running = running
+        self._on_change = on_change
+        self._breaker = Breaker(server.breaker)
+        self._ready: Ready | None = None
+        self._answers = False
+        """The last probe found the server, and the model there."""
+        self._was_up = False
+        self._changed = asyncio.Event()
+        self.refusal = ""
+        """Why it may not join, or why it does not answer."""
+        self.seen: Saturation | None = None
+        """Its load, as its page said last."""
+        self.failures = 0
+        self._busy_until_s = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def is_up(self) -> bool:
+        """It is there, has the model, and did not fail too often."""
+        return self._answers and (self._breaker.is_closed or self._breaker.allows(now()))
+
+    @property
+    def ready(self) -> Ready | None:
+        """Its size as a window of this gateway: it shrinks while the server is full of others' work, and to
+        one while it is being tried again."""
+        if self._ready is not None:
+            size = self.window()
+            if size != self._ready.max_sequences:
+                self._ready = msgspec.structs.replace(self._ready, max_sequences=size)
+        return self._ready
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model, once the server was there."""
+        return self._ready.model if self._ready is not None else None
+
+    @property
+    def breaker_state(self) -> State:
+        """Of its circuit breaker."""
+        return self._breaker.state(now())
+
+    @property
+    def retry_in_s(self) -> float:
+        """When the breaker lets something pass again."""
+        return self._breaker.retry_in_s(now())
+
+    def window(self) -> int:
+        """How many sequences this gateway may have there."""
+        now_s, own = now(), self._running()
+        if self._breaker.state(now_s) is not State.CLOSED:
+            return 1
+        most = saturation.window(self.seen, self._server.max_concurrent, own)
+        return max(1, min(most, own)) if now_s < self._busy_until_s else most
+
+    # ------------------------------------------------------------ how its calls go
+
+    def begin(self) -> int:
+        """A call begins; returns what `verdict` must be told with."""
+        return self._breaker.begin(now())
+
+    def verdict(self, epoch: int, verdict: Verdict, reason: str) -> int:
+        """What a call told about the server; returns what its next verdict must be told with."""
+        now_s = now()
+        match verdict:
+            case Verdict.ANSWERS:
+                epoch = self._breaker.succeeded(epoch)
+            case Verdict.BUSY:
+                self._breaker.abandoned(epoch)
+                self._busy_until_s = now_s + BUSY_S
+            case Verdict.FAILED | Verdict.OURS:
+                self.failures += 1
+                log.warning("upstream %s: %s", self._server.name, reason)
+                self._breaker.failed(epoch, now_s)
+            case Verdict.ABANDONED:
+                self._breaker.abandoned(epoch)
+        self._tell()
+        return epoch
+
+    # ------------------------------------------------------------ looking at it
+
+    async def start(self) -> None:
+        """Looks at the server once, and from then on again and again."""
+        await self.probe()
+        self._tasks.append(asyncio.create_task(self._keep_probing()))
+        if self._server.metrics_path:
+            self._tasks.append(asyncio.create_task(self._keep_reading()))
+
+    async def close(self) -> None:
+        """Looks at it no more."""
+        await stop(self._tasks)
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        """Whether it came up in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.is_up:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.is_up
+
+    async def probe(self) -> None:
+        """Asks which models it has: it must be there and have ours."""
+        server = self._server
+        path = server.health_path or MODELS_PATH
+        try:
+            status, body = await self._client.fetch(path, server.timeouts.probe_s)
+        except (ConnectFailed, FetchFailed) as error:
+            self._found(f"it does not answer: {error}", None)
+            return
+        if status in (401, 403):
+            self._found(f"it does not take our key ({status}): correct api_key_env", None)
+            return
+        if status != 200:
+            self._found(f"{path} answers with status {status}", None)
+            return
+        try:
+            models = {server.model: 0} if server.health_path else response.models(body)
+        except response.Garbage as error:
+            self._found(str(error), None)
+            return
+        if server.model not in models:
+            known = ", ".join(sorted(models)[:8]) or "none"
+            self._found(f"it does not have the model {server.model!r}, but {known}", None)
+            return
+        context_tokens = server.context_tokens or models[server.model]
+        if context_tokens < 2:
+            self._found("it does not say how long the model's context is: set context_tokens", None)
+            return
+        self._found("", context_tokens)
+
+    async def read_metrics(self) -> bool:
+        """Whether its page says something. One that cannot be read says nothing: the window is the configured
+        one then."""
+        try:
+            status, page = await self._client.fetch(self._server.metrics_path, self._server.timeouts.probe_s)
+            self.seen = saturation.read(page.decode("utf-8", "replace") if status == 200 else "")
+        except (ConnectFailed, FetchFailed):
+            self.seen = None
+        self._tell()
+        return self.seen is not None
+
+    # ------------------------------------------------------------ inside
+
+    def _found(self, refusal: str, context_tokens: int | None) -> None:
+        server = self._server
+        if refusal and refusal != self.refusal:
+            log.warning("upstream %s is not used: %s", server.name, refusal)
+        elif not refusal and not self._answers:
+            log.info("upstream %s serves %s", server.name, server.model)
+        self.refusal = refusal
+        self._answers = not refusal
+        if context_tokens is not None and (
+            self._ready is None or self._ready.model.context_tokens != context_tokens
+        ):
+            self._ready = _ready(server, self._vocabulary, context_tokens, self.window())
+        self._tell()
+
+    def _tell(self) -> None:
+        """Of every change of what it may be given; the dispatcher looks for itself."""
+        is_up = self.is_up
+        if is_up != self._was_up or self.seen is not None:
+            self._was_up = is_up
+            self._changed.set()
+            self._on_change()
+
+    async def _keep_probing(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S if self.is_up else PROBE_DOWN_EVERY_S)
+            await self.probe()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await self.read_metrics()
+            await asyncio.sleep(READ_METRICS_EVERY_S)
+
+
+def now() -> float:
+    """Not the loop's clock: whether a server is up is also asked from threads."""
+    return time.monotonic()
+
+
+def _ready(server: OpenAIServer, vocabulary: int, context_tokens: int, window: int) -> Ready:
+    info = ModelInfo(
+        model_id=server.model,
+        architecture="",
+        parameters=0,
+        context_tokens=context_tokens,
+        vocabulary=vocabulary,
+        eos_token_ids=[],
+        dtype="",
+        device="",
+        attention="",
+    )
+    return Ready(
+        engine_id=server.name,
+        model=info,
+        policy="",
+        block_tokens=BLOCK_TOKENS,
+        # Its KV memory is its own affair: here only its sequences are counted.
+        num_blocks=-(-context_tokens // BLOCK_TOKENS) * server.max_concurrent,
+        max_sequences=window,
+        max_batched_tokens=context_tokens,
+        pid=0,
+    )

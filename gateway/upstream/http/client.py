@@ -1,0 +1,204 @@
+"""Which connection does a request to a server go out on?
+
+Connections are kept alive and bounded; whoever finds all of them busy waits in line. What is the same in
+every request's head is made once. No more is done than is needed here: no redirects, no cookies, no proxies,
+no compression (it asks for none).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Mapping
+
+from gateway.upstream.http.connection import Connection, Reader
+from gateway.upstream.http.target import Target
+
+MAX_BODY_BYTES = 4 * 2**20
+"""Of an answer that is read whole."""
+
+
+class ConnectFailed(Exception):
+    """No connection: the server is not there, or takes none."""
+
+
+class FetchFailed(Exception):
+    """An answer that was to be read whole did not come."""
+
+
+class HttpClient:
+    """Connections to one server. Use from one event loop."""
+
+    def __init__(self, target: Target, *, max_connections: int, api_key: str = "") -> None:
+        self._target = target
+        self._max_connections = max_connections
+        authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._same_in_all = (
+            f" HTTP/1.1\r\nhost: {target.authority}\r\n{authorization}"
+            "accept-encoding: identity\r\nuser-agent: fairgate\r\n"
+        ).encode("ascii")
+        self._tls = ssl.create_default_context() if target.is_tls else None
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._num_connecting = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_closed = False
+
+    @property
+    def connections(self) -> int:
+        """Open now, idle ones included."""
+        return len(self._open) + self._num_connecting
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """A whole request, as it is sent."""
+        line = f"{method} {self._target.prefix}{path}".encode("ascii")
+        if not body:
+            return line + self._same_in_all + b"\r\n"
+        content = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        return line + self._same_in_all + content + body
+
+    def send_now(self, request: bytes, reader: Reader) -> Connection | None:
+        """Sends on a connection that is idle; None where there is none."""
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()  # the one used last: the others may fall idle for good
+            if connection.is_usable(now_s):
+                connection.send(request, reader)
+                return connection
+            connection.abort()
+        return None
+
+    async def send(self, request: bytes, reader: Reader, connect_timeout_s: float) -> Connection:
+        """Sends on any connection, opening one where none is idle. Waits while all are busy. Raises
+        `ConnectFailed`."""
+        while True:
+            connection = self.send_now(request, reader)
+            if connection is not None:
+                return connection
+            if self.connections < self._max_connections:
+                connection = await self._connect(connect_timeout_s)
+                connection.send(request, reader)
+                return connection
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake_one()
+                raise
+            if self._is_closed:
+                raise ConnectFailed("the client was closed")
+
+    async def fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of a GET. Raises `ConnectFailed`, `FetchFailed`."""
+        reader = _Whole()
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self.send(self.request("GET", path), reader, timeout_s)
+                return await reader.done
+        except TimeoutError:
+            raise FetchFailed(f"no answer within {timeout_s:g} s") from None
+        finally:
+            if connection is not None and not reader.is_complete:
+                connection.abort()
+
+    def close(self) -> None:
+        """Ends all connections at once; who waits for one gets `ConnectFailed`."""
+        self._is_closed = True
+        for connection in list(self._open):
+            connection.abort()
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
+
+    # ------------------------------------------------------------ told by its connections
+
+    def released(self, connection: Connection) -> None:
+        """A connection's response is complete, and it may be used again."""
+        if self._is_closed:
+            connection.abort()
+            return
+        self._idle.append(connection)
+        self._wake_one()
+
+    def gone(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self._open.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+        self._wake_one()
+
+    # ------------------------------------------------------------ inside
+
+    async def _connect(self, timeout_s: float) -> Connection:
+        target = self._target
+        self._num_connecting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self),
+                    target.host,
+                    target.port,
+                    ssl=self._tls,
+                    server_hostname=target.host if target.is_tls else None,
+                )
+        except TimeoutError:
+            self._wake_one_after_failure()
+            raise ConnectFailed(f"no connection within {timeout_s:g} s") from None
+        except ssl.SSLError as error:
+            self._wake_one_after_failure()
+            raise ConnectFailed(f"TLS failed: {error.reason}") from None
+        except OSError as error:
+            self._wake_one_after_failure()
+            raise ConnectFailed(error.strerror or type(error).__name__) from None
+        except BaseException:
+            self._wake_one_after_failure()
+            raise
+        self._num_connecting -= 1
+        self._open.add(connection)
+        return connection
+
+    def _wake_one_after_failure(self) -> None:
+        self._num_connecting -= 1
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class _Whole:
+    """Reads an answer that is wanted whole."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.is_complete = False
+        self._status = 0
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status = status
+
+    def body(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_BODY_BYTES:
+            self.lost(f"its answer is larger than {MAX_BODY_BYTES} bytes")
+        else:
+            self._pieces.append(data)
+
+    def end(self) -> None:
+        self.is_complete = True
+        if not self.done.done():
+            self.done.set_result((self._status, b"".join(self._pieces)))
+
+    def lost(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(FetchFailed(reason))

@@ -1,0 +1,62 @@
+"""What does the end of a call to another server mean: for its sequence, and for the server?
+
+Pure. What failed before anything came may be tried elsewhere (`NotBegun`); what failed later may not. A
+server hears of it through its circuit breaker (`gateway/upstream/health/monitor.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from gateway.upstream.base import NotBegun, SequenceRefused, UpstreamFailed, UpstreamUnavailable
+from gateway.upstream.openai.response import Meaning, StreamError, meaning, refusal
+from gateway.upstream.openai.response_reader import CutShort
+
+
+class Verdict(StrEnum):
+    """What a call told about its server."""
+
+    ANSWERS = "answers"
+    BUSY = "busy"
+    FAILED = "failed"
+    OURS = "ours"
+    ABANDONED = "abandoned"
+
+
+def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
+    """What is wrong with the headers of a 200, whose content type should be `wanted`."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != wanted:
+        return NotBegun("garbage", f"it answered with {kind[:60] or 'no type'!r}, not {wanted!r}")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        return NotBegun("garbage", "it answered with a compressed body")
+    return None
+
+
+def of_refusal(status: int, body: bytes) -> tuple[Verdict, Exception]:
+    """An answer with another status than 200."""
+    match meaning(status):
+        case Meaning.REFUSED:
+            return Verdict.ANSWERS, SequenceRefused(*refusal(body))
+        case Meaning.BUSY:
+            return Verdict.BUSY, UpstreamUnavailable("it is full (429)")
+        case Meaning.OURS:
+            return Verdict.OURS, NotBegun("status", f"it does not take the gateway's requests ({status})")
+        case Meaning.FAILED:
+            return Verdict.FAILED, NotBegun("status", f"it answered with status {status}")
+
+
+def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
+    """An answer that broke off by what it said."""
+    match fault:
+        case CutShort():
+            return failure("closed", "its answer ended before its last word", has_begun=has_begun)
+        case StreamError():
+            return failure("garbage", f"it failed in mid-answer: {fault}", has_begun=has_begun)
+    return failure("garbage", f"it sent what is no answer: {fault}", has_begun=has_begun)
+
+
+def failure(code: str, message: str, *, has_begun: bool) -> UpstreamFailed:
+    """Whether it may be tried elsewhere depends on whether something of it came."""
+    return UpstreamFailed(message) if has_begun else NotBegun(code, message)

@@ -1,0 +1,89 @@
+"""What would another server say of its load, if it were an engine of ours?
+
+Its pace as it was observed from here, and this gateway's sequences there, in the words of our own engine's
+snapshot: forecasts and windows need no other case for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.messages import Ready, RunningSequence, Snapshot
+from engine.step_time.model import StepTimeModel
+from gateway.statistics import LEARNED_PER_S, EvenSample
+from gateway.upstream.openai.sequence import ForeignSequence
+
+SNAPSHOT_EVERY_S = 0.05
+"""As often as our own engine sends one."""
+
+
+class ObservedLoad:
+    """One server's. Times are passed in."""
+
+    def __init__(self, replica_id: str) -> None:
+        self._replica_id = replica_id
+        self._pace = StepTimeModel(keeps_mean=False)
+        self._learned = EvenSample(LEARNED_PER_S)
+        self._snapshot: Snapshot | None = None
+        self._snapshot_s = float("-inf")
+
+    def learn(self, sequence: ForeignSequence, beside: int) -> None:
+        """A sequence ended, `beside` so many others: two points of the server's pace, the prefill and a
+        decode step. Of many sequences some `LEARNED_PER_S` are looked at."""
+        if sequence.first_token_s is None or sequence.last_token_s is None:
+            return
+        if not self._learned.takes(sequence.last_token_s):
+            return
+        prompt_tokens = len(sequence.submit.prompt_token_ids)
+        width = beside + 1
+        first_s = sequence.first_token_s - sequence.started_s
+        count = sequence.answer.count
+        if sequence.answer.is_whole:
+            # The prefill counts as a step like the others: where it ended is not known.
+            self._pace.observe(width, width * prompt_tokens, width, first_s / max(1, count.tokens))
+            return
+        self._pace.observe(prompt_tokens, prompt_tokens * (prompt_tokens + 1) // 2, 1, first_s)
+        if count.chunks > 1:
+            gap_s = (sequence.last_token_s - sequence.first_token_s) / (count.chunks - 1)
+            self._pace.observe(width, width * prompt_tokens, width, gap_s)
+
+    def latest(self, now_s: float) -> Snapshot | None:
+        """The last snapshot; None where it is time for another one."""
+        return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
+
+    def snapshot(self, ready: Ready, sequences: Collection[ForeignSequence], now_s: float) -> Snapshot:
+        """As our own engine would say it, of now."""
+        self._snapshot_s = now_s
+        self._snapshot = Snapshot(
+            engine_id=self._replica_id,
+            step=0,
+            at_s=now_s,
+            running=[running(sequence) for sequence in sequences],
+            waiting=[],
+            free_blocks=ready.num_blocks,
+            cached_blocks=0,
+            referenced_blocks=0,
+            num_blocks=ready.num_blocks,
+            step_time=self._pace.to_message(),
+        )
+        return self._snapshot
+
+
+def running(sequence: ForeignSequence) -> RunningSequence:
+    """A sequence in a snapshot. Of an answer that comes whole nothing is known before its end: it counts as
+    not begun."""
+    submit = sequence.submit
+    emitted = sequence.emitted_tokens
+    prompt_tokens = len(submit.prompt_token_ids)
+    return RunningSequence(
+        sequence_id=submit.sequence_id,
+        request_id=submit.request_id,
+        tenant_id=submit.tenant_id,
+        tier=submit.tier,
+        state="running",
+        prompt_tokens=prompt_tokens,
+        computed_tokens=prompt_tokens + max(0, emitted - 1) if emitted else 0,
+        emitted_tokens=emitted,
+        max_tokens=submit.max_tokens,
+        predicted_output_tokens=submit.predicted_output_tokens,
+    )

@@ -1,0 +1,344 @@
+"""How does the answer of another server become the deltas of a sequence?
+
+Bytes come from `gateway/upstream/http/connection.py`, what they bring is read by `response_reader.py` and
+held by `lease_buffer.py` until it is covered. The reader gets deltas as from our own engine: the last one
+carries the outcome, or iterating raises why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.messages import Delta, Submit
+from gateway.asyncio_helpers import Patience
+from gateway.upstream.base import CountedOutcome, NotBegun, UpstreamFailed
+from gateway.upstream.http.connection import Connection
+from gateway.upstream.lease_buffer import End, LeasedStream, Piece, joined
+from gateway.upstream.openai import classify
+from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.config import Timeouts
+from gateway.upstream.openai.outcome import outcome_of
+from gateway.upstream.openai.response_reader import AnswerReader
+
+MAX_REFUSAL_BYTES = 64 * 1024
+FULL_BYTES = 512 * 1024
+"""Of an answer, as they came, that wait for the reader or for a lease before the server is held up."""
+LOW_BYTES = 128 * 1024
+AFTER_DONE_S = 5.0
+"""A response that goes on after its last event keeps its connection for no longer."""
+
+
+class ForeignSequence:
+    """One sequence on another server. The `Reader` of its response, and the iterator of its deltas."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        most_tokens: int,
+        answer: AnswerReader,
+        *,
+        replica_id: str,
+        timeouts: Timeouts,
+        first_byte_s: float,
+        is_prompt_counted: bool,
+        on_verdict: Callable[[Verdict, str], None],
+        on_over: Callable[[], None],
+    ) -> None:
+        """`most_tokens` were asked for; `first_byte_s`: how long the answer may take to begin.
+        `is_prompt_counted`: by the model's tokenizer, not by an estimate. `on_verdict` is called when the
+        answer begins and when it ends, however; `on_over` once, when the reader has been given everything."""
+        self.submit = submit
+        self.most_tokens = most_tokens
+        self.answer = answer
+        self._loop = asyncio.get_running_loop()
+        self.started_s = self._loop.time()
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self._lease = LeasedStream(submit.lease_tokens)
+        self._replica_id = replica_id
+        self._timeouts = timeouts
+        self._first_byte_s = first_byte_s
+        self._is_prompt_counted = is_prompt_counted
+        self._on_verdict = on_verdict
+        self._on_over = on_over
+        self._is_over = False
+        self._was_sent = False
+        self._is_lost_whole = False
+        """It was cancelled while the server worked on an answer of which nothing comes before its end."""
+        self._connection: Connection | None = None
+        self._status = 0
+        self._refusal = b""
+        self._deltas: deque[tuple[Delta, int]] = deque()
+        """With the bytes that each came in."""
+        self._unread_bytes = 0
+        self._sent_tokens = 0
+        self._error: Exception | None = None
+        self._is_done = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_held_up = False
+        """Its reader, or its lease, is so far behind that the server is made to wait."""
+        self._has_first_words = False
+        """Nobody has taken them yet: they are on their way before more is read, of which a fast server, or a
+        network that delivers in bursts, has a lot by then."""
+        self._patience = Patience(self._loop, timeouts.connect_s + first_byte_s, self._late)
+        self._goodbye: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ towards the upstream
+
+    @property
+    def emitted_tokens(self) -> int:
+        """Passed on so far."""
+        return self._lease.passed_tokens
+
+    def connected(self, connection: Connection) -> None:
+        """The request was sent on it."""
+        if self._is_over:
+            connection.abort()
+            return
+        self._connection = connection
+        self._was_sent = True
+        self._patience.wait(self._first_byte_s)
+
+    def not_connected(self, reason: str) -> None:
+        """There is no connection; nothing was sent."""
+        self._fail(Verdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
+
+    def top_up(self, lease_tokens: int) -> None:
+        """So many tokens are covered in all."""
+        self._lease.top_up(lease_tokens)
+        self._pass_on()
+
+    def cancel(self, cause: str) -> None:
+        """Ends it here: closes the connection, which tells the server, and keeps what was passed on."""
+        if self._is_done:
+            return
+        if not self._is_over:
+            self._is_lost_whole = self.answer.is_whole and self._was_sent and self._status in (0, 200)
+            self._over(Verdict.ABANDONED, "")
+            self._abort()
+        self._lease.cut(cause, "gateway")
+        self._pass_on()
+
+    # ------------------------------------------------------------ the reader of the response
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status = status
+        if status != 200:
+            return
+        error = classify.of_head(headers, self.answer.content_type)
+        if error is not None:
+            self._fail(Verdict.FAILED, error)
+
+    def body(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        if self._status != 200:
+            self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
+            return
+        self._patience.wait(self._timeouts.between_s)
+        self._take(self.answer.feed(data))
+        if self.answer.is_overrun:
+            self._abort()
+        elif self.answer.is_complete and self._connection is not None:
+            # Its response ends in a moment, and the connection serves another; or it does not.
+            self._goodbye = self._loop.call_later(AFTER_DONE_S, self._abort)
+
+    def end(self) -> None:
+        self._disconnected()
+        if self._is_over:
+            return
+        if self._status != 200:
+            self._fail(*classify.of_refusal(self._status, self._refusal))
+        else:
+            self._take(self.answer.close())
+
+    def lost(self, reason: str) -> None:
+        self._disconnected()
+        if self._is_over:
+            return
+        if self.answer.finish is not None:
+            self._complete()  # the answer is whole; only the goodbye is missing
+        else:
+            self._fail(Verdict.FAILED, self._failure("closed", reason))
+
+    # ------------------------------------------------------------ the iterator
+
+    def __aiter__(self) -> ForeignSequence:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._is_done:
+                raise StopAsyncIteration
+            if self._waiter is not None:
+                raise RuntimeError(f"sequence {self.submit.sequence_id} has a reader already")
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        delta, size = self._deltas.popleft()
+        self._unread_bytes -= size
+        if self._has_first_words:
+            self._has_first_words = False
+            # Not now: whoever waits for them is called at the loop's next turn, and it reads before that.
+            self._loop.call_soon(self._read_on)
+        if self.is_held_up and self._waiting_bytes < LOW_BYTES:
+            self._hold_up(False)
+        return delta
+
+    # ------------------------------------------------------------ what came
+
+    def _take(self, pieces: Sequence[Piece]) -> None:
+        answer = self.answer
+        for piece in pieces:
+            self._lease.push(piece)
+        if pieces:
+            self._saw_token()
+        if answer.fault is not None:
+            self._pass_on()
+            self._fail(Verdict.FAILED, classify.of_fault(answer.fault, has_begun=self._has_begun))
+        elif answer.is_complete:
+            self._complete()
+        else:
+            self._pass_on()
+
+    def _saw_token(self) -> None:
+        self.last_token_s = self._loop.time()
+        if self.first_token_s is None:
+            self.first_token_s = self.last_token_s
+            self._on_verdict(Verdict.ANSWERS, "")
+            if self._connection is not None:
+                self._has_first_words = True
+                self._connection.pause()
+
+    def _complete(self) -> None:
+        """The answer is complete: what it really was is known now."""
+        tokens, basis = self.answer.count.final()
+        finish = self.answer.finish
+        assert finish is not None
+        if finish == "length" and self.most_tokens < self.submit.max_tokens:
+            finish = "budget"  # it was asked for less than the client wanted: no more could be held
+        self._lease.end(End(finish, tokens, basis))
+        self._over(Verdict.ANSWERS, "")
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Everything that is covered now, as one delta."""
+        if self._error is not None or self._is_done:
+            return
+        pieces, end = self._lease.take(), self._lease.ended()
+        if not pieces and end is None:
+            return
+        first = pieces[0] if len(pieces) == 1 else joined(pieces)
+        delta = Delta(
+            self.submit.sequence_id,
+            self._sent_tokens,
+            [0] * first.tokens,
+            first.text,
+            list(first.logprobs),
+            outcome=None if end is None else self._outcome(end),
+        )
+        self._sent_tokens += first.tokens
+        self._deltas.append((delta, first.size))
+        self._unread_bytes += first.size
+        if end is not None:
+            self._leave()
+        elif not self.is_held_up and self._waiting_bytes > FULL_BYTES:
+            self._hold_up(True)
+        self._wake()
+
+    def _outcome(self, end: End) -> CountedOutcome:
+        has_run = end.tokens > 0 or self.first_token_s is not None or self._is_lost_whole
+        return outcome_of(
+            self.submit,
+            end,
+            self.answer.count.usage,
+            replica_id=self._replica_id,
+            is_prompt_counted=self._is_prompt_counted,
+            has_run=has_run,
+            first_token_s=None if self.first_token_s is None else self.first_token_s - self.started_s,
+            finished_s=self._loop.time() - self.started_s,
+            uncertain_tokens=self.most_tokens if self._is_lost_whole else 0,
+        )
+
+    # ------------------------------------------------------------ what went wrong
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.answer.has_begun or self._lease.passed_tokens > 0
+
+    def _failure(self, code: str, message: str) -> UpstreamFailed:
+        return classify.failure(code, message, has_begun=self._has_begun)
+
+    def _fail(self, verdict: Verdict, error: Exception) -> None:
+        if self._is_over:
+            return
+        self._over(verdict, str(error))
+        self._abort()
+        # What is covered was passed on already; what is not is of no use without an end.
+        self._error = error
+        self._leave()
+        self._wake()
+
+    # ------------------------------------------------------------ its life
+
+    def _over(self, verdict: Verdict, reason: str) -> None:
+        """The server has no more to say about it."""
+        self._is_over = True
+        self._patience.end()
+        self._on_verdict(verdict, reason)
+
+    def _leave(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._on_over()
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._unread_bytes + self._lease.held_bytes
+
+    def _hold_up(self, is_full: bool) -> None:
+        self.is_held_up = is_full
+        if self._connection is not None:
+            self._connection.pause() if is_full else self._connection.resume()
+        if not self._is_over:
+            self._patience.wait(self._timeouts.between_s)
+
+    def _read_on(self) -> None:
+        if self._connection is not None and not self.is_held_up:
+            self._connection.resume()
+
+    def _late(self) -> None:
+        if self._is_over:
+            return
+        if self.is_held_up or self._has_first_words:
+            self._patience = Patience(self._loop, self._timeouts.between_s, self._late)
+        elif self._status == 0:
+            self._fail(
+                Verdict.FAILED,
+                NotBegun("first_byte", f"no answer began within {self._first_byte_s:g} s"),
+            )
+        else:
+            self._fail(
+                Verdict.FAILED,
+                self._failure("stalled", f"its answer stood still for {self._timeouts.between_s:g} s"),
+            )
+
+    def _abort(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    def _disconnected(self) -> None:
+        self._connection = None
+        if self._goodbye is not None:
+            self._goodbye.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,319 @@
+"""Any server that speaks OpenAI's API as an upstream: vLLM, SGLang, TensorRT-LLM, another Fairgate.
+
+What holds here and what does not: budgets are exact (the server is asked for no more than could be held, and
+what it sends is passed on only as far as it is covered); queueing, tiers and fairness end at the dispatch
+(such a server cannot pause a sequence, so a stream whose rate is used up is shaped here while the server runs
+on); device time is not counted. A sequence that is cancelled closes its connection, which makes servers stop.
+
+An answer is asked for as a stream, or whole where nobody wants it piece by piece and all of it is covered.
+No outcome is kept over there: what a gateway that dies had running is settled by its last report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
+from gateway.upstream.base import UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.failover import next_replica, until_begun
+from gateway.upstream.health.monitor import ServerWatch, now
+from gateway.upstream.http.client import ConnectFailed, HttpClient
+from gateway.upstream.http.target import target_of
+from gateway.upstream.openai import request as openai_request
+from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.config import OpenAIServer
+from gateway.upstream.openai.load_estimate import ObservedLoad, running
+from gateway.upstream.openai.response_reader import StreamedAnswer, WholeAnswer
+from gateway.upstream.openai.sequence import ForeignSequence
+from gateway.upstream.openai.token_count import TokenCount
+from tenants.storage.task_stop import stop
+
+SPARE_CONNECTIONS = 16
+"""Beyond `max_concurrent`: for requests with many choices, and for probes."""
+UNKNOWN_VOCABULARY = 2**31 - 1
+
+log = logging.getLogger("fairgate.gateway.upstream")
+
+
+class OpenAIUpstream:
+    """Implements `Upstream`. Use from one event loop."""
+
+    def __init__(
+        self,
+        server: OpenAIServer,
+        *,
+        vocabulary: int | None = None,
+        tokenize: Callable[[str], int] | None = None,
+    ) -> None:
+        """`vocabulary` and `tokenize` are the model's tokenizer, where one is configured. Raises `BadUrl`."""
+        self.server = server
+        self._tokenize = tokenize
+        self._client = HttpClient(
+            target_of(server.url),
+            max_connections=server.max_concurrent + SPARE_CONNECTIONS,
+            api_key=server.api_key,
+        )
+        self._sequences: dict[str, ForeignSequence] = {}
+        self._watch = ServerWatch(
+            server,
+            self._client,
+            vocabulary=vocabulary or UNKNOWN_VOCABULARY,
+            running=self._sequences.__len__,
+            on_change=self._tell,
+        )
+        self._watchers: list[Callable[[], None]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._load = ObservedLoad(server.name)
+        self._moving: dict[str, _Moving] = {}
+        """What was sent here first, wherever it is now."""
+        self.stand_ins: Sequence[OpenAIUpstream] = ()
+        """Other replicas of the model, for what this one does not begin."""
+        self.requests = 0
+        self.whole_requests = 0
+        """Of these, those whose answers were asked for whole."""
+
+    # ------------------------------------------------------------ its state
+
+    @property
+    def replica_id(self) -> str:
+        return self.server.name
+
+    @property
+    def is_up(self) -> bool:
+        return self._watch.is_up
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._watch.ready
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._watch.model
+
+    @property
+    def failures(self) -> int:
+        """Calls that the server did not answer as it should."""
+        return self._watch.failures
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """As our own engine would say it, of this gateway's sequences; times as they were observed."""
+        if not self._watch.is_up:
+            return None
+        now_s = now()
+        if (latest := self._load.latest(now_s)) is not None:
+            return latest
+        ready = self._watch.ready
+        return None if ready is None else self._load.snapshot(ready, self._sequences.values(), now_s)
+
+    def describe(self) -> dict[str, Any]:
+        """For the status page."""
+        watch = self._watch
+        seen = watch.seen
+        return {
+            "replica_id": self.replica_id,
+            "kind": "openai",
+            "url": self.server.url,
+            "model": self.server.model,
+            "is_up": self.is_up,
+            "refusal": watch.refusal,
+            "breaker": watch.breaker_state.value,
+            "retry_in_s": round(watch.retry_in_s, 3),
+            "window": watch.window(),
+            "running": len(self._sequences),
+            "held_up": sum(sequence.is_held_up for sequence in self._sequences.values()),
+            "connections": self._client.connections,
+            "requests": self.requests,
+            "whole_requests": self.whole_requests,
+            "failures": self.failures,
+            "saturation": None
+            if seen is None
+            else {"running": seen.running, "waiting": seen.waiting, "kv_usage": seen.kv_usage},
+        }
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        self._watchers.append(on_change)
+
+    async def start(self) -> None:
+        """Looks at the server once, and from then on again and again."""
+        await self._watch.start()
+
+    async def probe(self) -> None:
+        """Looks at the server now."""
+        await self._watch.probe()
+
+    async def read_metrics(self) -> bool:
+        """Reads its Prometheus page now; whether that says something."""
+        return await self._watch.read_metrics()
+
+    async def wait_until_up(self, timeout_s: float) -> bool:
+        return await self._watch.wait_until_up(timeout_s)
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self._watch.close()
+        await stop(self._sending)
+        for sequence in list(self._sequences.values()):
+            sequence.cancel("cancelled")
+        self._client.close()
+
+    # ------------------------------------------------------------ sequences
+
+    def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
+        sequence_id = submit.sequence_id
+        moving = self._moving[sequence_id] = _Moving(submit, wording, [self])
+        try:
+            first = self._first(moving)
+        except UpstreamUnavailable:
+            del self._moving[sequence_id]
+            raise
+        return until_begun(first, partial(self._move, moving), lambda: self._moving.pop(sequence_id, None))
+
+    def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
+        if (moving := self._moving.get(sequence_id)) is not None:
+            moving.lease_tokens = max(moving.lease_tokens, lease_tokens)
+            if (sequence := moving.at._sequences.get(sequence_id)) is not None:
+                sequence.top_up(lease_tokens)
+
+    def cancel(self, sequence_id: str, cause: str) -> None:
+        if (moving := self._moving.get(sequence_id)) is not None:
+            moving.is_cancelled = True
+            if (sequence := moving.at._sequences.get(sequence_id)) is not None:
+                sequence.cancel(cause)
+
+    def acknowledge(self, sequence_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+    async def set_policy(self, name: str) -> None:
+        """Nothing: the server has its own."""
+
+    def set_token_budget(self, share: float) -> None:
+        """Nothing: the server has its own."""
+
+    async def explain(self) -> Explained:
+        raise UpstreamLost("it does not tell its decisions")
+
+    async def collect(self, *, adopt: bool = False) -> Inventory:
+        return Inventory(self.replica_id, [running(each) for each in self._sequences.values()], [])
+
+    # ------------------------------------------------------------ attempts
+
+    def _first(self, moving: _Moving) -> ForeignSequence:
+        """The first attempt, on this server or, where it takes nothing now, on another one."""
+        try:
+            return self._begin(moving.submit, moving.wording)
+        except UpstreamUnavailable as error:
+            elsewhere = self._move(moving, error)
+            if elsewhere is None:
+                raise
+            return elsewhere
+
+    def _move(self, moving: _Moving, error: Exception) -> ForeignSequence | None:
+        """Another attempt, somewhere."""
+        replica = None if moving.is_cancelled else next_replica(moving.tried, self.stand_ins, error)
+        if replica is None:
+            return None
+        log.info("sequence %s goes to %s: %s", moving.submit.sequence_id, replica.replica_id, error)
+        moving.tried.append(replica)
+        submit = msgspec.structs.replace(moving.submit, lease_tokens=moving.lease_tokens)
+        return replica._begin(submit, moving.wording)
+
+    def _begin(self, submit: Submit, wording: Wording) -> ForeignSequence:
+        """One attempt, on this server."""
+        if not self.is_up:
+            raise UpstreamUnavailable(self._watch.refusal or "it failed too often; it is tried again shortly")
+        server = self.server
+        most_tokens = submit.max_tokens
+        if wording.most_tokens is not None:
+            most_tokens = max(1, min(most_tokens, wording.most_tokens()))
+        is_whole = not wording.is_streamed and most_tokens <= min(server.whole_tokens, submit.lease_tokens)
+        count = TokenCount(most_tokens, self._tokenize)
+        timeouts = server.timeouts
+        sequence = ForeignSequence(
+            submit,
+            most_tokens,
+            WholeAnswer(count) if is_whole else StreamedAnswer(count),
+            replica_id=self.replica_id,
+            timeouts=timeouts,
+            first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
+            is_prompt_counted=self._tokenize is not None,
+            on_verdict=_Call(self._watch).verdict,
+            on_over=partial(self._over, submit.sequence_id),
+        )
+        self._sequences[submit.sequence_id] = sequence
+        self.requests += 1
+        self.whole_requests += is_whole
+        body = openai_request.body(
+            submit,
+            wording,
+            model=server.model,
+            max_tokens=most_tokens,
+            priority=server.priority,
+            usage=server.usage,
+            stream=not is_whole,
+        )
+        request = self._client.request("POST", openai_request.path(wording), body)
+        connection = self._client.send_now(request, sequence)
+        if connection is not None:
+            sequence.connected(connection)
+        else:
+            task = asyncio.create_task(self._send(sequence, request))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        return sequence
+
+    async def _send(self, sequence: ForeignSequence, request: bytes) -> None:
+        try:
+            connection = await self._client.send(request, sequence, self.server.timeouts.connect_s)
+        except ConnectFailed as error:
+            sequence.not_connected(str(error))
+        else:
+            sequence.connected(connection)
+
+    def _over(self, sequence_id: str) -> None:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            self._load.learn(sequence, len(self._sequences))
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A sequence and the replicas that it was sent to."""
+
+    submit: Submit
+    wording: Wording
+    tried: list[OpenAIUpstream]
+    lease_tokens: int = 0
+    is_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.lease_tokens = self.submit.lease_tokens
+
+    @property
+    def at(self) -> OpenAIUpstream:
+        """Where it is now."""
+        return self.tried[-1]
+
+
+class _Call:
+    """One call, and what its server must be told with when it ends."""
+
+    __slots__ = ("_epoch", "_watch")
+
+    def __init__(self, watch: ServerWatch) -> None:
+        self._watch = watch
+        self._epoch = watch.begin()
+
+    def verdict(self, verdict: Verdict, reason: str) -> None:
+        self._epoch = self._watch.verdict(self._epoch, verdict, reason)
