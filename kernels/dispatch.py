@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels import jit, reference, torch_sdpa
+from kernels import reference, torch_sdpa
+from kernels.cpu import jit
 
 Attend = Callable[..., torch.Tensor]
 """Signature and meaning of `kernels.reference.paged_attention`."""
@@ -35,7 +36,7 @@ KERNELS: dict[str, tuple[Attend, WriteKv]] = {
 """By preference; the last two run on every device and in every dtype torch has."""
 NUMBA = "numba"
 if jit.MISSING is None:
-    from kernels import numba_attention
+    from kernels.cpu import attention as numba_attention
 
     KERNELS = {NUMBA: (numba_attention.paged_attention, numba_attention.write_kv), **KERNELS}
 

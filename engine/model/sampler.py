@@ -23,7 +23,7 @@ import torch
 from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
 from engine.model.cpu.report import Trick
-from kernels import jit
+from kernels.cpu import jit
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def greedy_tokens(logits: torch.Tensor) -> list[int] | None:
     """Each row's first greatest logit, in one compiled pass. None: not here, or a row needs repair."""
     if jit.MISSING is not None or logits.device.type != "cpu" or logits.dtype != torch.float32:
         return None
-    from kernels.numba_layers import greatest
+    from kernels.cpu.layers import greatest
 
     winners = np.empty(len(logits), dtype=np.int64)
     greatest(logits.contiguous().numpy(), winners, jit.use_threads(torch.get_num_threads()))

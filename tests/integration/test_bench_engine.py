@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import pytest
 
-import kernels.jit  # noqa: F401  (says where compiled kernels are kept)
+import kernels.cpu.jit  # noqa: F401  (says where compiled kernels are kept)
 from ops.bench.engine import Options, run
 from ops.bench.engine_report import show
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import numba_attention, reference, torch_sdpa
+from kernels import reference, torch_sdpa
 from kernels.batch import PackedBatch, pack
+from kernels.cpu import attention as numba_attention
 from kernels.dispatch import KERNELS, NUMBA, Attend, pick_attention
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from kernels import numba_layers
 from kernels.batch import array_of
+from kernels.cpu import layers
 
 ROWS = (1, 2, 7)
 WIDTHS = (1, 5, 16, 33, 192)
@@ -33,13 +33,13 @@ def test_residual_addition_and_norm(rows: int, width: int, dtype: torch.dtype, w
     residual, weight = draw(rows, width), draw(width, dtype=dtype, seed=1)
     addend, normalized = draw(rows, width, dtype=dtype, seed=2), torch.empty(rows, width, dtype=dtype)
     total = residual + addend.float()
-    numba_layers.add_and_normalize(
+    layers.add_and_normalize(
         residual.numpy(), array_of(addend), array_of(weight), np.float32(1e-5), array_of(normalized), workers
     )
     torch.testing.assert_close(residual, total)
     close(normalized, torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5) * total * weight.float())
     before = residual.clone()
-    numba_layers.add_and_normalize(
+    layers.add_and_normalize(
         residual.numpy(),
         array_of(addend[:0]),
         array_of(weight),
@@ -57,7 +57,7 @@ def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
     both = draw(rows, 2 * width, dtype=dtype, spread=4.0)
     both[0, 0] = -200.0  # far beyond where e^-x overflows
     product = torch.empty(rows, width, dtype=dtype)
-    numba_layers.silu_and_multiply(array_of(both), array_of(product), 2)
+    layers.silu_and_multiply(array_of(both), array_of(product), 2)
     close(product, silu(both[:, :width].double()) * both[:, width:].double())
 
 
@@ -74,7 +74,7 @@ def test_rotation_and_cache_write(dtype: torch.dtype, normalised: bool) -> None:
     keys = torch.full((6, block_tokens, kv_heads, key_dim), 7.0, dtype=dtype)
     values = torch.full((6, block_tokens, kv_heads, value_dim), 7.0, dtype=dtype)
     weights = [draw(key_dim if normalised else 0, dtype=dtype, seed=seed) for seed in (3, 4)]
-    numba_layers.rotate_and_write(
+    layers.rotate_and_write(
         array_of(projected), heads, angles.cos().numpy(), angles.sin().numpy(), contexts, slots,
         array_of(keys), array_of(values), array_of(weights[0]), array_of(weights[1]), np.float32(1e-5), 2,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_rotation_and_cache_write(dtype: torch.dtype, normalised: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_table(dtype: torch.dtype) -> None:
     table, taken = draw(9, 5, dtype=dtype), torch.empty(4, 5)
-    numba_layers.take_rows(array_of(table), np.array([8, 0, 3, 3]), taken.numpy(), 2)
+    layers.take_rows(array_of(table), np.array([8, 0, 3, 3]), taken.numpy(), 2)
     assert torch.equal(taken, table[[8, 0, 3, 3]].float())
 
 
@@ -107,7 +107,7 @@ def test_the_greatest_is_torchs_and_the_first_of_equals(rows: int, width: int) -
     scores = draw(rows, width, seed=width) - 2.0  # mostly negative: signs order the other way round
     scores[-1, width // 3 :] = scores[-1].max()
     winners = np.empty(rows, dtype=np.int64)
-    numba_layers.greatest(scores.numpy(), winners, 2)
+    layers.greatest(scores.numpy(), winners, 2)
     assert winners.tolist() == scores.argmax(-1).tolist()
 
 
@@ -121,11 +121,11 @@ def test_what_is_not_finite_is_seen(value: float, is_sound: bool, at: int) -> No
     best = scores.argmax(-1)
     scores[1, at] = value
     winners = np.empty(2, dtype=np.int64)
-    numba_layers.greatest(scores.numpy(), winners, 1)
+    layers.greatest(scores.numpy(), winners, 1)
     assert winners[0] == best[0]
     assert winners[1] == (scores[1].argmax() if is_sound else -1)
     scores[1] = -float("inf")
-    numba_layers.greatest(scores.numpy(), winners, 1)
+    layers.greatest(scores.numpy(), winners, 1)
     assert winners[1] == -1
 
 
@@ -134,7 +134,7 @@ def test_the_exponential_is_exact_to_a_few_last_bits() -> None:
     gates = torch.linspace(-80, 0, 4001)
     both = torch.cat([gates, torch.ones(4001)])[None]
     product = torch.empty(1, 4001)
-    numba_layers.silu_and_multiply(both.numpy(), product.numpy(), 1)
+    layers.silu_and_multiply(both.numpy(), product.numpy(), 1)
     errors = (product[0].double() - silu(gates.double())).abs()
     assert float(errors.max()) < 2e-7
     assert float((errors / silu(gates.double()).abs())[gates > -8][:-1].max()) < 1e-6

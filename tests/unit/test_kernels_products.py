@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import numba_products
 from kernels.batch import array_of
-from kernels.numba_products import PANEL, lay_out, multiply, padded, plain_weight
+from kernels.cpu import products
+from kernels.cpu.products import PANEL, lay_out, multiply, padded, plain_weight
 
 REPOSITORY = Path(__file__).parents[2]
 SHAPES = [(1, 1), (5, 3), (64, 17), (65, 64), (300, 33)]
@@ -70,9 +70,9 @@ def test_every_height_of_a_tile_is_met() -> None:
     """Rows 1 to 12 split into tiles of each height from 1 to `TILE_ROWS`."""
     heights = set()
     for rows in range(1, 13):
-        tiles = -(-rows // numba_products.TILE_ROWS)
+        tiles = -(-rows // products.TILE_ROWS)
         heights |= {rows * (tile + 1) // tiles - rows * tile // tiles for tile in range(tiles)}
-    assert heights == set(range(1, numba_products.TILE_ROWS + 1))
+    assert heights == set(range(1, products.TILE_ROWS + 1))
 
 
 def test_panels_of_another_machines_width_give_the_same_bits(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_panels_of_another_machines_width_give_the_same_bits(tmp_path: Path) -> 
     script = f"""
 import sys
 import numpy as np
-from kernels import numba_products as products
+from kernels.cpu import products as products
 
 vectors = 1 if products.VECTORS == 4 else 4
 products.VECTORS, products.PANEL = vectors, vectors * products.LANES

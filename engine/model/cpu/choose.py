@@ -19,7 +19,7 @@ from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
 from engine.model.cpu.report import NotHere, Trick
 from engine.model.forward import Forward, PlainForward
 from engine.model.sampler import GREEDY_TRICK, warm_up
-from kernels import jit
+from kernels.cpu import jit
 from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_numba
 
 FALLBACK_ATTENTION = "torch-sdpa"

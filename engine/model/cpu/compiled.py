@@ -2,7 +2,7 @@
 
 The arithmetic of `engine.model.cpu.lean`, which is its twin, without a line of Python between the passes:
 where a step computes few tokens, calling its parts takes longer than they do. The products are compiled as
-well (`kernels.numba_products`): the weights are laid out in panels, and activations are float32 throughout.
+well (`kernels.cpu.products`): the weights are laid out in panels, and activations are float32 throughout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.model.cpu.packed_linear import (
 )
 from engine.model.cpu.report import NotHere
 from kernels.batch import Integers, PackedBatch, array_of
-from kernels.jit import use_threads
+from kernels.cpu.jit import use_threads
 
 FIRST_BUFFER_ROWS = 64
 MAX_SLOWDOWN = 1.2
@@ -45,7 +45,7 @@ class Panels:
     def __init__(self, layers: list[list[torch.nn.Linear]], *, is_shared: bool = False) -> None:
         """`layers[i]` share their input. Takes their weights, unless `is_shared`: then somebody else needs
         the (single) weight too."""
-        from kernels.numba_products import PANEL, lay_out, padded
+        from kernels.cpu.products import PANEL, lay_out, padded
 
         self._layers = layers
         self._is_shared = is_shared
@@ -67,7 +67,7 @@ class Panels:
 
     def restore(self) -> None:
         """The modules get their weights back."""
-        from kernels.numba_products import plain_weight
+        from kernels.cpu.products import plain_weight
 
         if self._is_shared:
             return
@@ -105,7 +105,7 @@ def _is_slow(ours_s: float, theirs_s: float) -> bool:
 
 def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]:
     """Seconds for one product with each of `TIMED_ROWS`, by panels and by the best that torch has."""
-    from kernels.numba_products import lay_out, multiply, padded
+    from kernels.cpu.products import lay_out, multiply, padded
 
     if dtype not in MAX_DIFFERENCE:
         raise NotHere(f"{str(dtype).removeprefix('torch.')} weights are not laid out in panels")
@@ -154,8 +154,8 @@ class CompiledForward:
 
         Raises `NotHere`, and leaves the model as it is, when it cannot be run this way.
         """
-        from kernels import numba_decoder  # Numba may be missing: `kernels.dispatch` knows
-        from kernels.numba_attention import NO_WINDOW
+        from kernels.cpu import decoder as numba_decoder  # Numba may be missing: `kernels.dispatch` knows
+        from kernels.cpu.attention import NO_WINDOW
 
         refuse_others(model, shapes, options)
         decoder = model.model

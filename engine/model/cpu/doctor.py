@@ -16,8 +16,9 @@ from engine.model.cpu.compiled import probe_panels
 from engine.model.cpu.lean import FAMILY
 from engine.model.cpu.packed_linear import probe_packed
 from engine.model.cpu.report import NotHere, Trick
-from kernels import jit, reference
+from kernels import reference
 from kernels.batch import pack
+from kernels.cpu import jit
 from kernels.dispatch import KERNELS, NUMBA, why_not_numba
 
 CPU = torch.device("cpu")

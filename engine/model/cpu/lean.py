@@ -2,7 +2,7 @@
 
 transformers' modules cost a millisecond a step in Python and small operators. This is the same arithmetic
 for the plain pre-norm decoders (`FAMILY`): merged query/key/value and gate/up products, four compiled passes
-a layer between them (`kernels.numba_layers`, `kernels.numba_attention`), float32 residuals in buffers that
+a layer between them (`kernels.cpu.layers`, `kernels.cpu.attention`), float32 residuals in buffers that
 are kept, and, in the last layer, only the rows whose logits are wanted. transformers' forward pass is its
 twin: a model is run this way only after it gave the twin's logits at load.
 """
@@ -20,7 +20,7 @@ from engine.model.attention import AttentionOptions, LayerCache, LayerShape
 from engine.model.cpu.packed_linear import PackedLinear, PackedVerdict, probe_packed
 from engine.model.cpu.report import NotHere
 from kernels.batch import Integers, PackedBatch, RowTables, array_of
-from kernels.jit import use_threads
+from kernels.cpu.jit import use_threads
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 STEADY_ROPE = ("default", "linear", "llama3", "yarn")
@@ -137,10 +137,11 @@ class LeanForward:
 
         Raises `NotHere`, and leaves the model as it is, when it cannot be run this way.
         """
-        from kernels import numba_attention, numba_layers  # Numba may be missing: `kernels.dispatch` knows
+        from kernels.cpu import attention as numba_attention  # Numba may be missing: `kernels.dispatch` knows
+        from kernels.cpu import layers
 
         refuse_others(model, shapes, options)
-        self._attention, self._passes = numba_attention, numba_layers
+        self._attention, self._passes = numba_attention, layers
         self._array = array_of
         decoder = model.model
         self._embedding = self._array(decoder.embed_tokens.weight.data)

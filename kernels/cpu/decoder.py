@@ -2,7 +2,7 @@
 
 With a few tokens a step, a call from Python costs as much as what it computes, and there are ten of them a
 layer. Here the layers are walked by compiled code. What is computed is the same passes in the same order
-(`kernels.numba_layers`, `kernels.numba_attention`), with the products of `kernels.numba_products` between
+(`kernels.cpu.layers`, `kernels.cpu.attention`), with the products of `kernels.cpu.products` between
 them. Everything between the cache and the weights is float32.
 """
 
@@ -16,10 +16,10 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from kernels.batch import RowTables
-from kernels.jit import compiled
-from kernels.numba_attention import NO_SINKS, attend, parts_of
-from kernels.numba_layers import add_and_normalize, rotate_and_write, silu_and_multiply, take_rows
-from kernels.numba_products import multiply
+from kernels.cpu.attention import NO_SINKS, attend, parts_of
+from kernels.cpu.jit import compiled
+from kernels.cpu.layers import add_and_normalize, rotate_and_write, silu_and_multiply, take_rows
+from kernels.cpu.products import multiply
 
 Array = Any
 
@@ -45,7 +45,7 @@ class Weights(NamedTuple):
     head_epsilon: Array
     scale: Array
     window: Array
-    """`kernels.numba_attention.NO_WINDOW`: the layer attends to everything."""
+    """`kernels.cpu.attention.NO_WINDOW`: the layer attends to everything."""
 
 
 class Ends(NamedTuple):

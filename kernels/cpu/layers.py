@@ -1,6 +1,6 @@
 """What does a decoder layer do between its matrix products, compiled into as few passes as can be?
 
-For float32 arrays, or bfloat16 as uint16 bits (see `kernels.numba_math`); sums are float32. Rows are shared
+For float32 arrays, or bfloat16 as uint16 bits (see `kernels.cpu.math`); sums are float32. Rows are shared
 among `workers` threads, each row is computed by itself: the result does not depend on their number.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from kernels.jit import compiled
-from kernels.numba_math import exp_nonpositive, narrow, rank_of, widen
+from kernels.cpu.jit import compiled
+from kernels.cpu.math import exp_nonpositive, narrow, rank_of, widen
 
 SEARCHED_AT_ONCE = 512
 """Scores whose greatest is found before asking where it stood."""

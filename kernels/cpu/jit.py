@@ -1,6 +1,6 @@
 """Is Numba here, how are its kernels compiled, and with how many threads do they run?
 
-The CPU kernels in `kernels.numba_*` are optional: without Numba the torch ones serve. They share torch's
+The CPU kernels in `kernels.cpu` are optional: without Numba the torch ones serve. They share torch's
 OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded, so one pool of threads
 does both and neither waits for the other's spinning ones. A compiled kernel is kept on disk, in a folder
 named by a hash of the sources, because Numba itself notices a changed file but not a changed helper.
@@ -78,7 +78,7 @@ def _cache_folder() -> Path | None:
     if "NUMBA_CACHE_DIR" in os.environ:
         return None
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairgate" / "kernels"
     folder = root / digest.hexdigest()[:16]

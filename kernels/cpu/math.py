@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from kernels.jit import compiled
+from kernels.cpu.jit import compiled
 
 LOG2_E = np.float32(1.4426950408889634)
 SMALLEST_EXPONENT = np.float32(-126.0)

@@ -17,9 +17,9 @@ import torch
 from numba import prange
 
 from kernels.batch import PackedBatch, RowTables, array_of
-from kernels.jit import compiled, use_threads
-from kernels.numba_math import CACHE_LINE_BYTES, exp_nonpositive, greatest_of, narrow, prefetch, widen
-from kernels.numba_vectors import KEYS, LANES, add_weighted, scores_of_four
+from kernels.cpu.jit import compiled, use_threads
+from kernels.cpu.math import CACHE_LINE_BYTES, exp_nonpositive, greatest_of, narrow, prefetch, widen
+from kernels.cpu.vectors import KEYS, LANES, add_weighted, scores_of_four
 
 NO_WINDOW = 0
 DTYPES = (torch.float32, torch.bfloat16)
@@ -82,7 +82,7 @@ def attend_rows(
     workers: int,
 ) -> None:
     """The same on arrays: `query` `[rows, at least heads * key_dim]`, the heads first in each row; `output`
-    `[rows, heads * value_dim]` is written. `workers` threads share the rows (see `kernels.jit`)."""
+    `[rows, heads * value_dim]` is written. `workers` threads share the rows (see `kernels.cpu.jit`)."""
     attend(
         query,
         keys,

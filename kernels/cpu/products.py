@@ -22,8 +22,8 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.jit import compiled
-from kernels.numba_vectors import LANES, load_vector
+from kernels.cpu.jit import compiled
+from kernels.cpu.vectors import LANES, load_vector
 
 VECTORS: Final = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
 """Of 16 floats in a panel's width. 6 x 4 sums, 4 weights and an input fill the 32 registers of AVX-512; 6 x 1
