@@ -11,7 +11,7 @@ import random
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
-from ops.bench.batch_queue import Arrivals, Outcome, Queue
+from ops.bench.policies.batch_queue import Arrivals, Outcome, Queue
 
 
 class RandomPressure:

@@ -20,7 +20,7 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.attribution import Facts
 from gateway.explain.fluid_share import Job, Machine
 from gateway.explain.load_log import LoadLog
-from ops.bench.virtual_pool import PoolRequest, PoolServed, VirtualPool
+from ops.simulate.step_pool import PoolRequest, PoolServed, VirtualPool
 
 TICK_S = 0.05
 """How often readers read."""

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 import psutil
 
-from ops.settings import SETTINGS, load
-from ops.wire import engine_options
+from ops.serving.composition import engine_options
+from ops.settings.settings import SETTINGS, load
 from tests.tiny_model import save_tiny_model
 from tests.warm_engine import WarmEngine, engine_to_adopt
 

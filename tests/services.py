@@ -2,7 +2,7 @@
 
 From `FAIRGATE_TEST_DATABASE_URL` and `FAIRGATE_TEST_REDIS_URL` where they are set (databases of our own are
 created and dropped there, and keys that begin with `fairgate` deleted); else private servers are started, as
-`ops/local_services.py` finds them.
+`ops/sandbox/services.py` finds them.
 
 Suites that want a server to kill start their own with `start_postgres()` and `start_redis()`.
 """
@@ -16,8 +16,8 @@ import psycopg
 import redis
 from psycopg import sql
 
-from ops.free_port import free_port
-from ops.local_services import (
+from ops.sandbox.free_port import free_port
+from ops.sandbox.services import (
     NoServer,
     Service,
     postgres_binaries,

@@ -29,7 +29,7 @@ def actor() -> Actor:
 
 def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
     """Runs one admin act; whatever goes wrong becomes one clear line and exit code 1."""
-    from ops import datadir
+    from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
     from tenants.storage.database import open_database

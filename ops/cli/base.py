@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ops.settings import BadSetting, Settings, load
+from ops.settings.settings import BadSetting, Settings, load
 
 FLAGS_KEY = "fairgate.flags"
 JSON_KEY = "fairgate.json"
@@ -143,20 +143,3 @@ def answer(value: Any, text: Callable[[], None] | str) -> None:
         click.echo(text)
     else:
         text()
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A plain table on stdout, at full width where stdout is no terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        click.echo(f"{title}: none")
-        return
-    console = Console(width=None if os.isatty(1) else 200, highlight=False)
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        grid.add_column(column, overflow="fold")
-    for row in rows:
-        grid.add_row(*("" if cell is None else str(cell) for cell in row))
-    console.print(grid)

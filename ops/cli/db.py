@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.cli.base import Failure, answer, group, settings_now
-from ops.settings import Settings
+from ops.settings.settings import Settings
 
 
 @group()
@@ -21,7 +21,7 @@ def db() -> None:
 
 
 def _settings() -> Settings:
-    from ops import datadir
+    from ops.serving import datadir
 
     settings = settings_now()
     try:

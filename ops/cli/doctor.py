@@ -26,7 +26,7 @@ def doctor(model: str | None, redis_url: str | None) -> None:
        "advice": "run `fairgate serve` once, or `fairgate db upgrade`"}, …]}
     """
     settings = settings_now({"model": model, "redis_url": redis_url})
-    from ops.doctor import examine
+    from ops.serving.doctor import examine
 
     findings = asyncio.run(examine(settings))
     healthy = all(finding.ok for finding in findings)

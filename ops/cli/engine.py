@@ -28,9 +28,9 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
     from dataclasses import replace
 
     from engine.process.server import run_engine
-    from ops import datadir
-    from ops.supervise import engine_address
-    from ops.wire import engine_options
+    from ops.serving import datadir
+    from ops.serving.composition import engine_options
+    from ops.serving.supervisor import engine_address
 
     try:
         datadir.ensure(settings.data_dir)

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Failure, answer, group, settings_now, table
+from ops.cli.base import Failure, answer, group, settings_now
+from ops.reporting import table
 
 ENGINE_OPTION = click.option(
     "--engine-id", default="engine-0", show_default=True, help="Its name in the data directory."
@@ -141,7 +142,7 @@ def train(
 def _answered(
     model_dir: Path, number: int, seed: int, threads: int
 ) -> tuple[list[bytes], list[int], list[int]]:
-    from ops.bench.forecast_traffic import answer_instructions, state_layers
+    from ops.bench.estimates.forecast_traffic import answer_instructions, state_layers
 
     answered = answer_instructions(model_dir, number, seed=seed, threads=threads)
     readings = [reading for each in answered for reading in each.readings]

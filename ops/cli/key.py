@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import answer, group, table
+from ops.cli.base import answer, group
 from ops.cli.options import Duration
+from ops.reporting import table
 from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 

@@ -11,8 +11,8 @@ import click
 from ops.cli.base import Failure, answer, group, settings_now
 
 if TYPE_CHECKING:
-    from ops.datadir import ServerFile
-    from ops.settings import Settings
+    from ops.serving.datadir import ServerFile
+    from ops.settings.settings import Settings
 
 
 @group()
@@ -37,7 +37,7 @@ def verify() -> None:
        "problems": []}
     """
     settings = settings_now()
-    from ops import datadir
+    from ops.serving import datadir
 
     server = datadir.running_server(settings.data_dir)
     report = _ask(server) if server else asyncio.run(_verify(settings))

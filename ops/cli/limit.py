@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import answer, group, table
+from ops.cli.base import answer, group
 from ops.cli.options import Duration
+from ops.reporting import table
 from tenants.admin import validation
 from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json

@@ -37,9 +37,8 @@ COMMANDS = {
         "simulate",
         "whatif",
         "doctor",
-        "bench",
     )
-}
+} | {"bench": "ops.cli.bench.main:bench"}
 
 
 @click.group(

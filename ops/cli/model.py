@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from ops.cli.administer import administer
-from ops.cli.base import answer, group, settings_now, table
+from ops.cli.base import answer, group, settings_now
+from ops.reporting import table
 
 
 @group()
@@ -85,7 +86,7 @@ def check() -> None:
 async def _check() -> Sequence[dict[str, Any]]:
     from gateway.pools.catalogue import Catalogue
     from gateway.requests.prompt import TokenizerMissing
-    from ops.upstreams import renderer_of, upstream_of
+    from ops.serving.upstream_pools import renderer_of, upstream_of
     from tenants.errors import Invalid
 
     settings = settings_now()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Failure, answer, group, settings_now, table, wants_json
+from ops.cli.base import Failure, answer, group, settings_now, wants_json
 from ops.cli.policy_live import set_policy, show
+from ops.reporting import table
 
 if TYPE_CHECKING:
     from engine.messages import StepTime

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, settings_now, table
+from ops.cli.base import Command, Failure, answer, settings_now
+from ops.reporting import table
 
 
 @click.command(cls=Command)
@@ -48,7 +49,7 @@ def set_policy(name: str) -> None:
 def _ask(method: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
     import httpx
 
-    from ops import datadir
+    from ops.serving import datadir
 
     server = datadir.running_server(settings_now().data_dir)
     if server is None:

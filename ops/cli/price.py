@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import answer, group, table
+from ops.cli.base import answer, group
+from ops.reporting import table
 from tenants.admin.prices import MAX_PAGE, PriceChange, PriceRow
 from tenants.pricing.pricing import MAX_NANOUSD_PER_TOKEN, MAX_THOUSANDTHS
 from tenants.types import Tier

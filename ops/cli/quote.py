@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, settings_now, table
+from ops.cli.base import Command, Failure, answer, settings_now
+from ops.reporting import table
 
 TIMEOUT_S = 30.0
 
@@ -97,7 +98,7 @@ def _pair(pair: dict[str, float]) -> str:
 
 
 def _running() -> str:
-    from ops import datadir
+    from ops.serving import datadir
 
     server = datadir.running_server(settings_now().data_dir)
     if server is None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from ops.cli.base import Failure, answer, group, settings_now, table
+from ops.cli.base import Failure, answer, group, settings_now
+from ops.reporting import table
 
 BAR_CELLS = 48
 COLOURS = {
@@ -72,7 +73,7 @@ def show(request_id: str, events: bool) -> None:
 
 
 def _ask(request_id: str) -> dict[str, Any]:
-    from ops import datadir
+    from ops.serving import datadir
 
     server = datadir.running_server(settings_now().data_dir)
     if server is None:
@@ -96,7 +97,7 @@ def _ask(request_id: str) -> dict[str, Any]:
 async def _read(request_id: str) -> dict[str, Any]:
     """From the database."""
     from gateway.explain.explanation import explained
-    from ops import datadir
+    from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
     from tenants.ledger import timelines

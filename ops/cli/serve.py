@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.base import Command, settings_now, wants_json
-from ops.settings import SETTINGS, SettingInfo
+from ops.settings.settings import SETTINGS, SettingInfo
 
 if TYPE_CHECKING:
-    from ops.serve import Started
+    from ops.serving.serve import Started
 
 ALREADY_COMMON = {"data_dir", "database_url"}
 
@@ -44,7 +44,7 @@ def _serve(**flags: Any) -> None:
        "data_dir": "/…/fairgate-data", "owner_key": "fg_live_… at the first start, else null"}
     """
     settings = settings_now({name.replace("__", "."): value for name, value in flags.items()})
-    from ops.serve import serve as run
+    from ops.serving.serve import serve as run
 
     as_json = wants_json()
     sys.exit(run(settings, lambda started: _announce(started, as_json=as_json)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.base import Command, Failure, answer, table
+from ops.cli.base import Command, Failure, answer
 from ops.cli.simulate_options import (
     check_outputs,
     cut,
@@ -18,6 +18,7 @@ from ops.cli.simulate_options import (
     serving_options,
     trace_of,
 )
+from ops.reporting import table
 
 if TYPE_CHECKING:
     from ops.simulate.presets import Preset
@@ -125,7 +126,7 @@ def _source(chosen: Preset | None, generate: str | None, seed: int) -> Source:
 
 
 def _sustained(scenarios: list[Scenario], policies: list[str], limit: int | None) -> None:
-    from ops.bench.policies_figures import number, plain
+    from ops.reporting import number, plain
     from ops.simulate.sustained import PUBLISHED, compare, named
 
     def tell(trace: str, name: str) -> None:

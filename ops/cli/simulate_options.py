@@ -220,7 +220,7 @@ def run_and_answer(
 ) -> None:
     """Simulates, draws and answers; `more` stands in the report beside what was simulated. Raises
     `BadTrace`, ValueError."""
-    from ops.bench.policies_figures import plain
+    from ops.reporting import plain
     from ops.simulate.run import simulate
     from ops.simulate.show import show
 

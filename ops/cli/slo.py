@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import answer, group, table
+from ops.cli.base import answer, group
+from ops.reporting import table
 from tenants.slo.slo import METRICS, PERIOD_DAYS, SloReport
 from tenants.types import Tier
 

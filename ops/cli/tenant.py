@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from ops.cli.administer import actor, administer
-from ops.cli.base import answer, group, table
+from ops.cli.base import answer, group
 from ops.cli.limit import in_words
+from ops.reporting import table
 from tenants.types import OnLowBudget, Tier
 
 LOW_BUDGET = click.Choice([choice.value for choice in OnLowBudget])

@@ -25,7 +25,7 @@ from ops.cli.simulate_options import (
 )
 
 if TYPE_CHECKING:
-    from ops.settings import Settings
+    from ops.settings.settings import Settings
     from ops.simulate.recorded import Recorded
     from ops.simulate.run import Scenario
     from ops.simulate.shortfall import Shortfall

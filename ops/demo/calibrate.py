@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from ops.local_server import LocalServer, ServerFailed
+from ops.sandbox.server import LocalServer, ServerFailed
 
 WARM_UP_S = 2.0
 """The first steps are slow: memory is touched for the first time."""

@@ -43,8 +43,8 @@ from ops.demo.stage import Stage, set_limits, set_stage
 from ops.demo.summary import summary
 from ops.demo.trace import Replay, load_slice, plan
 from ops.demo.watch import Watch
-from ops.local_server import LocalServer, LogReader, ServerFailed, local_server
-from ops.settings import SHIPPED_MODEL
+from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
+from ops.settings.settings import SHIPPED_MODEL
 
 OVERLOAD = 1.8
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""

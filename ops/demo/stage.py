@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ops import datadir
 from ops.demo.cast import CAST
-from ops.settings import Settings
+from ops.serving import datadir
+from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.storage.database import open_database

@@ -14,9 +14,9 @@ from ops.demo.cast import CastTenant
 from ops.demo.replay import Board, Sent
 from ops.demo.report import Sample, ideal_by_tier
 from ops.demo.shares import Arrival
-from ops.demo.statistics import percentile
 from ops.demo.table import Row, View
-from ops.local_server import LogReader
+from ops.sandbox.server import LogReader
+from ops.simulate.figures import percentile
 
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0

@@ -20,7 +20,7 @@ from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 from engine.step_time.model import StepTimeModel
 from engine.virtual.step_shapes import LinearTiming, StepShape, StepTiming
-from ops.bench.roofline import ModelShape
+from ops.simulate.model_shape import ModelShape
 
 COMPUTE_SHARE = 0.6
 """Of the data sheet's FLOP/s that large products reach; vendors' own libraries reach 0.6 to 0.8."""

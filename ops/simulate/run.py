@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.scheduling.options import PolicyOptions
-from ops.bench.policies_figures import plain
+from ops.reporting import plain
 from ops.simulate.fairness import Fairness
 from ops.simulate.figures import figures
 from ops.simulate.machines import Machine

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ops.bench.policies_figures import number
-from ops.cli.base import table
+from ops.reporting import number, table
 from ops.simulate.run import Report
 
 Row = dict[str, Any]

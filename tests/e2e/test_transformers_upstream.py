@@ -22,7 +22,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from ops.free_port import free_port
+from ops.sandbox.free_port import free_port
 from tests.server_process import PRICE, Server, server_process, until
 
 SERVING = os.environ.get("FAIRGATE_TEST_SERVING", "")

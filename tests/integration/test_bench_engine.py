@@ -10,8 +10,8 @@ import numba
 import pytest
 
 import kernels.cpu.jit  # noqa: F401  (says where compiled kernels are kept)
-from ops.bench.engine import Options, run
-from ops.bench.engine_report import show
+from ops.bench.engine.report import show
+from ops.bench.engine.run import Options, run
 
 LENGTHS = ((9, 5), (33, 1), (4, 12), (70, 7))
 

@@ -20,7 +20,7 @@ from engine.client.stream import EngineLost
 from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.process.server import EngineOptions
-from ops.supervise import EngineStartFailed, EngineSupervisor, Phase, backoff_s, engine_address
+from ops.serving.supervisor import EngineStartFailed, EngineSupervisor, Phase, backoff_s, engine_address
 from tests.engine_process import (
     START_S,
     engine_command,
@@ -329,7 +329,7 @@ def test_a_long_data_directory_gets_a_private_one_for_its_socket_and_keeps_it(tm
 
 def test_neither_client_nor_supervisor_needs_torch() -> None:
     code = (
-        "import engine.client.client, engine.process.server, ops.supervise, sys; "
+        "import engine.client.client, engine.process.server, ops.serving.supervisor, sys; "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_S)

@@ -16,7 +16,7 @@ import pytest
 
 from engine.step_time.model import PRIOR
 from gateway.explain.attribution import Cause, Facts, Metric, judge
-from ops.bench.virtual_pool import PoolMachine, PoolRequest
+from ops.simulate.step_pool import PoolMachine, PoolRequest
 from tests.incident_pool import IncidentPool, Reader
 
 SHARE = 0.95

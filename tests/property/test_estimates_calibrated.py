@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.calibration import pinball, scenario
+from ops.bench.estimates.calibration import pinball, scenario
 
 pytestmark = pytest.mark.long
 

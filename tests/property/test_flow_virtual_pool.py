@@ -9,8 +9,9 @@ import random
 
 import pytest
 
-from ops.bench import fairness_few_places, fairness_virtual
-from ops.bench.virtual_pool import PoolRequest, VirtualPool
+from ops.bench.fairness import few_places
+from ops.bench.fairness import virtual as fairness_virtual
+from ops.simulate.step_pool import PoolRequest, VirtualPool
 
 pytestmark = pytest.mark.long
 
@@ -38,7 +39,7 @@ def test_without_fairness_a_flood_drowns_the_other(monkeypatch: pytest.MonkeyPat
 
 def test_nor_does_it_where_an_engine_has_few_places() -> None:
     """Whoever counted each moment without a request as idleness was at 1.6 to 2 times."""
-    report = fairness_few_places.few_places(quiet_requests=700)
+    report = few_places.few_places(quiet_requests=700)
     assert report["rows"]["flood"]["requests"] == 630
     assert report["rows"]["flood"]["refused_of_other"] > 1_000, "no flood"
     assert report["ratio"] <= 1.2

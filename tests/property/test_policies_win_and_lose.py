@@ -14,12 +14,13 @@ from functools import cache
 import pytest
 
 from engine.scheduling.policy import POLICIES, make_policy
-from ops.bench.policies_batches import KEEPS_ROWS, PADDED, UNPADDED, arena_lengths, unlike_documents
-from ops.bench.policies_capacity import at_load
-from ops.bench.policies_compose import composition
-from ops.bench.policies_figures import quantile, service_bound, widest_gap
-from ops.bench.policies_mixed import INTERACTIVE_OPTIONS
-from ops.bench.policies_workloads import (
+from ops.bench.policies.batches import KEEPS_ROWS, PADDED, UNPADDED, arena_lengths, unlike_documents
+from ops.bench.policies.capacity import at_load
+from ops.bench.policies.compose import composition
+from ops.bench.policies.figures import quantile, service_bound, widest_gap
+from ops.bench.policies.mixed import INTERACTIVE_OPTIONS
+from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED, short_and_long
+from ops.bench.policies.workloads import (
     FEW_PLACES,
     LONG_CONTEXT,
     clumps,
@@ -27,9 +28,8 @@ from ops.bench.policies_workloads import (
     long_prompts,
     unlike_prompts,
 )
-from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED, short_and_long
-from ops.bench.virtual_arrivals import Arrival, all_at_once, exact, shuffled
-from ops.bench.virtual_load import Run, run_load, tenants_of
+from ops.simulate.arrivals import Arrival, all_at_once, exact, shuffled
+from ops.simulate.engine_run import Run, run_load, tenants_of
 
 SEED = 7
 OVERLOAD_S = 90.0

@@ -23,9 +23,9 @@ from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import Preset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from ops.bench.batch_or_wait import serve_by_fixed
-from ops.bench.batch_queue import WARM_UP, Arrivals, Fixed, Outcome, Queue, by_fixed
-from ops.bench.batch_replica import BatchReplica
+from ops.bench.policies.batch_or_wait import serve_by_fixed
+from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Fixed, Outcome, Queue, by_fixed
+from ops.bench.policies.batch_replica import BatchReplica
 from tests.batch_line import by_table
 
 STEP_TIME = StepTime(

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ops.bench.calibration import HELD_TO, NOMINAL, coverage, holds
-from ops.bench.calibration_plot import write_plot
+from ops.bench.estimates.calibration import HELD_TO, NOMINAL, coverage, holds
+from ops.bench.estimates.calibration_plot import write_plot
 
 
 def lognormal_truths(count: int, scale: float = 1.0) -> list[tuple[tuple[float, float], float]]:

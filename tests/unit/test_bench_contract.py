@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ops.bench.contract import Options, chosen
-from ops.bench.contract_audit import KEYS, Facts, Findings, Row, Stored, judge, read_counters
-from ops.bench.contract_house import Tenant
-from ops.bench.contract_load import Answer, take_line
-from ops.bench.contract_scenarios import Evidence, judged_burst
-from ops.bench.contract_slope import tokens_per_s
+from ops.bench.budgets.audit import KEYS, Facts, Findings, Row, Stored, judge, read_counters
+from ops.bench.budgets.clients import Answer, take_line
+from ops.bench.budgets.run import Options, chosen
+from ops.bench.budgets.scenarios import Evidence, judged_burst
+from ops.bench.budgets.stream_rate import tokens_per_s
+from ops.bench.budgets.testbed import Tenant
 
 ACME = Tenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
 

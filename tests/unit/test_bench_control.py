@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from gateway.flow.control_rules import Knob, Mode, Move
 from gateway.flow.deadline_check import STRICT
-from ops.bench import control
-from ops.bench.control import REST, SETTINGS, Case, Setting, dist_shift, most_reversals, run
+from ops.bench.estimates import control
+from ops.bench.estimates.control import REST, SETTINGS, Case, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli
 from ops.simulate.pool import SimulatedPool, Watch
 from ops.simulate.requests import Sped

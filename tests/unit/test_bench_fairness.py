@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench import fairness, fairness_pool
+from ops.bench.fairness import live as fairness_pool
+from ops.bench.fairness import weights_live
 
 
 def pool_report(ratio: float) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_weights_are_shown_with_jains_index_and_the_gap(capsys: pytest.CaptureFi
         "seconds": 40.0,
         "least_queued": {"light": 300, "heavy": 20},
     }
-    fairness.show(
+    weights_live.show(
         {
             "runs": [one],
             "median_ratio": 3.0,

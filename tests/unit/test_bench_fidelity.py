@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ops.bench.fidelity import PARTIES, Options, Replay, compared, drawn, run
-from ops.bench.fidelity_figures import Pair, judge
+from ops.bench.estimates.fidelity import PARTIES, Options, Replay, compared, drawn, run
+from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.simulate.machines import profile_machine
 from ops.simulate.recorded import Recorded, Served
 from ops.simulate.run import run_policy

@@ -8,10 +8,10 @@ import pytest
 
 from engine.forecast.length.features import features_of
 from engine.step_time.model import StepTimeModel
-from ops.bench.forecast import PARTS, deal
-from ops.bench.forecast_traffic import FAMILY_SHARES, Answered, template_of
-from ops.bench.step_time import SeenStep, report, shape_of
-from ops.demo.instructions import make_instruction
+from ops.bench.engine.step_time import SeenStep, report, shape_of
+from ops.bench.estimates.forecast import PARTS, deal
+from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, Answered, template_of
+from ops.demo.training.instructions import make_instruction
 
 
 @pytest.mark.parametrize(

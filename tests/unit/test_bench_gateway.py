@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from ops.bench.gateway import CannotBench, Options, chosen, run
-from ops.bench.gateway_client import Reply
-from ops.bench.gateway_figures import added, figures, one_run, promises
-from ops.bench.gateway_process import cpu_s, machine_cpu_s, peak_bytes, process_tree
-from ops.bench.gateway_upstream import (
+from ops.bench.gateway.client import Reply
+from ops.bench.gateway.figures import added, figures, one_run, promises
+from ops.bench.gateway.mock_upstream import (
     MARK,
     MAX_TOKENS,
     asked_tokens,
@@ -28,6 +26,8 @@ from ops.bench.gateway_upstream import (
     stream_pieces,
     whole_answer,
 )
+from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
+from ops.bench.gateway.run import CannotBench, Options, chosen, run
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="epoll and /proc")
 
@@ -163,7 +163,7 @@ def answering(answers: list[bytes]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def upstream() -> Iterator[int]:
-    command = [sys.executable, "-m", "ops.bench.gateway_upstream", "0"]
+    command = [sys.executable, "-m", "ops.bench.gateway.mock_upstream", "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -178,7 +178,7 @@ def upstream() -> Iterator[int]:
 
 
 def load(order: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ops.bench.gateway_client"]
+    command = [sys.executable, "-m", "ops.bench.gateway.client"]
     done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench.engine import rotated
-from ops.bench.engine_metrics import BadAnswers, agreement, measure, ratios, spread
+from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
+from ops.bench.engine.run import rotated
 
 
 def order(prompt: int, output: int, arrival_s: float = 0.0) -> dict[str, Any]:

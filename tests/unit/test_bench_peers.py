@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ops.bench.engine import CannotBench, Options, installed_peers, run
-from ops.bench.engine_models import NoModel, find_model, read_config
-from ops.bench.engine_process import EngineFailed, Launch, engine_process
-from ops.bench.engine_workload import SHIPPED_WORKLOAD
+from ops.bench.engine.models import NoModel, find_model, read_config
+from ops.bench.engine.process import EngineFailed, Launch, engine_process
+from ops.bench.engine.run import CannotBench, Options, installed_peers, run
+from ops.bench.engine.workload import SHIPPED_WORKLOAD
 from ops.bench.peers.stdio import drive
 
 

@@ -17,22 +17,14 @@ from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.policy import Policy, UnknownPolicy, make_policy
 from engine.sequence import Sequence
 from engine.virtual.replica import VirtualClock, VirtualRunner
-from ops.bench.policies import run_cases
-from ops.bench.policies_capacity import at_load, load_of
-from ops.bench.policies_compose import Party, due_a_step
-from ops.bench.policies_figures import (
-    Slo,
-    Spread,
-    attainment,
-    number,
-    plain,
-    quantile,
-    service_bound,
-    widest_gap,
-)
-from ops.bench.policies_report import Check
-from ops.bench.settings_published import A10G_LLAMA_2_7B, PUBLISHED
-from ops.bench.virtual_arrivals import (
+from ops.bench.policies.capacity import at_load, load_of
+from ops.bench.policies.compose import Party, due_a_step
+from ops.bench.policies.figures import Slo, attainment, quantile, service_bound, widest_gap
+from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
+from ops.bench.policies.report import Check
+from ops.bench.policies.run import run_cases
+from ops.reporting import Spread, number, plain
+from ops.simulate.arrivals import (
     PREDICTIONS,
     Arrival,
     even_times,
@@ -43,7 +35,7 @@ from ops.bench.virtual_arrivals import (
     rising_times,
     stream,
 )
-from ops.bench.virtual_load import Machine, Moment, Run, Served, run_load
+from ops.simulate.engine_run import Machine, Moment, Run, Served, run_load
 
 SECOND_A_TOKEN = StepTime(
     base_s=0.0, per_token_s=1.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench.roofline import Limits, ModelShape, ideal
+from ops.bench.engine.roofline import Limits, ideal
+from ops.simulate.model_shape import ModelShape
 
 CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.scheduling.policy import UnknownPolicy
-from ops.bench import scheduler_granularity
-from ops.bench.scheduler_cost import Case, SteadyState, growth, measure_case, run
-from ops.bench.scheduler_granularity import LONG_EVERY, LONG_PROMPT_TOKENS, mixed_arrivals
+from ops.bench.engine import scheduler_granularity
+from ops.bench.engine.scheduler_cost import Case, SteadyState, growth, measure_case, run
+from ops.bench.engine.scheduler_granularity import LONG_EVERY, LONG_PROMPT_TOKENS, mixed_arrivals
 
 
 def test_the_state_stays_what_it_is() -> None:

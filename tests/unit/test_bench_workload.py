@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ops.bench.engine_workload import (
+from ops.bench.engine.workload import (
     FIRST_TOKEN_ID,
     SHIPPED_WORKLOAD,
     BadWorkload,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ops import datadir
-from ops.datadir import DataDirRefused, ServerFile
-from ops.settings import Settings, load
+from ops.serving import datadir
+from ops.serving.datadir import DataDirRefused, ServerFile
+from ops.settings.settings import Settings, load
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.settings import (
+from ops.settings.settings import (
     SETTINGS,
     SHIPPED_MODEL_NAME,
     SHIPPED_PRICE,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.bench.estimates import FLOOR_S, best_constant
-from ops.demo.statistics import within_factor
+from ops.bench.estimates.estimates import FLOOR_S, best_constant
+from ops.simulate.figures import within_factor
 
 
 def test_a_constant_fails_where_waits_differ_and_does_well_where_they_do_not() -> None:

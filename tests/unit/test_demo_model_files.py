@@ -12,8 +12,8 @@ import torch
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from ops.demo.evaluate import answer_greedily, load
-from ops.demo.instructions import FAMILIES, TEMPLATE_TOKENS, held_out_instructions
+from ops.demo.training.evaluate import answer_greedily, load
+from ops.demo.training.instructions import FAMILIES, TEMPLATE_TOKENS, held_out_instructions
 
 MODEL = Path(__file__).parents[2] / "ops" / "demo" / "model"
 CONVERSATION = [
@@ -120,7 +120,8 @@ def test_digits_and_spelled_letters_are_tokens_of_their_own(tokenizer: Tokenizer
 
 def test_it_answers_held_out_prompts_and_ends_by_itself() -> None:
     model, loaded_tokenizer = load(MODEL)
-    # The first ones that are short enough for a test; `python -m ops.demo.evaluate` measures them all.
+    # The first ones that are short enough for a test; `python -m ops.demo.training.evaluate` measures them
+    # all.
     prompts = [
         prompt
         for family in FAMILIES

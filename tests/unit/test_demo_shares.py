@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.demo.shares import Arrival, ideal_shares, under_share, water_fill
-from ops.demo.statistics import covered, jain_index, percentile, within_factor
+from ops.simulate.figures import covered, jain_index, percentile, within_factor
 
 names = st.sampled_from(list("abcdef"))
 

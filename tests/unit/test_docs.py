@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ops.settings import settings_table
+from ops.settings.settings import settings_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

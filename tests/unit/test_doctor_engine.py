@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ops import doctor
-from ops.settings import EngineSettings, Settings
+from ops.serving import doctor
+from ops.settings.settings import EngineSettings, Settings
 
 Check = Callable[[Settings], Awaitable[doctor.Finding]]
 

@@ -1,0 +1,297 @@
+"""Was the contract kept? Judged from outside: SQL, Redis, the engine's own count, and what clients received.
+
+`gather` reads (the edge), `judge` compares (pure). No figure comes from a gateway. What they mean:
+
+overshoot_tokens     by how much a hard limit was exceeded, summed over tenants: the most of what the ledger
+                     charged, the engine emitted and clients received, less the limit
+drift_tokens         by how much the books disagree: the ledger's charges against the counters in Redis and,
+                     where it lived through the scenario, against what the engine emitted; and request by
+                     request against what the client received and was told: exactly where the answer came to
+                     its end, at least that much where it broke off
+double_charges       settlements beyond the first of a request, and charged runs beyond the first of an
+                     Idempotency-Key
+leaked_holds         what still holds when everything has ended: reservations without a settlement, holds in
+                     Redis (or counters that hold without one), sequences in the engine, outcomes that nobody
+                     settled
+cancel_error_tokens  where a client left: charged less produced, or the opposite; each such client is a tenant
+                     of its own, so that errors cannot cancel out
+
+Where engine and gateway died together nobody knows what was emitted last. `uncertain_tokens` is then what the
+settlement says it may be off by, at most one top-up, and such a request's drift counts beyond that only;
+`unseen_tokens` is what clients saw more than was charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import redis
+from psycopg.rows import dict_row
+
+from engine.client.client import EngineClient, EngineUnavailable
+from ops.bench.budgets.clients import Answer
+from ops.bench.budgets.testbed import House, Tenant
+from ops.sandbox.server import until
+
+KEYS = ("overshoot_tokens", "drift_tokens", "double_charges", "leaked_holds", "cancel_error_tokens")
+AUDITOR = "contract-auditor"
+IDLE_S = 25.0
+MAX_EXAMPLES = 5
+SNAPSHOT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the ledger."""
+
+    request_id: str
+    tenant_id: str
+    kind: str
+    input_tokens: int
+    output_tokens: int
+    basis: str = ""
+    uncertain_tokens: int = 0
+
+    def of(self, meter: str) -> int:
+        """What a limit on `meter` counts of it (the benchmark gives no weights)."""
+        return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What Redis says of one tenant."""
+
+    used: Mapping[str, int]
+    """By the meter of each window."""
+    held: Mapping[str, int]
+    """Held or promised, by counter, where it is not 0."""
+    holds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was found when all had ended."""
+
+    tenants: Sequence[Tenant]
+    rows: Sequence[Row]
+    stored: Mapping[str, Stored]
+    """By tenant id."""
+    emitted: Mapping[str, int] | None
+    """Output tokens by tenant id, as the engine counts them; None: it did not live through the scenario."""
+    left_in_engine: int
+    answers: Sequence[Answer]
+
+
+@dataclass
+class Findings:
+    """The figures, and examples of what is behind them."""
+
+    overshoot_tokens: int = 0
+    drift_tokens: int = 0
+    double_charges: int = 0
+    leaked_holds: int = 0
+    cancel_error_tokens: int = 0
+    uncertain_tokens: int = 0
+    unseen_tokens: int = 0
+    charged_tokens: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, figure: str, amount: int, example: str) -> None:
+        """Counts what is wrong; nothing where `amount` is 0."""
+        if amount:
+            setattr(self, figure, getattr(self, figure) + amount)
+            if len(self.examples) < MAX_EXAMPLES:
+                self.examples.append(f"{figure} {amount}: {example}")
+
+
+def judge(facts: Facts) -> Findings:
+    """The five figures (see the module)."""
+    found = Findings()
+    settled: dict[str, Row] = {}
+    for row in facts.rows:
+        if row.kind == "settle":
+            found.add("double_charges", int(row.request_id in settled), f"{row.request_id} settled again")
+            settled[row.request_id] = row
+    for row in facts.rows:
+        if row.kind == "reserve" and row.request_id not in settled:
+            found.add("leaked_holds", 1, f"{row.request_id} was reserved and never settled")
+    found.add("leaked_holds", facts.left_in_engine, "left in the engine")
+    found.charged_tokens = sum(row.of("total_tokens") for row in settled.values())
+    for tenant in facts.tenants:
+        _judge_tenant(
+            found, facts, tenant, [row for row in settled.values() if row.tenant_id == tenant.tenant_id]
+        )
+    for answer in facts.answers:
+        _judge_answer(found, answer, settled.get(answer.request_id))
+    _judge_keys(found, facts.answers, settled)
+    return found
+
+
+def _judge_tenant(found: Findings, facts: Facts, tenant: Tenant, rows: Sequence[Row]) -> None:
+    answers = [answer for answer in facts.answers if answer.tenant_id == tenant.tenant_id]
+    output = sum(row.output_tokens for row in rows)
+    emitted = None if facts.emitted is None else facts.emitted.get(tenant.tenant_id, 0)
+    if tenant.amount is not None and tenant.meter in ("total_tokens", "output_tokens"):
+        spent = sum(row.of(tenant.meter) for row in rows)
+        received = sum(answer.delivered_tokens for answer in answers if not answer.is_replay)
+        most = max(spent, spent - output + max(received, emitted or 0))
+        found.add(
+            "overshoot_tokens", max(0, most - tenant.amount), f"{tenant.name}: {most} of {tenant.amount}"
+        )
+    stored = facts.stored[tenant.tenant_id]
+    for meter, used in stored.used.items():
+        spent = sum(row.of(meter) for row in rows)
+        found.add("drift_tokens", abs(spent - used), f"{tenant.name}: ledger {spent}, counter {used} {meter}")
+    found.add("leaked_holds", stored.holds, f"{tenant.name}: holds in Redis")
+    if not stored.holds:
+        found.add("leaked_holds", len(stored.held), f"{tenant.name}: {dict(stored.held)}")
+    if emitted is not None:
+        off = abs(output - emitted)
+        figure = "cancel_error_tokens" if any(answer.has_left for answer in answers) else "drift_tokens"
+        found.add(figure, off, f"{tenant.name}: charged {output}, the engine emitted {emitted}")
+
+
+def _judge_answer(found: Findings, answer: Answer, row: Row | None) -> None:
+    charged = 0 if row is None else row.output_tokens
+    if not answer.request_id or answer.is_replay:
+        return
+    unseen = max(0, answer.delivered_tokens - charged)
+    if row is not None and row.basis == "last_report":
+        found.uncertain_tokens += row.uncertain_tokens
+        found.unseen_tokens += unseen
+        unseen = max(0, unseen - row.uncertain_tokens)
+    told = answer.delivered_tokens if answer.usage_tokens is None else answer.usage_tokens
+    off = abs(told - charged) + unseen if answer.is_whole and not answer.has_left else unseen
+    what = f"{answer.request_id}: charged {charged}, received {answer.delivered_tokens}, told {told}"
+    found.add("drift_tokens", off, what)
+
+
+def _judge_keys(found: Findings, answers: Sequence[Answer], settled: Mapping[str, Row]) -> None:
+    runs = {
+        (answer.tenant_id, answer.idempotency_key, answer.request_id)
+        for answer in answers
+        if answer.idempotency_key and answer.request_id in settled
+        and settled[answer.request_id].of("total_tokens")
+    }  # fmt: skip
+    of_tenants: Counter[str] = Counter(tenant_id for tenant_id, _, _ in runs)
+    for tenant_id, count in of_tenants.items():
+        keys = {key for tenant, key, _ in runs if tenant == tenant_id}
+        found.add("double_charges", count - len(keys), f"{count} runs under {len(keys)} keys")
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Witness:
+    """The engine's own count of what it emitted, heard on a connection that no gateway has a part in."""
+
+    def __init__(self, address: str) -> None:
+        self._client = EngineClient(address, AUDITOR)
+
+    async def start(self) -> int:
+        """Connects; the engine's process id. Raises `EngineUnavailable`."""
+        return (await self._client.connect(60.0)).pid
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def look(self, pid: int) -> tuple[Mapping[str, int] | None, int]:
+        """Emitted tokens by tenant (None: it is not the process `pid` any more), and how many sequences and
+        unsettled outcomes are left in the engine."""
+        if (await self._client.connect(60.0)).pid != pid:
+            return None, await self._left()
+        left = await self._left()
+        before = self._client.snapshot
+
+        async def is_newer() -> bool:
+            return self._client.snapshot is not None and self._client.snapshot is not before
+
+        if not await until(is_newer, SNAPSHOT_S):
+            raise EngineUnavailable("the engine told nothing")
+        assert self._client.snapshot is not None
+        service = self._client.snapshot.service
+        return {tenant_id: had.emitted_tokens for tenant_id, had in service.items()}, left
+
+    async def _left(self) -> int:
+        # What gateways that are gone left is shown to who adopts it: here nobody must have left anything.
+        inventory = await self._client.collect(adopt=True)
+        return len(inventory.running) + len(inventory.outcomes)
+
+
+async def gather(
+    house: House, witness: Witness, pid: int, tenants: Sequence[Tenant], answers: Sequence[Answer]
+) -> Facts:
+    """Waits until everything has ended (or, in vain, `IDLE_S`), then reads what it came to."""
+    ids = [tenant.tenant_id for tenant in tenants]
+
+    async def has_ended() -> bool:
+        open_ = await asyncio.to_thread(_open_requests, house.postgres.url, ids)
+        stored = await asyncio.to_thread(_stored, house.redis.url, ids)
+        return not open_ and not any(each.holds for each in stored.values())
+
+    await until(has_ended, IDLE_S)
+    emitted, left = await witness.look(pid)
+    rows = await asyncio.to_thread(_rows, house.postgres.url, ids)
+    stored = await asyncio.to_thread(_stored, house.redis.url, ids)
+    return Facts(tenants, rows, stored, emitted, left, answers)
+
+
+def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
+    query = """SELECT count(*) FROM ledger AS reserve WHERE kind = 'reserve' AND tenant_id = ANY(%s) AND NOT
+        EXISTS (SELECT 1 FROM ledger WHERE request_id = reserve.request_id AND kind = 'settle')"""
+    with psycopg.connect(url, connect_timeout=10) as connection:
+        found = connection.execute(query, [list(tenant_ids)]).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def _rows(url: str, tenant_ids: Collection[str]) -> list[Row]:
+    query = "SELECT * FROM ledger WHERE tenant_id = ANY(%s) ORDER BY id"
+    with psycopg.connect(url, connect_timeout=10, row_factory=dict_row) as connection:
+        return [_row(found) for found in connection.execute(query, [list(tenant_ids)])]
+
+
+def _row(found: Mapping[str, Any]) -> Row:
+    detail = found["detail"]
+    detail = json.loads(detail) if isinstance(detail, str) else detail
+    return Row(
+        found["request_id"],
+        found["tenant_id"],
+        found["kind"],
+        found["input_tokens"],
+        found["output_tokens"],
+        str(detail.get("basis", "")),
+        int(detail.get("uncertain_tokens", 0)),
+    )
+
+
+def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, Stored]:
+    found = {}
+    with redis.Redis.from_url(url, decode_responses=True, socket_timeout=10) as client:
+        for tenant_id in tenant_ids:
+            counters = client.hgetall(f"fairgate:{{{tenant_id}}}:counters")
+            holds = client.hlen(f"fairgate:{{{tenant_id}}}:holds")
+            found[tenant_id] = read_counters(counters, holds)
+    return found
+
+
+def read_counters(counters: Mapping[str, str], holds: int) -> Stored:
+    """A tenant's hash in Redis. A counter's name is kind:subject:meter:shape:tier; the value of a window is
+    "start end used held promised", of a bucket "level time held", of a concurrency "held"."""
+    used, held = {}, {}
+    for name, value in counters.items():
+        if name.startswith("#"):
+            continue
+        numbers = [int(float(number)) for number in value.split()]
+        if len(numbers) == 5:
+            used[name.split(":")[2]] = numbers[2]
+        still = sum(numbers[3:]) if len(numbers) == 5 else numbers[-1]
+        if still:
+            held[name] = still
+    return Stored(used, held, holds)

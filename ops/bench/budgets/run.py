@@ -1,0 +1,127 @@
+"""Does a budget hold to the token, through any crash? One run of all scenarios on servers of its own.
+
+`scenarios` do things, `audit` judges from outside, `report` shows; this module goes through them. A scenario
+that fails or hangs is a row of the report like any other, and the next one still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.client.client import EngineUnavailable
+from ops.bench.budgets import prompts
+from ops.bench.budgets.audit import KEYS, Witness, gather, judge
+from ops.bench.budgets.clients import clients
+from ops.bench.budgets.litellm import LiteLLM, installed_litellm
+from ops.bench.budgets.scenarios import Question, Scenario, Stage, questions, scenarios
+from ops.bench.budgets.testbed import House, ScenarioFailed, open_house
+from ops.sandbox.server import ServerFailed
+from ops.settings.settings import SHIPPED_MODEL
+
+SCENARIO_S = 60.0
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done now, and how many of how many scenarios have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run."""
+
+    names: Sequence[str] = ()
+    """Shell patterns; none: all."""
+    gateways: Sequence[int] = (1, 2, 4)
+    concurrency: Sequence[int] = (50, 500)
+    peers: Sequence[str] = ()
+    peers_dir: Path = Path(".bench-peers")
+
+
+def chosen(options: Options) -> list[Scenario]:
+    """The scenarios to run. Raises `ValueError` for a name that fits none."""
+    everything = scenarios(options.gateways, options.concurrency)
+    for name in options.names:
+        if not any(fnmatch(scenario.name, name) for scenario in everything):
+            known = ", ".join(scenario.name for scenario in everything)
+            raise ValueError(f"no scenario {name!r}; there are: {known}")
+    if not options.names:
+        return everything
+    return [
+        scenario for scenario in everything if any(fnmatch(scenario.name, name) for name in options.names)
+    ]
+
+
+async def run(options: Options, progress: Progress) -> dict[str, Any]:
+    """All scenarios; the report as JSON. Raises `NoServer`, `ServerFailed`, `ScenarioFailed`."""
+    selected = chosen(options)
+    # That the engine is lost is what some scenarios are about.
+    logging.getLogger("fairgate.engine.client").setLevel(logging.ERROR)
+    begun_s = time.monotonic()
+    peers = [LiteLLM(installed_litellm(options.peers_dir)) for _ in options.peers]
+    rows: list[dict[str, Any]] = []
+    total = len(selected) + sum(peer.rows for peer in peers)
+    async with open_house(lambda what: progress(what, 0, total)) as house, clients() as client:
+        asked = await questions(house, client, prompts.make(SHIPPED_MODEL))
+        witness = Witness(house.engine_address)
+        try:
+            for scenario in selected:
+                progress(scenario.name, len(rows), total)
+                await house.start_gateways(scenario.gateways)
+                rows.append(await _one(house, client, asked, witness, scenario))
+            for peer in peers:
+                progress("LiteLLM", len(rows), total)
+                rows += await _peer(peer, house, client, asked)
+        finally:
+            await witness.close()
+    return {
+        "scenarios": rows,
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "ok": all(row["ok"] for row in rows if "peer" not in row),
+    }
+
+
+async def _peer(
+    peer: LiteLLM, house: House, client: httpx.AsyncClient, asked: Sequence[Question]
+) -> list[dict[str, Any]]:
+    try:
+        return await peer.run(house, client, asked)
+    except ScenarioFailed as error:
+        return [
+            {"scenario": "litellm", "peer": "litellm", "broken": [str(error)], "ok": False, "took_s": 0.0}
+        ]
+
+
+async def _one(
+    house: House, client: httpx.AsyncClient, asked: Sequence[Question], witness: Witness, scenario: Scenario
+) -> dict[str, Any]:
+    begun_s = time.monotonic()
+    row: dict[str, Any] = {"scenario": scenario.name, "gateways": scenario.gateways}
+    broken: Collection[str]
+    after = None
+    try:
+        async with asyncio.timeout(SCENARIO_S):
+            pid = await witness.start()
+            # Fewer gateways than there are: the others stay idle.
+            stage = Stage(house, client, asked, scenario.name, scenario.gateways)
+            evidence = await scenario.run(stage)
+            after = evidence.after
+            facts = await gather(house, witness, pid, evidence.tenants, evidence.answers)
+            found = judge(facts)
+        broken = [*evidence.broken, *found.examples]
+        row |= {key: getattr(found, key) for key in KEYS}
+        row |= {"charged_tokens": found.charged_tokens, "witnessed": facts.emitted is not None}
+        row |= {"uncertain_tokens": found.uncertain_tokens, "unseen_tokens": found.unseen_tokens}
+        row |= evidence.figures
+    except (ScenarioFailed, ServerFailed, EngineUnavailable, OSError, TimeoutError) as error:
+        broken = [str(error) or f"{type(error).__name__} after {time.monotonic() - begun_s:.0f} s"]
+    if after is not None:
+        await after()
+    return row | {"broken": list(broken), "ok": not broken, "took_s": round(time.monotonic() - begun_s, 1)}

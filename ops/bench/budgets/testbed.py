@@ -1,0 +1,230 @@
+"""What is the contract tried on? A PostgreSQL, a Redis, one engine and N gateways, each to be killed.
+
+Everything stands on free ports in one directory that goes away again. Gateways share the engine, the database
+and Redis; each has a data directory and an id of its own. `kill_*` is `kill -9`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.process.server import EngineOptions
+from ops.bench.common.load import priced
+from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
+from ops.sandbox.services import Service, start_postgres, start_redis
+from ops.settings.settings import SHIPPED_MODEL
+
+STALE_S = 4
+LEASE_S = 3
+"""Dead gateways are found out quickly: a scenario has a minute."""
+MAX_SEQUENCES = 64
+KV_BLOCKS = 4096
+READY_S = 40.0
+
+
+class ScenarioFailed(Exception):
+    """A scenario did not get as far as its audit; the message says what it waited for."""
+
+
+@dataclass
+class House:
+    """Everything that a scenario uses or kills."""
+
+    directory: Path
+    postgres: Service
+    redis: Service
+    servers: list[LocalServer] = field(default_factory=list)
+    engine: asyncio.subprocess.Process | None = None
+    _gateways: list[contextlib.AsyncExitStack] = field(default_factory=list)
+
+    @property
+    def engine_address(self) -> str:
+        return f"ipc://{self.directory}/engine.sock"
+
+    @property
+    def model(self) -> str:
+        return self.servers[0].model
+
+    # ------------------------------------------------------------ engine
+
+    async def start_engine(self) -> None:
+        """Starts it; the gateways find it."""
+        options = EngineOptions(
+            model_dir=SHIPPED_MODEL,
+            address=self.engine_address,
+            data_dir=self.directory / "engine",
+            num_blocks=KV_BLOCKS,
+            max_sequences=MAX_SEQUENCES,
+            threads=1,
+            orphan_s=30.0,
+        )
+        options.data_dir.mkdir(exist_ok=True)
+        with (self.directory / "engine.log").open("ab") as log:
+            self.engine = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "engine.process.server",
+                *options.arguments(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+
+    async def kill_engine(self) -> None:
+        assert self.engine is not None
+        if self.engine.returncode is None:
+            self.engine.kill()
+        await self.engine.wait()
+
+    # ------------------------------------------------------------ gateways
+
+    async def start_gateways(self, count: int) -> None:
+        """Starts those that are missing; the first one makes the schema. Raises `ServerFailed`."""
+        while len(self.servers) < count:
+            number = len(self.servers)
+            closing = contextlib.AsyncExitStack()
+            self._gateways.append(closing)
+            self.servers.append(await closing.enter_async_context(self._gateway(number)))
+
+    def _gateway(self, number: int) -> contextlib.AbstractAsyncContextManager[LocalServer]:
+        data_dir = self.directory / f"gateway-{number}"
+        if number and not data_dir.exists():
+            data_dir.mkdir(mode=0o700)
+            # Keys are hashed with it, so those who share keys share it.
+            shutil.copy(self.directory / "gateway-0" / "pepper", data_dir / "pepper")
+        arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
+        arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
+        arguments += ["--gateway-stale", str(STALE_S), "--gateway-lease", str(LEASE_S)]
+        arguments += ["--gateway-drain", "1", "--log-level", "warning"]
+        return local_server(data_dir, arguments=arguments)
+
+    async def kill_gateway(self, number: int) -> None:
+        process = self.servers[number].process
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def restart_gateway(self, number: int) -> None:
+        """Starts a gateway that was killed, on the data directory that it had."""
+        await self._gateways[number].aclose()
+        self.servers[number] = await self._gateways[number].enter_async_context(self._gateway(number))
+
+    async def ready(self, numbers: range | list[int] | None = None) -> None:
+        """Waits until these gateways (all) say that they serve. Raises `ScenarioFailed`."""
+        async with httpx.AsyncClient(timeout=5.0) as client:
+            for number in range(len(self.servers)) if numbers is None else numbers:
+                url = f"{self.servers[number].url}/readyz"
+                last = ""
+
+                async def serves(url: str = url) -> bool:
+                    nonlocal last
+                    try:
+                        answer = await client.get(url)
+                    except httpx.HTTPError as error:
+                        last = type(error).__name__
+                        return False
+                    last = answer.text
+                    return answer.status_code == 200
+
+                if not await until(serves, READY_S):
+                    raise ScenarioFailed(f"gateway {number} was not ready within {READY_S:g} s: {last}")
+
+    # ------------------------------------------------------------ tenants
+
+    async def tenant(self, name: str, **limit: Any) -> Tenant:
+        """A tenant with a key and, if asked for, one limit that all gateways know.
+
+        Raises `ScenarioFailed`.
+        """
+        async with self.servers[0].operator() as client:
+            made = await _call(client, "POST", "/admin/v1/tenants", {"name": name})
+            key = await _call(client, "POST", "/admin/v1/keys", {"tenant": name})
+            if limit:
+                await _call(client, "POST", "/admin/v1/limits", {"tenant": name, "mode": "hard", **limit})
+        is_budget = "window" in limit
+        return Tenant(
+            name,
+            made["id"],
+            key["key"],
+            limit["meter"] if is_budget else None,
+            limit["amount"] if is_budget else None,
+            bool(limit),
+        )
+
+    async def known(self, *tenants: Tenant) -> None:
+        """Waits until every gateway knows these tenants and their limits. Raises `ScenarioFailed`."""
+        wanted = {tenant.name: tenant.has_limit for tenant in tenants}
+        for server in self.servers:
+            async with server.operator() as client:
+
+                async def knows(client: httpx.AsyncClient = client) -> bool:
+                    status = await _call(client, "GET", "/admin/v1/status")
+                    found = {shown["name"]: bool(shown["limits"]) for shown in status["tenants"]}
+                    return all(found.get(name) == limited for name, limited in wanted.items())
+
+                if not await until(knows, 10.0):
+                    raise ScenarioFailed("a gateway did not hear of a new tenant within 10 s")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whom requests are charged to; `meter` and `amount` are those of its budget, where it has one."""
+
+    name: str
+    tenant_id: str
+    key: str
+    meter: str | None = None
+    amount: int | None = None
+    has_limit: bool = False
+
+
+async def _call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> Any:
+    answer = await client.request(method, path, json=body)
+    if not answer.is_success:
+        raise ScenarioFailed(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
+    return json.loads(answer.content)
+
+
+@contextlib.asynccontextmanager
+async def open_house(say: Callable[[str], None]) -> AsyncIterator[House]:
+    """Database, Redis, engine and the first gateway. Ends and deletes all of it on the way out.
+
+    Raises `NoServer`, `ServerFailed`.
+    """
+    with contextlib.ExitStack() as closing:
+        directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
+        closing.callback(shutil.rmtree, directory, ignore_errors=True)
+        say("starting PostgreSQL and Redis")
+        # From this thread: they die with the thread that started them.
+        postgres = start_postgres(is_durable=True)
+        closing.callback(postgres.stop)
+        redis = start_redis()
+        closing.callback(redis.stop)
+        house = House(directory, postgres, redis)
+        try:
+            say("starting the engine and the first gateway")
+            await house.start_engine()
+            await house.start_gateways(1)
+            await house.ready()
+            yield house
+        finally:
+            for gateway in reversed(house._gateways):
+                with contextlib.suppress(ServerFailed):
+                    await gateway.aclose()
+            if house.engine is not None:
+                await house.kill_engine()

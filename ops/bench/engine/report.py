@@ -1,0 +1,96 @@
+"""How is a comparison of engines shown to people?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ops.bench.engine.metrics import spread
+from ops.reporting import table
+
+QUIET_CORES = 0.1
+"""Runs during which other processes used more than this are marked."""
+
+
+def show(report: dict[str, Any]) -> None:
+    """The tables for people."""
+    workload, model, machine = report["workload"], report["model"], report["machine"]
+    print(
+        f"{model['name']} {model['dtype']} on {machine['device']} ({machine['cpu']}, {machine['threads']} "
+        f"threads); {workload['requests']} requests, {workload['prompt_tokens']:,} prompt and "
+        f"{workload['output_tokens']:,} output tokens, "
+        + (
+            f"Poisson at {report['rate_per_s']:.3f} requests/s"
+            if report["arrivals"] == "poisson"
+            else "all at once"
+        )
+    )
+    _show_engines(report)
+    _show_ratios(report)
+    for name, found in report["agreement"].items():
+        print(
+            f"tokens against {name}: {found['identical_requests']} of {found['requests']} requests "
+            f"identical, {found['divergences']} divergences in {found['compared_tokens']:,} compared tokens "
+            f"({found['distinct_tokens']} distinct)"
+        )
+    if "roofline" in report:
+        _show_roofline(report["roofline"])
+    if any(each["disturbed"] for engine in report["engines"].values() for each in engine["runs"]):
+        print(
+            f"* other processes used more than {QUIET_CORES:g} cores during a run: "
+            "measure again when nothing else runs"
+        )
+
+
+def _show_engines(report: dict[str, Any]) -> None:
+    rows = []
+    for name, engine in report["engines"].items():
+        runs = engine["runs"]
+        speed = engine["output_tokens_per_s"]
+        peaks = [each["serving_peak_bytes"] or each["peak_bytes"] for each in runs]
+        rows.append(
+            (
+                name + ("*" if any(each["disturbed"] for each in runs) else ""),
+                f"{speed['median']:,.0f}",
+                f"{speed['least']:,.0f}-{speed['most']:,.0f}",
+                *(_milliseconds(runs, latency) for latency in ("ttft_s", "tpot_s", "itl_s", "e2e_s")),
+                f"{max(peaks) / 1e6:,.0f}",
+                f"{max(each['peak_bytes'] for each in runs) / 1e6:,.0f}",
+                f"{spread([each['own_cores'] for each in runs])['median']:.2f}",
+            )
+        )
+    columns = (
+        "engine", "tokens/s", "spread", "TTFT ms p50/p99", "TPOT ms p50/p99", "ITL ms p50/p99",
+        "E2E ms p50/p99", "MB serving", "MB peak", "cores",
+    )  # fmt: skip
+    table("medians of the runs", columns, rows)
+
+
+def _milliseconds(runs: list[dict[str, Any]], latency: str) -> str:
+    points = []
+    for point in ("p50", "p99"):
+        values = [each[latency][point] for each in runs if each[latency][point] is not None]
+        points.append(f"{1000 * spread(values)['median']:.1f}" if values else "-")
+    return " / ".join(points)
+
+
+def _show_ratios(report: dict[str, Any]) -> None:
+    rows = [
+        (name, metric, f"{found['median']:.3f}", f"{found['least']:.3f}-{found['most']:.3f}")
+        for name, metrics in report["ratios"].items()
+        for metric, found in metrics.items()
+    ]
+    if rows:
+        table("ours over the peer's, by repetition", ("peer", "metric", "median", "spread"), rows)
+
+
+def _show_roofline(roofline: dict[str, Any]) -> None:
+    if "unknown" in roofline:
+        print(f"roofline: {roofline['unknown']}")
+        return
+    limits, best = roofline["limits"], roofline["ideal"]
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in roofline["share_of_ideal"].items())
+    print(
+        f"roofline: {limits['read_bytes_per_s'] / 1e9:.1f} GB/s read, {limits['flops_per_s'] / 1e9:.0f} "
+        f"GFLOP/s; ideal {best['output_tokens_per_s']:,.0f} tokens/s, {best['memory_bound_steps']} of "
+        f"{best['decode_steps']} decode steps memory-bound; reached: {shares}"
+    )

@@ -1,0 +1,266 @@
+"""What does one scheduling step cost, without a model, and how does that grow with who waits?
+
+The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
+the next is admitted, and as many wait as before. Timed are `Scheduler.schedule`, and the bookkeeping of what
+was computed, emitted and ended. Time on the scheduler's own clock passes by a step-time model.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core.core import EngineConfig, EngineCore
+from engine.core.plan import Plan
+from engine.messages import SamplingParams, Submit
+from engine.scheduling.policy import make_policy
+from engine.sequence import Sequence
+from engine.step_time.model import PRIOR, predict_step_s
+from engine.virtual.replica import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
+from ops.reporting import table
+from ops.simulate.figures import percentile
+
+SEED = 20
+PROMPT_TOKENS = 64
+MEAN_OUTPUT_TOKENS = 128
+BATCHED_TOKENS_PER_SEQUENCE = 2
+SETTLE_STEPS = 100
+STEPS = 1000
+BLOCK_TOKENS = 16
+P50_LIMIT_US = 300.0
+P99_LIMIT_US = 600.0
+_PARTS = ("schedule_us", "books_us", "step_us", "cpu_us")
+GROWTH_LIMIT = 1.5
+"""What a step may cost with the most waiting over what it costs with the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One steady state."""
+
+    policy: str
+    running: int
+    waiting: int
+    tenants: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one step took, in microseconds."""
+
+    schedule_us: float
+    books_us: float
+    cpu_us: float
+    """Of both together, processor time of this thread alone: others on the machine hardly change it."""
+    admitted: int
+
+    @property
+    def step_us(self) -> float:
+        """Both together."""
+        return self.schedule_us + self.books_us
+
+
+class SteadyState:
+    """A scheduler that is kept at a case's numbers; `step` is what an engine's loop does around a model."""
+
+    def __init__(self, case: Case) -> None:
+        """Raises `UnknownPolicy`."""
+        self._case = case
+        self._random = random.Random(SEED)
+        self._clock = VirtualClock()
+        most_tokens = PROMPT_TOKENS + 2 * MEAN_OUTPUT_TOKENS
+        per_sequence = -(-most_tokens // BLOCK_TOKENS)
+        # Twice what all can ever hold: memory is not what is measured here.
+        runner = VirtualRunner(
+            self._clock, num_blocks=2 * case.running * per_sequence, block_tokens=BLOCK_TOKENS
+        )
+        config = EngineConfig(
+            policy=case.policy,
+            max_batched_tokens=BATCHED_TOKENS_PER_SEQUENCE * case.running,
+            max_sequences=case.running,
+            max_waiting=case.waiting + case.running,
+        )
+        self.scheduler = EngineCore(runner, VirtualTexts(), config, self._clock).scheduler
+        self._added = 0
+        self._ends: dict[Sequence, int] = {}
+        """Output tokens after which each one ends."""
+        for _ in range(case.waiting + case.running):
+            self._add()
+
+    def settle(self) -> None:
+        """Fills all places and goes on until ends and admissions are mixed. Raises RuntimeError if the policy
+        does not fill them."""
+        for _ in range(20 * SETTLE_STEPS):
+            self.step()
+            if len(self.scheduler.running) == self._case.running and not self.scheduler.prefills:
+                break
+        else:
+            raise RuntimeError(
+                f"policy {self._case.policy!r} never ran {self._case.running} sequences at once, only "
+                f"{len(self.scheduler.running)}"
+            )
+        for _ in range(2 * MEAN_OUTPUT_TOKENS + SETTLE_STEPS):
+            self.step()
+
+    def step(self) -> Timing:
+        """One step, and what it took."""
+        cpu = time.thread_time_ns()
+        started = time.perf_counter_ns()
+        scheduler = self.scheduler
+        plan = scheduler.schedule(self._clock.now_s)
+        scheduled = time.perf_counter_ns()
+        cpu = time.thread_time_ns() - cpu
+        # What a model and its texts would do is not timed: which tokens were sampled, and who ends with them.
+        chosen, ended = self._execute(plan)
+        cpu -= time.thread_time_ns()
+        executed = time.perf_counter_ns()
+        scheduler.commit(plan.shares, chosen)
+        for sequence in ended:
+            scheduler.finish(sequence)
+        booked = time.perf_counter_ns()
+        cpu += time.thread_time_ns()
+        self._clock.advance(predict_step_s(PRIOR, plan.num_tokens, plan.room.used_context, len(plan.shares)))
+        for sequence in ended:
+            del self._ends[sequence]
+            self._add()
+        return Timing(
+            schedule_us=(scheduled - started) / 1e3,
+            books_us=(booked - executed) / 1e3,
+            cpu_us=cpu / 1e3,
+            admitted=len(plan.admitted),
+        )
+
+    def _execute(self, plan: Plan) -> tuple[list[int | None], list[Sequence]]:
+        """A token for every share that is the last of what is known, and those that end with it."""
+        chosen: list[int | None] = []
+        ended = []
+        for sequence, tokens in plan.shares.items():
+            is_last = sequence.computed_tokens + tokens == sequence.total_tokens
+            chosen.append(1 if is_last else None)
+            if is_last and sequence.emitted_tokens + 1 >= self._ends[sequence]:
+                ended.append(sequence)
+        return chosen, ended
+
+    def _add(self) -> None:
+        number = self._added
+        self._added += 1
+        output_tokens = self._random.randint(1, 2 * MEAN_OUTPUT_TOKENS)
+        prompt = [self._random.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
+        sequence = Sequence.of(
+            Submit(
+                sequence_id=f"sequence-{number}",
+                request_id=f"sequence-{number}",
+                tenant_id=f"tenant-{self._random.randrange(self._case.tenants)}",
+                prompt_token_ids=prompt,
+                max_tokens=2 * MEAN_OUTPUT_TOKENS,
+                lease_tokens=2 * MEAN_OUTPUT_TOKENS,
+                sampling=SamplingParams(seed=number),
+                predicted_output_tokens=MEAN_OUTPUT_TOKENS,
+            ),
+            "bench",
+            self._clock.now_s,
+        )
+        self._ends[sequence] = output_tokens
+        self.scheduler.add(sequence)
+
+
+def measure_case(case: Case, *, steps: int = STEPS) -> dict[str, Any]:
+    """Microseconds a step, p50 and p99. Raises `UnknownPolicy`, RuntimeError."""
+    state = SteadyState(case)
+    state.settle()
+    gc.collect()
+    collections = _collections()
+    taken = [state.step() for _ in range(steps)]
+    return {
+        "policy": case.policy,
+        "running": case.running,
+        "waiting": case.waiting,
+        "tenants": case.tenants,
+        "steps": steps,
+        **{part: _points([getattr(each, part) for each in taken]) for part in _PARTS},
+        "admissions": sum(each.admitted for each in taken),
+        "preemptions": state.scheduler.preemptions,
+        "garbage_collections": _collections() - collections,
+    }
+
+
+def run(
+    *,
+    running: SequenceOf[int],
+    waiting: SequenceOf[int],
+    tenants: SequenceOf[int],
+    policies: SequenceOf[str],
+    steps: int = STEPS,
+) -> dict[str, Any]:
+    """All combinations, and what the most waiting cost over the least. Raises as `measure_case` does."""
+    for policy in policies:
+        make_policy(policy)
+    cases = [
+        measure_case(Case(policy, runners, waiters, parties), steps=steps)
+        for policy in policies
+        for runners in running
+        for parties in tenants
+        for waiters in sorted(waiting)
+    ]
+    return {"cases": cases, "growth": growth(cases)}
+
+
+def growth(cases: SequenceOf[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each policy, tenants and running: the p50 of a step with the most waiting over the least."""
+    found = []
+    for key in dict.fromkeys((case["policy"], case["running"], case["tenants"]) for case in cases):
+        same = [case for case in cases if (case["policy"], case["running"], case["tenants"]) == key]
+        least = min(same, key=lambda case: case["waiting"])
+        most = max(same, key=lambda case: case["waiting"])
+        if least is not most:
+            found.append(
+                {
+                    "policy": key[0],
+                    "running": key[1],
+                    "tenants": key[2],
+                    "waiting": [least["waiting"], most["waiting"]],
+                    "ratio": most["step_us"]["p50"] / least["step_us"]["p50"],
+                }
+            )
+    return found
+
+
+def show(report: dict[str, Any]) -> None:
+    """The tables for people."""
+    rows = [
+        (
+            case["policy"],
+            case["running"],
+            f"{case['waiting']:,}",
+            f"{case['tenants']:,}",
+            *(f"{case[part]['p50']:.0f} / {case[part]['p99']:.0f}" for part in _PARTS),
+            case["admissions"],
+            case["garbage_collections"],
+        )
+        for case in report["cases"]
+    ]
+    columns = (
+        "policy", "running", "waiting", "tenants", "schedule us p50/p99", "books us p50/p99",
+        "both us p50/p99", "CPU us p50/p99", "admissions", "collections",
+    )  # fmt: skip
+    table("one scheduling step, without a model", columns, rows)
+    for each in report["growth"]:
+        least, most = each["waiting"]
+        print(
+            f"{each['policy']}, {each['tenants']:,} tenants: {most:,} waiting cost {each['ratio']:.2f} times "
+            f"what {least:,} cost ({GROWTH_LIMIT} allowed)"
+        )
+    print(f"wanted of hybrid: p50 <= {P50_LIMIT_US:.0f} us, p99 <= {P99_LIMIT_US:.0f} us for both together")
+
+
+def _points(values: SequenceOf[float]) -> dict[str, float | None]:
+    return {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "most": max(values)}
+
+
+def _collections() -> int:
+    """Garbage collections so far that looked at all objects."""
+    return int(gc.get_stats()[-1]["collections"])

@@ -1,0 +1,152 @@
+"""When is a step too fine, and when too coarse?
+
+Small steps and small chunks keep the gaps between tokens short and pay a step's fixed cost more often; large
+ones fill the machine and make whoever decodes wait for somebody else's prompt. Measured on a virtual replica,
+so that the figures depend on the stated step-time model alone: throughput with all requests at once, then
+latencies under the same Poisson arrivals for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.scheduling.compose.decode_first import DecodeFirst
+from engine.scheduling.compose.prompts import PromptLimits
+from engine.scheduling.policy import Policy, make_policy
+from ops.bench.engine.workload import SHIPPED_WORKLOAD, load_workload, sample_workload
+from ops.bench.policies.published_settings import A100_LLAMA_3_8B
+from ops.reporting import table
+from ops.simulate.arrivals import Arrival
+from ops.simulate.engine_run import Machine, Run, run_load
+from ops.simulate.figures import percentile
+
+MACHINE = A100_LLAMA_3_8B
+STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096)
+CHUNK_TOKENS = (16, 64, 256, 0)
+"""Most of one prompt in a step; 0: as much as the step holds."""
+REQUESTS = 400
+LONG_EVERY = 8
+LONG_PROMPT_TOKENS = 4096
+PARTIAL_PREFILLS = 4
+"""Prompts that may be unfinished at once, whatever the chunk."""
+LOAD_SHARE = 0.7
+"""Of the throughput of the best of all rows, in requests a second."""
+TENANTS = 4
+
+
+def run(
+    policy: str = "vtc",
+    *,
+    machine: Machine = MACHINE,
+    step_tokens: Sequence[int] = STEP_TOKENS,
+    chunk_tokens: Sequence[int] = CHUNK_TOKENS,
+    requests: int = REQUESTS,
+) -> dict[str, Any]:
+    """The table. Raises `UnknownPolicy`."""
+    make_policy(policy)
+    grid = [(step, chunk) for step in step_tokens for chunk in chunk_tokens if chunk < step]
+    burst = mixed_arrivals(requests, rate_per_s=None)
+    bursts = {cell: _one(policy, burst, machine, *cell) for cell in grid}
+    best = max(len(burst) / each.ended_s for each in bursts.values())
+    rate_per_s = LOAD_SHARE * best
+    paced = mixed_arrivals(requests, rate_per_s=rate_per_s)
+    rows = []
+    for cell in grid:
+        steady = _one(policy, paced, machine, *cell)
+        rows.append(
+            {
+                "step_tokens": cell[0],
+                "chunk_tokens": cell[1],
+                "output_tokens_per_s": bursts[cell].output_tokens_per_s,
+                "steps": bursts[cell].steps,
+                "tokens_per_step": bursts[cell].computed_tokens / bursts[cell].steps,
+                **_latencies(steady),
+            }
+        )
+    return {
+        "policy": policy,
+        "machine": machine.name,
+        "step_time": {
+            name: value
+            for name, value in _step_time(machine).items()
+            if name not in ("samples", "relative_error")
+        },
+        "requests": requests,
+        "rate_per_s": rate_per_s,
+        "rows": rows,
+    }
+
+
+def mixed_arrivals(requests: int, *, rate_per_s: float | None) -> list[Arrival]:
+    """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: all at once."""
+    drawn = sample_workload(load_workload(SHIPPED_WORKLOAD), requests)
+    return [
+        Arrival(
+            at_s=0.0 if rate_per_s is None else request.arrival / rate_per_s,
+            tenant=f"tenant-{number % TENANTS}",
+            input_tokens=LONG_PROMPT_TOKENS if number % LONG_EVERY == 0 else request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            kind="long" if number % LONG_EVERY == 0 else "short",
+        )
+        for number, request in enumerate(drawn.requests)
+    ]
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table for people."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in report["step_time"].items())
+    print(f"{report['policy']} on {report['machine']} (virtual; {parts})")
+    rows = [
+        (
+            row["step_tokens"],
+            row["chunk_tokens"] or "whole",
+            f"{row['output_tokens_per_s']:,.0f}",
+            f"{row['tokens_per_step']:.0f}",
+            f"{row['steps']:,}",
+            f"{1000 * row['ttft_p50_s']:,.0f} / {1000 * row['ttft_p99_s']:,.0f}",
+            f"{1000 * row['longest_gap_p50_s']:,.0f} / {1000 * row['longest_gap_p99_s']:,.0f}",
+        )
+        for row in report["rows"]
+    ]
+    columns = (
+        "step tokens", "chunk tokens", "output tokens/s", "tokens a step", "steps", "TTFT ms p50/p99",
+        "longest gap ms p50/p99",
+    )  # fmt: skip
+    title = f"all at once, then {report['requests']} requests at {report['rate_per_s']:.2f} a second"
+    table(title, columns, rows)
+
+
+def _one(policy: str, arrivals: Sequence[Arrival], machine: Machine, step: int, chunk: int) -> Run:
+    sized = replace(machine, max_batched_tokens=step, max_sequences=min(machine.max_sequences, step))
+    return run_load(_chunked(policy, chunk or machine.context_tokens), arrivals, sized)
+
+
+def _chunked(policy: str, chunk_tokens: int) -> Callable[[], Policy]:
+    limits = PromptLimits(
+        max_num_partial_prefills=PARTIAL_PREFILLS,
+        max_long_partial_prefills=PARTIAL_PREFILLS,
+        long_prefill_token_threshold=chunk_tokens,
+    )
+
+    def make() -> Policy:
+        return replace(make_policy(policy), compose=DecodeFirst(limits))
+
+    return make
+
+
+def _latencies(run: Run) -> dict[str, float | None]:
+    first = [each.first_s - each.arrival.at_s for each in run.served]
+    gaps = [each.longest_gap_s for each in run.served if each.emitted_tokens > 1]
+    return {
+        "ttft_p50_s": percentile(first, 0.5),
+        "ttft_p99_s": percentile(first, 0.99),
+        "longest_gap_p50_s": percentile(gaps, 0.5),
+        "longest_gap_p99_s": percentile(gaps, 0.99),
+    }
+
+
+def _step_time(machine: Machine) -> dict[str, Any]:
+    step_time = machine.step_time
+    return {name: getattr(step_time, name) for name in step_time.__struct_fields__}

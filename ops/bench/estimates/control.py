@@ -1,0 +1,236 @@
+"""Does the control loop do as well as the best that an operator could have set, without swinging?
+
+On virtual time: the same requests with its main knobs (how strictly requests are refused that would miss
+their target, and how many sequences are sent ahead of an engine) at each of several fixed settings, with the
+loop acting from where it rests, and with its advice only. Traffic that changes is judged by segments: in
+each, attainment with the loop may be at most a point below that of the best fixed setting of that segment,
+which nobody could have known before. Who is refused has missed its targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from gateway.flow.control_rules import REVERSAL_S, Knob, Mode, Move
+from gateway.flow.deadline_check import LENIENT, STRICT
+from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
+from ops.reporting import table
+from ops.simulate.machines import Machine, profile_machine
+from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
+from ops.simulate.records import Records
+from ops.simulate.requests import Request, Source
+from ops.simulate.slo import Slo
+from ops.simulate.steering import Steering
+
+POLICY = "vtc"
+MOST_BELOW = 0.01
+DIST_SHIFT = "dist_shift"
+DIST_SHIFT_SEGMENT_S = 300.0
+TRACE_SEGMENT_S = 600.0
+SEED = 42
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where an operator could have put the knobs for good."""
+
+    lookahead: int = LOOKAHEAD_SEQUENCES
+    strictness: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.lookahead} ahead, strictness {self.strictness:g}"
+
+
+REST = Setting()
+"""Where the loop begins."""
+SETTINGS = (
+    Setting(lookahead=0),
+    REST,
+    Setting(lookahead=8),
+    Setting(strictness=LENIENT),
+    Setting(strictness=1.0),
+    Setting(strictness=STRICT),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Traffic, who serves it, and how it is cut up."""
+
+    name: str
+    source: Source
+    machine: Machine
+    replicas: int
+    segment_s: float
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Implements `Source` for published settings."""
+
+    name: str
+    requests: tuple[Request, ...]
+    has_prefixes: bool = False
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+
+def dist_shift(slo: Slo) -> Case:
+    """The published setting, on the machine that it was published for."""
+    machine = A10G_LLAMA_2_7B
+    requests = tuple(
+        Request(each.at_s, each.tenant, each.input_tokens, each.output_tokens)
+        for each in PUBLISHED[DIST_SHIFT].arrivals(SEED)
+    )
+    served_by = profile_machine(
+        machine.name,
+        machine.step_time,
+        kv_tokens=machine.kv_tokens,
+        context_tokens=machine.context_tokens,
+        max_sequences=machine.max_sequences,
+        max_batched_tokens=machine.max_batched_tokens,
+    )
+    return Case(DIST_SHIFT, _Drawn(DIST_SHIFT, requests), served_by, 1, DIST_SHIFT_SEGMENT_S, slo)
+
+
+def run(cases: Sequence[Case], progress: Callable[[str], None] = lambda line: None) -> Report:
+    """All cases; raises `BadTrace`, ValueError."""
+    found = [_case(case, progress) for case in cases]
+    return {"cases": found, "ok": all(each["ok"] for each in found)}
+
+
+def _case(case: Case, progress: Callable[[str], None]) -> Report:
+    shares: dict[Setting | None, list[float]] = {}
+    rest = Records()
+    for setting in SETTINGS:
+        progress(f"{case.name}, {setting}")
+        pool, _ = _served(case, Mode.OFF, setting)
+        shares[setting] = _attainment(case, pool.records)
+        if setting == REST:
+            rest = pool.records
+    progress(f"{case.name}, advice")
+    advised, advice = _served(case, Mode.ADVICE)
+    progress(f"{case.name}, acting")
+    pool, moves = _served(case, Mode.ACTING)
+    shares[None] = _attainment(case, pool.records)
+    instants = ("dispatched_s", "first_s", "last_s")
+    changes_nothing = all(getattr(advised.records, name) == getattr(rest, name) for name in instants)
+    return {
+        "case": case.name,
+        "machine": case.machine.name,
+        "replicas": case.replicas,
+        "slo": str(case.slo),
+        "requests": len(pool.records),
+        "advised_moves": len(advice),
+        **judge(shares, case, moves, changes_nothing=changes_nothing),
+    }
+
+
+def judge(
+    shares: Mapping[Setting | None, Sequence[float]],
+    case: Case,
+    moves: Sequence[Move],
+    *,
+    changes_nothing: bool,
+) -> Report:
+    """`shares`: attainment by segment, for each fixed setting and (None) with the loop acting."""
+    segments: list[dict[str, Any]] = []
+    for number, attained in enumerate(shares[None]):
+        best = max(SETTINGS, key=lambda setting: shares[setting][number])
+        segments.append(
+            {
+                "from_s": number * case.segment_s,
+                "fixed": {str(setting): shares[setting][number] for setting in SETTINGS},
+                "best_fixed": str(best),
+                "acting": attained,
+                "below_best": shares[best][number] - attained,
+            }
+        )
+    reversals = most_reversals(moves)
+    return {
+        "segments": segments,
+        "moves": len(moves),
+        "knobs": sorted({move.knob.value for move in moves}),
+        "most_reversals_a_minute": reversals,
+        "advice_changes_nothing": changes_nothing,
+        "ok": changes_nothing
+        and reversals <= 1
+        and all(segment["below_best"] <= MOST_BELOW for segment in segments),
+    }
+
+
+def _served(case: Case, mode: Mode, setting: Setting = REST) -> tuple[SimulatedPool, list[Move]]:
+    steering = Steering(mode, case.slo)
+    steering.reach.strictness = setting.strictness
+    # Where nothing depends on it nobody need foresee who is out of reach.
+    foresees = mode is not Mode.OFF or setting.strictness > 0
+    pool = SimulatedPool(
+        POLICY,
+        case.machine,
+        replicas=case.replicas,
+        prefix_caching=case.source.has_prefixes,
+        watch=steering.watch if foresees else None,
+    )
+    pool.flow.window = replace(pool.flow.window, lookahead_sequences=setting.lookahead)
+    pool.run(case.source)
+    return pool, steering.moves
+
+
+def _attainment(case: Case, records: Records) -> list[float]:
+    """By segment: of the requests that came in it, the share that met all targets."""
+    count = 1 + int(max(records.arrival_s) // case.segment_s)
+    came, met = [0] * count, [0] * count
+    for row, arrival_s in enumerate(records.arrival_s):
+        segment = int(arrival_s // case.segment_s)
+        came[segment] += 1
+        met[segment] += case.slo.met(records, row)
+    return [good / max(1, all_) for good, all_ in zip(met, came, strict=True)]
+
+
+def most_reversals(moves: Sequence[Move]) -> int:
+    """The most times that any knob turned back within a minute."""
+    by_knob: dict[Knob, list[Move]] = {}
+    for move in moves:
+        by_knob.setdefault(move.knob, []).append(move)
+    turned_s = sorted(
+        later.at_s
+        for its in by_knob.values()
+        for earlier, later in pairwise(its)
+        if (later.after > later.before) != (earlier.after > earlier.before)
+    )
+    return max(
+        (sum(at_s <= each < at_s + REVERSAL_S for each in turned_s) for at_s in turned_s),
+        default=0,
+    )
+
+
+def show(report: Report) -> None:
+    """The tables for people."""
+    for case in report["cases"]:
+        table(
+            f"{case['case']}: {case['requests']:,} requests, {case['machine']} x {case['replicas']}; share"
+            f" that met {case['slo']}",
+            ("from, s", *map(str, SETTINGS), "acting", "below the best"),
+            [
+                (
+                    f"{segment['from_s']:g}",
+                    *(f"{100 * share:.2f} %" for share in segment["fixed"].values()),
+                    f"{100 * segment['acting']:.2f} %",
+                    f"{100 * segment['below_best']:.2f} points",
+                )
+                for segment in case["segments"]
+            ],
+        )
+        print(
+            f"{'ok    ' if case['ok'] else 'NOT OK'} {case['moves']} moves of"
+            f" {', '.join(case['knobs']) or 'nothing'}, at most {case['most_reversals_a_minute']} reversals a"
+            f" minute; advice ({case['advised_moves']} moves) changed"
+            f" {'nothing' if case['advice_changes_nothing'] else 'SOMETHING'}"
+        )

@@ -1,0 +1,378 @@
+"""Does the queue keep its promises of fairness, on virtual time?
+
+The flow controller that serves in front of an engine's own scheduler (`ops/simulate/step_pool.py`); requests
+from a seeded generator, outputs predicted by their median only, so that charges are corrected all the time.
+Four scenarios:
+
+- `flood`: a tenant that uses 30 % of the capacity, beside one of the same weight that sends ten times its
+  share, which may raise the first one's TTFT p99 to at most `MAX_RATIO` times what it is beside one that uses
+  exactly its share. What that is can be read in two ways, and both are held to: half of the capacity, and
+  what the first one leaves (the max-min fair share, 70 %). For comparison, alone.
+- `weights`: two tenants that always wait, of weights 1 and 3.
+- `tiers`: interactive work that comes and goes over standard and batch that always wait; then an interactive
+  flood without end, under which batch must still have its turn within its ageing.
+- `reservations`: two standard tenants with reservations under four interactive floods.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from engine.messages import StepTime
+from ops.bench.policies.figures import quantile
+from ops.reporting import table
+from ops.simulate.step_pool import PoolMachine, PoolRequest, PoolServed, VirtualPool
+
+MACHINE = PoolMachine(
+    # About a model of 8B on one GPU of 2023: 20 ms a step, 10,000 prompt tokens a second.
+    StepTime(20e-3, 100e-6, 0.0, 200e-6, samples=1000, relative_error=0.0),
+    max_sequences=32,
+    max_batched_tokens=512,
+    num_blocks=8192,
+)
+POLICY = "vtc"
+LONGEST_INPUT, LONGEST_OUTPUT = 200, 200
+MEDIAN_OUTPUT = 40
+OUTPUT_SPREAD = 0.6
+"""Standard deviation of the logarithm of an answer's length."""
+QUIET_SHARE = 0.3
+EQUAL_SHARE = 0.5
+QUIET_REQUESTS = 2_200
+WARM_UP_REQUESTS = 200
+FLOOD_FACTOR = 10.0
+MAX_RATIO = 1.2
+WEIGHTS = (1.0, 3.0)
+WEIGHT_TOLERANCE = 0.01
+AGEING_S = (math.inf, 20.0, 30.0)
+RESERVED_SHARES = (0.3, 0.1)
+LEAST_RESERVED = 0.98
+INTERACTIVE, STANDARD, BATCH = 0, 1, 2
+
+Report = dict[str, Any]
+
+
+class Draw(Protocol):
+    """Draws the sizes of one request."""
+
+    def __call__(self, at_s: float, tenant: str, rng: random.Random, *, tier: int) -> PoolRequest: ...
+
+
+def run(*, seed: int = 1, progress: Callable[[str], None] = lambda name: None) -> Report:
+    """All scenarios; `ok` says whether each kept its limits."""
+    report: Report = {"seed": seed, "capacity_cost_per_s": round(capacity(), 1)}
+    for name, scenario in SCENARIOS.items():
+        progress(name)
+        report[name] = scenario(seed)
+    report["ok"] = all(report[name]["ok"] for name in SCENARIOS)
+    return report
+
+
+def capacity() -> float:
+    """Cost tokens a second of one replica with its places always taken."""
+    requests = [_request(0.0, "all", random.Random(f"capacity {number}")) for number in range(1500)]
+    pool = _pool()
+    pool.run(requests, until_s=60.0)
+    return sum(pool.service.values()) / pool.now_s
+
+
+def flood(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
+    """A tenant at 30 % of the capacity beside others of every appetite."""
+    per_s = capacity() / _mean_cost()
+    quiet = stream("quiet", QUIET_SHARE * per_s, f"{seed} quiet", count=quiet_requests)
+    ends_s = quiet[-1].at_s
+    fair_share = 1 - QUIET_SHARE
+    rows: dict[str, Report] = {}
+    for name, share in (
+        ("alone", 0.0),
+        ("equal half", EQUAL_SHARE),
+        ("fair share", fair_share),
+        ("flood", FLOOD_FACTOR * fair_share),
+    ):
+        other = stream("other", share * per_s, f"{seed} other", seconds=ends_s) if share else []
+        pool = _pool()
+        # What the flood left behind need not be served.
+        pool.run(sorted([*quiet, *other], key=lambda each: each.at_s), until_s=ends_s + 60.0)
+        ttfts = [each.ttft_s for each in pool.served if each.request.tenant == "quiet"]
+        ttfts = ttfts[min(WARM_UP_REQUESTS, len(ttfts) // 10) :]
+        rows[name] = {
+            "other_share": share,
+            "requests": len(ttfts),
+            "ttft_p50_s": round(quantile(ttfts, 0.5), 4),
+            "ttft_p99_s": round(quantile(ttfts, 0.99), 4),
+            "refused_of_other": sum(each.refused for each in pool.served),
+            "places_given_up": sum(each.set_back for each in pool.served),
+            "most_of_one_request": max(each.set_back for each in pool.served),
+        }
+    worst_s = rows["flood"]["ttft_p99_s"]
+    ratios = {name: round(worst_s / rows[name]["ttft_p99_s"], 4) for name in ("equal half", "fair share")}
+    return {
+        "rows": rows,
+        "ratios": ratios,
+        "most": MAX_RATIO,
+        "ok": max(ratios.values()) <= MAX_RATIO,
+    }
+
+
+def weights(seed: int = 1, seconds: float = 240.0) -> Report:
+    """Weights of 1 and 3, both always waiting; the light one in ten times as many requests."""
+    light, heavy = WEIGHTS
+    pool = _pool()
+    gaps: list[float] = []
+
+    def refill(pool: VirtualPool) -> None:
+        _keep_waiting(pool, "light", 200, weight=light, seed=seed)
+        _keep_waiting(pool, "heavy", 20, weight=heavy, seed=seed)
+        had = pool.service
+        gaps.append(abs(had.get("light", 0) / light - had.get("heavy", 0) / heavy))
+
+    pool.run([_request(0.0, "light", random.Random(seed), weight=light)], until_s=seconds, on_time=refill)
+    served = [pool.service["light"] / light, pool.service["heavy"] / heavy]
+    ratio = pool.service["heavy"] / pool.service["light"]
+    deviation = abs(ratio / (heavy / light) - 1)
+    bound = service_bound(min(light, heavy))
+    return {
+        "light_cost_tokens": pool.service["light"],
+        "heavy_cost_tokens": pool.service["heavy"],
+        "ratio": round(ratio, 4),
+        "deviation": round(deviation, 5),
+        "jain_index": round(jain_index(served), 6),
+        "widest_gap_cost_tokens": round(max(gaps)),
+        "bound_cost_tokens": bound,
+        "gap_over_bound": round(max(gaps) / bound, 4),
+        "ok": deviation <= WEIGHT_TOLERANCE and max(gaps) <= bound,
+    }
+
+
+def tiers(seed: int = 1) -> Report:
+    """What comes first, and whether the last is still served."""
+    per_s = capacity() / _mean_cost()
+    interactive = stream("day", 0.5 * per_s, f"{seed} day", seconds=90.0, tier=INTERACTIVE)
+
+    def refill(pool: VirtualPool) -> None:
+        _keep_waiting(pool, "office", 20, tier=STANDARD, seed=seed)
+        _keep_waiting(pool, "night", 20, tier=BATCH, seed=seed)
+
+    pool = _pool()
+    pool.run(interactive, until_s=90.0, on_time=refill)
+    total = sum(pool.service.values())
+    ttfts = [each.ttft_s for each in pool.served if each.request.tenant == "day" and each.first_s >= 0]
+    displaced = [each for each in pool.served if each.displaced_tokens]
+    wait_s, bound_s = _longest_aged_wait(seed)
+    return {
+        "service_shares": {tenant: round(cost / total, 4) for tenant, cost in sorted(pool.service.items())},
+        "interactive_ttft_p99_s": round(quantile(ttfts, 0.99), 4),
+        "interactive_requests": len(ttfts),
+        "requests_that_displaced": len(displaced),
+        "displaced_kv_tokens": sum(each.displaced_tokens for each in displaced),
+        "batch_longest_wait_under_flood_s": round(wait_s, 3),
+        "batch_wait_bound_s": bound_s,
+        "ok": pool.service.get("night", 0) == 0 and bool(displaced) and wait_s <= bound_s,
+    }
+
+
+def reservations(seed: int = 1, seconds: float = 120.0) -> Report:
+    """Two standard tenants that paid for 30 % and 10 % of the capacity under four interactive floods."""
+    full = capacity()
+    rows: dict[str, Report] = {}
+    for is_reserved in (True, False):
+
+        def refill(pool: VirtualPool, is_reserved: bool = is_reserved) -> None:
+            for number, share in enumerate(RESERVED_SHARES):
+                _keep_waiting(
+                    pool,
+                    f"paid {number}",
+                    20,
+                    tier=STANDARD,
+                    seed=seed,
+                    reserved=share * full if is_reserved else 0.0,
+                )
+            for number in range(4):
+                _keep_waiting(pool, f"flood {number}", 30, tier=INTERACTIVE, seed=seed)
+
+        pool = _pool()
+        pool.run([_request(0.0, "first", random.Random(seed))], until_s=seconds, on_time=refill)
+        for number, share in enumerate(RESERVED_SHARES):
+            row = rows.setdefault(f"paid {number}", {"reserved_cost_per_s": round(share * full, 1)})
+            had = pool.service.get(f"paid {number}", 0) / (share * full * seconds)
+            row["served_of_reserved" if is_reserved else "without_reservation"] = round(had, 4)
+    return {
+        "rows": rows,
+        "least": LEAST_RESERVED,
+        "ok": all(row["served_of_reserved"] >= LEAST_RESERVED for row in rows.values())
+        and all(row["without_reservation"] < 0.5 for row in rows.values()),
+    }
+
+
+SCENARIOS: dict[str, Callable[[int], Report]] = {
+    "flood": flood,
+    "weights": weights,
+    "tiers": tiers,
+    "reservations": reservations,
+}
+
+
+def show(report: Report) -> None:
+    """The tables for people."""
+    rows = [
+        (
+            name,
+            f"{row['other_share']:.2f}",
+            f"{row['requests']:,}",
+            f"{row['ttft_p50_s']:.3f}",
+            f"{row['ttft_p99_s']:.3f}",
+            f"{row['refused_of_other']:,}",
+            f"{row['places_given_up']:,}",
+        )
+        for name, row in report["flood"]["rows"].items()
+    ]
+    table(
+        "flood: a tenant at 30 % of the capacity beside another (virtual time)",
+        ("the other", "its share", "requests", "TTFT p50, s", "TTFT p99, s", "refused", "places given up"),
+        rows,
+    )
+    ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in report["flood"]["ratios"].items())
+    print(f"TTFT p99 beside the flood over: {ratios}; at most {MAX_RATIO:g}: {_verdict(report['flood'])}\n")
+    fair = report["weights"]
+    print(
+        f"weights 1:3: service {fair['ratio']:.4f}, off by {100 * fair['deviation']:.2f} % (at most"
+        f" {100 * WEIGHT_TOLERANCE:g} %); Jain index {fair['jain_index']:.6f}; widest gap"
+        f" {fair['widest_gap_cost_tokens']:,} cost tokens = {fair['gap_over_bound']:.3f} of the bound 2U:"
+        f" {_verdict(fair)}"
+    )
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in report["tiers"]["service_shares"].items())
+    print(
+        f"tiers: {shares}; interactive TTFT p99 {report['tiers']['interactive_ttft_p99_s']:.3f} s;"
+        f" {report['tiers']['requests_that_displaced']} requests took the places of"
+        f" {report['tiers']['displaced_kv_tokens']:,} tokens; under an endless flood batch waited"
+        f" {report['tiers']['batch_longest_wait_under_flood_s']:.1f} s"
+        f" (at most {report['tiers']['batch_wait_bound_s']:g}): {_verdict(report['tiers'])}"
+    )
+    for name, row in report["reservations"]["rows"].items():
+        print(
+            f"reservations: {name} had {row['served_of_reserved']:.1%} of what it reserved under a flood"
+            f" (at least {LEAST_RESERVED:.0%}), without a reservation {row['without_reservation']:.1%}"
+        )
+    print(f"reservations: {_verdict(report['reservations'])}")
+
+
+# ---------------------------------------------------------------- figures
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything (Jain, Chiu and Hawe,
+    1984)."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def service_bound(least_weight: float) -> int:
+    """2U / min(w), U = max(longest input, 2 x tokens in the running batch): how far two backlogged tenants'
+    service per weight may lie apart (Sheng et al., OSDI 2024), in cost tokens."""
+    in_batch = min(MACHINE.kv_tokens, MACHINE.max_sequences * (LONGEST_INPUT + LONGEST_OUTPUT))
+    return round(2 * max(LONGEST_INPUT, 2 * in_batch) / least_weight)
+
+
+# ---------------------------------------------------------------- requests
+
+
+def stream(
+    tenant: str,
+    per_s: float,
+    seed: str,
+    *,
+    count: int | None = None,
+    seconds: float = math.inf,
+    tier: int = STANDARD,
+    draw: Draw | None = None,
+) -> list[PoolRequest]:
+    """A Poisson stream of `count` requests, or of those within `seconds`; `draw` makes each."""
+    rng = random.Random(seed)
+    requests: list[PoolRequest] = []
+    at_s = rng.expovariate(per_s)
+    while at_s < seconds and (count is None or len(requests) < count):
+        requests.append((draw or _request)(at_s, tenant, rng, tier=tier))
+        at_s += rng.expovariate(per_s)
+    return requests
+
+
+def _request(
+    at_s: float,
+    tenant: str,
+    rng: random.Random,
+    *,
+    tier: int = STANDARD,
+    weight: float = 1.0,
+    reserved: float = 0.0,
+) -> PoolRequest:
+    output = round(MEDIAN_OUTPUT * rng.lognormvariate(0.0, OUTPUT_SPREAD))
+    return PoolRequest(
+        at_s,
+        tenant,
+        rng.randint(LONGEST_INPUT // 10, LONGEST_INPUT),
+        min(LONGEST_OUTPUT, max(1, output)),
+        tier,
+        weight,
+        reserved,
+    )
+
+
+def _mean_cost() -> float:
+    rng = random.Random("mean cost")
+    return sum(_request(0.0, "all", rng).cost for _ in range(5000)) / 5000
+
+
+def _keep_waiting(
+    pool: VirtualPool,
+    tenant: str,
+    depth: int,
+    *,
+    seed: int,
+    tier: int = STANDARD,
+    weight: float = 1.0,
+    reserved: float = 0.0,
+) -> None:
+    """Sends so many that `depth` requests of the tenant wait."""
+    waiting = sum(each.num_queued for each in pool.flow.tenants() if each.tenant_id == tenant)
+    for _ in range(depth - waiting):
+        rng = random.Random(f"{seed} {tenant} {len(pool.served)}")
+        pool.arrive(_request(pool.now_s, tenant, rng, tier=tier, weight=weight, reserved=reserved))
+
+
+def _longest_aged_wait(seed: int) -> tuple[float, float]:
+    """The longest wait of batch requests that arrive under an interactive flood without end, of a tenant with
+    a night of service behind it; and what it may be."""
+    pool = _pool(ageing_s=AGEING_S)
+    pool.flow.counters.charge("night", 1.0, 10**9)
+    batch = [
+        _request(5.0 * number, "night", random.Random(f"{seed} {number}"), tier=BATCH) for number in range(10)
+    ]
+
+    def refill(pool: VirtualPool) -> None:
+        _keep_waiting(pool, "day", 60, tier=INTERACTIVE, seed=seed)
+
+    pool.run(batch, until_s=150.0, on_time=refill)
+    waited = [each for each in pool.served if each.request.tenant == "night"]
+    # Up two tiers; then its share of the band, and the longest answer that runs.
+    bound_s = 2 * AGEING_S[BATCH] + 5.0
+    return max(_wait_s(each) for each in waited), bound_s
+
+
+def _wait_s(served: PoolServed) -> float:
+    return served.first_s - served.request.at_s if served.first_s >= 0 else math.inf
+
+
+def _pool(ageing_s: Sequence[float] = (math.inf,) * 3) -> VirtualPool:
+    return VirtualPool(
+        MACHINE,
+        policy=POLICY,
+        ageing_s=ageing_s,
+        predict=lambda request: MEDIAN_OUTPUT,
+        max_queued_per_tenant=2_000,
+    )
+
+
+def _verdict(part: Report) -> str:
+    return "ok" if part["ok"] else "NOT ok"

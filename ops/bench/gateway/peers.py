@@ -1,0 +1,354 @@
+"""Which gateways are measured, and how is each started in front of the benchmark's upstream?
+
+Ours with everything on: keys, limits of both shapes, the fair queue, a durable ledger, estimates and metrics.
+LiteLLM with the limits of its keys on, counted in its memory. nginx and Portkey pass requests on and meter
+nothing. `direct` is no gateway: the clients' connections end at the upstream itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ops.bench.common.processes import end
+from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
+from ops.sandbox.free_port import free_port
+from ops.sandbox.server import LocalServer, local_server, until
+
+OURS = "fairgate"
+SILENT = "fairgate, no estimates"
+DIRECT = "direct"
+PEERS = ("nginx", "litellm", "portkey")
+START_S = 90.0
+TENANTS = 4
+"""Of ours and of LiteLLM; connections are shared out among their keys."""
+UPSTREAM_SEQUENCES = 256
+"""More than the benchmark's connections: what waits, waits for the gateway and for nothing else."""
+LARGE = 10**12
+LARGE_RATE = 9_000_000
+"""Limits that count and never bind."""
+
+
+class PeerMissing(Exception):
+    """A peer is not installed; the message says how to."""
+
+
+class TargetFailed(Exception):
+    """A gateway does not start or does not answer; the message has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A gateway that is up."""
+
+    port: int
+    process: int | None
+    """Root of its processes; None: it has none."""
+    headers: Sequence[Mapping[str, str]]
+    """Of each client; connections take turns."""
+
+
+Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
+"""Starts a gateway, given a directory of its own and the upstream's port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to measure."""
+
+    name: str
+    version: str
+    open: Open
+
+
+def direct() -> Target:
+    """The upstream itself."""
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
+        yield Serving(upstream_port, None, ({},))
+
+    return Target(DIRECT, "", serve)
+
+
+# ---------------------------------------------------------------- ours
+
+
+def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> Target:
+    """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
+    margin. `estimates`: each request is told what it will wait, take and cost."""
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
+        config = directory / "fairgate.toml"
+        config.write_text(_fairgate_config(upstream_port, tokenizer_dir, estimates), encoding="utf-8")
+        arguments = ("--config", str(config), "--prices", f"{MODEL}=150/600", "--log-level", "warning")
+        async with local_server(directory / "data", arguments=arguments) as server:
+            keys = [await _tenant(server, f"tenant-{number}") for number in range(TENANTS)]
+            await _known(server)
+            headers = [{"authorization": f"Bearer {key}"} for key in keys]
+            port = httpx.URL(server.url).port
+            assert port is not None
+            yield Serving(port, server.process.pid, headers)
+
+    return Target(OURS if estimates else SILENT, metadata.version("fairgate"), serve)
+
+
+def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
+    values = {
+        "name": "bench",
+        "url": f"http://127.0.0.1:{upstream_port}/v1",
+        "model": MODEL,
+        "max_concurrent": UPSTREAM_SEQUENCES,
+        "context_tokens": CONTEXT_TOKENS,
+    }
+    if tokenizer_dir is not None:
+        values["tokenizer_dir"] = str(tokenizer_dir.absolute())
+    # A JSON string or number is one in TOML, too.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    told = "yes" if estimates else "no"
+    return "\n".join(
+        ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{told}"', "[[upstreams]]", *lines, ""]
+    )
+
+
+async def _tenant(server: LocalServer, name: str) -> str:
+    """A tenant with a token bucket and a window, and its key."""
+    async with server.operator() as client:
+        await _admin(client, "/admin/v1/tenants", {"name": name})
+        for limit in (
+            {"meter": "total_tokens", "rate_per_s": LARGE_RATE, "amount": LARGE_RATE},
+            {"meter": "total_tokens", "window": "day", "amount": LARGE},
+        ):
+            await _admin(client, "/admin/v1/limits", {"tenant": name, "mode": "hard", **limit})
+        key = await _admin(client, "/admin/v1/keys", {"tenant": name})
+    return str(key["key"])
+
+
+async def _admin(client: httpx.AsyncClient, path: str, body: object) -> Any:
+    answer = await client.post(path, json=body)
+    if not answer.is_success:
+        raise TargetFailed(f"{OURS}: {path}: {answer.status_code} {answer.text[:200]}")
+    return answer.json()
+
+
+async def _known(server: LocalServer) -> None:
+    """Waits until the gateway's copy of the directory has every tenant with its limits."""
+    async with server.operator() as client:
+
+        async def knows() -> bool:
+            status = (await client.get("/admin/v1/status")).json()
+            limited = [shown for shown in status["tenants"] if len(shown["limits"]) == 2]
+            return len(limited) == TENANTS
+
+        if not await until(knows, START_S):
+            raise TargetFailed(f"{OURS} does not know its tenants after {START_S:g} s")
+
+
+# ---------------------------------------------------------------- peers
+
+
+def peer(name: str, peers_dir: Path) -> Target:
+    """One of `PEERS`. Raises `PeerMissing`."""
+    makers = {"nginx": _nginx, "litellm": _litellm, "portkey": _portkey}
+    return makers[name](peers_dir.absolute() / name)
+
+
+NGINX_CONFIG = """daemon off;
+{user}
+worker_processes 1;
+pid nginx.pid;
+error_log stderr error;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+  uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  keepalive_requests 100000000;
+  upstream bench {{ server 127.0.0.1:{upstream_port}; keepalive 256; keepalive_requests 100000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://bench;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Authorization "Bearer upstream";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+def _nginx(home: Path) -> Target:
+    unpacked = home / "usr" / "sbin" / "nginx"
+    found = str(unpacked) if unpacked.is_file() else shutil.which("nginx", path=_system_path())
+    if found is None:
+        raise _missing("nginx", home)
+    program = found
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
+        port = free_port()
+        user = "user root;" if os.geteuid() == 0 else ""
+        text = NGINX_CONFIG.format(user=user, port=port, upstream_port=upstream_port)
+        (directory / "nginx.conf").write_text(text, encoding="utf-8")
+        command = (program, "-p", str(directory), "-c", str(directory / "nginx.conf"), "-e", "stderr")
+        async with _program("nginx", command, directory, {}, port, ({},)) as serving:
+            yield serving
+
+    return Target("nginx", "", serve)
+
+
+LITELLM_AUTH = f"""from litellm.proxy._types import UserAPIKeyAuth
+
+
+async def user_api_key_auth(request, api_key):
+    return UserAPIKeyAuth(
+        api_key=api_key, token=api_key, tpm_limit={LARGE}, rpm_limit={LARGE}, max_budget={LARGE}
+    )
+"""
+LITELLM_CONFIG = """model_list:
+  - model_name: {model}
+    litellm_params:
+      model: openai/{model}
+      api_base: "http://127.0.0.1:{upstream_port}/v1"
+      api_key: upstream
+      max_retries: 0
+      input_cost_per_token: 0.00000015
+      output_cost_per_token: 0.0000006
+litellm_settings: {{num_retries: 0, telemetry: false}}
+router_settings: {{num_retries: 0, disable_cooldowns: true}}
+general_settings: {{custom_auth: bench_auth.user_api_key_auth, custom_auth_run_common_checks: true}}
+"""
+
+
+def _litellm(home: Path) -> Target:
+    program = home / "bin" / "litellm"
+    if not program.is_file():
+        raise _missing("litellm", home)
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
+        text = LITELLM_CONFIG.format(model=MODEL, upstream_port=upstream_port)
+        (directory / "config.yaml").write_text(text, encoding="utf-8")
+        (directory / "bench_auth.py").write_text(LITELLM_AUTH, encoding="utf-8")
+        port = free_port()
+        command = (str(program), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port))
+        environment = {
+            "PATH": f"{program.parent}:{os.environ.get('PATH', '')}",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_LOG": "ERROR",
+            "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(16)}",
+            "LITELLM_MODE": "PRODUCTION",
+        }
+        headers = [{"authorization": f"Bearer sk-bench-{number}"} for number in range(TENANTS)]
+        async with _program("litellm", command, directory, environment, port, headers) as serving:
+            yield serving
+
+    found = sorted(home.glob("lib/python*/site-packages/litellm-[0-9]*.dist-info"))
+    version = found[-1].name.removeprefix("litellm-").removesuffix(".dist-info") if found else ""
+    return Target("litellm", version, serve)
+
+
+def _portkey(home: Path) -> Target:
+    package = home / "node_modules" / "@portkey-ai" / "gateway"
+    node = shutil.which("node")
+    if not (package / "build" / "start-server.js").is_file() or node is None:
+        raise _missing("portkey", home)
+    program = node
+
+    @contextlib.asynccontextmanager
+    async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
+        port = free_port()
+        command = (program, str(package / "build" / "start-server.js"), f"--port={port}", "--headless")
+        headers = {
+            "authorization": "Bearer upstream",
+            "x-portkey-provider": "openai",
+            "x-portkey-custom-host": f"http://127.0.0.1:{upstream_port}/v1",
+        }
+        environment = {"NODE_ENV": "production"}
+        async with _program("portkey", command, package, environment, port, (headers,)) as serving:
+            yield serving
+
+    return Target("portkey", json.loads((package / "package.json").read_text())["version"], serve)
+
+
+def _missing(name: str, home: Path) -> PeerMissing:
+    return PeerMissing(f"{name} is not installed in {home}: make bench-peers")
+
+
+def _system_path() -> str:
+    """With the directories of system programs, which users do not always have."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+
+
+@contextlib.asynccontextmanager
+async def _program(
+    name: str,
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    port: int,
+    headers: Sequence[Mapping[str, str]],
+) -> AsyncIterator[Serving]:
+    """A peer's program, once it answers; it is ended with the block. Raises `TargetFailed`."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=directory,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment},
+        start_new_session=True,
+    )
+    said = bytearray()
+    reading = asyncio.create_task(_keep_tail(process, said))
+    try:
+        serving = Serving(port, process.pid, headers)
+        await _answers(name, serving, process, said)
+        yield serving
+    finally:
+        await end(process)
+        await reading
+
+
+async def _keep_tail(process: asyncio.subprocess.Process, said: bytearray) -> None:
+    """Reads what a program prints, so that it never waits for us, and keeps the end of it."""
+    assert process.stdout is not None
+    while data := await process.stdout.read(65_536):
+        said += data
+        del said[:-1000]
+
+
+async def _answers(name: str, serving: Serving, process: asyncio.subprocess.Process, said: bytearray) -> None:
+    """Waits until a completion comes through."""
+    last = "no answer"
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
+    async with httpx.AsyncClient(timeout=10.0, headers=serving.headers[0]) as client:
+
+        async def serves() -> bool:
+            nonlocal last
+            if process.returncode is not None:
+                return True
+            try:
+                answer = await client.post(f"http://127.0.0.1:{serving.port}/v1/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                last = type(error).__name__
+                return False
+            last = f"{answer.status_code} {answer.text[:200]}"
+            return answer.status_code == 200
+
+        if not await until(serves, START_S) or process.returncode is not None:
+            raise TargetFailed(f"{name} does not serve: {last}\n{said.decode(errors='replace')}")

@@ -1,0 +1,333 @@
+"""What does a gateway cost per request and per token? Ours and its peers before the same upstream, in turn.
+
+Each round goes through all targets, each freshly started: one connection (what a gateway adds to the
+latency), 32 connections (throughput, processor time per request), one stream at a time (what it adds to the
+time to the first token), 64 streams (tokens a second, processor time per token). All loops are closed.
+Upstream and clients are processes of their own; what each of them used is in the report, so that a reader
+sees which was full. What estimates cost is less than what a machine changes by within a round, and than what
+two processes of one program differ by: one server is told to make them and to make none, in turn for short
+times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ops.bench.engine.report import QUIET_CORES
+from ops.bench.engine.run import machine_name, rotated
+from ops.bench.gateway.figures import figures, one_run, promises
+from ops.bench.gateway.ledger import fsync_ms
+from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
+from ops.bench.gateway.peers import (
+    OURS,
+    PEERS,
+    PeerMissing,
+    Serving,
+    Target,
+    TargetFailed,
+    direct,
+    fairgate,
+    peer,
+)
+from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
+from ops.sandbox.server import ROOT, ServerFailed, until
+
+CONNECTIONS = 32
+STREAMS = 64
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "max_tokens": MAX_TOKENS,
+    "messages": [
+        {"role": "system", "content": "You are a helpful assistant. Answer briefly."},
+        {"role": "user", "content": "How far is it from Lisbon to Porto, and how long does it take?"},
+    ],
+}
+LOAD_S = 120.0
+"""Most that one measurement may take beyond its time."""
+
+Report = Callable[[str], None]
+
+
+class CannotBench(Exception):
+    """A gateway or a program of ours is not as it should be; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure."""
+
+    peers: tuple[str, ...] | None = None
+    """None: those that are installed."""
+    rounds: int = 3
+    seconds: float = 3.0
+    """Of each of the two measurements under load; those of latencies take two thirds and a half of it."""
+    tokenizer_dir: Path | None = None
+    peers_dir: Path = Path(".bench-peers")
+    directory: Path = Path()
+    """Where our ledger lies: on a disk, not in memory."""
+    without_estimates: bool = False
+    """Also ours with estimates off: what they cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One measurement of one target."""
+
+    name: str
+    connections: int
+    streams: bool
+    share: float
+    """Of `Options.seconds`."""
+
+
+WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
+SERVERS = 6
+PAIRS = 20
+PAIR = Phase("pair", CONNECTIONS, False, 0.3)
+"""Of measurements of each server, with estimates and without."""
+SWITCH_S = 10.0
+PHASES = (
+    Phase("single", 1, False, 2 / 3),
+    Phase("throughput", CONNECTIONS, False, 1.0),
+    Phase("first_token", 1, True, 0.5),
+    Phase("streams", STREAMS, True, 1.0),
+)
+
+
+def run(options: Options, progress: Report = lambda line: None) -> dict[str, Any]:
+    """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
+    if not sys.platform.startswith("linux"):
+        raise CannotBench("this benchmark needs Linux: it waits with epoll and reads /proc")
+    targets, skipped = chosen(options)
+    try:
+        runs = asyncio.run(_rounds(options, targets, progress))
+        pairs = asyncio.run(_pairs(options, progress)) if options.without_estimates else []
+    except (TargetFailed, ServerFailed, OSError) as error:
+        raise CannotBench(str(error)) from None
+    summary = figures(runs)
+    judged = [promise.as_json() for promise in promises(runs, pairs)]
+    return {
+        "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "tokens_per_request": MAX_TOKENS,
+        "fsync_ms": round(fsync_ms(options.directory), 2),
+        "targets": {
+            target.name: {
+                "version": target.version,
+                "figures": summary[target.name],
+                "runs": runs[target.name],
+            }
+            for target in targets
+        },
+        "skipped": skipped,
+        "promises": judged,
+        "ok": all(each["ok"] for each in judged),
+    }
+
+
+def chosen(options: Options) -> tuple[list[Target], list[str]]:
+    """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
+    name."""
+    names = PEERS if options.peers is None else tuple(dict.fromkeys(options.peers))
+    targets, skipped = [direct()], []
+    for name in names:
+        if name not in PEERS:
+            raise CannotBench(f"no peer {name!r}; there are {', '.join(PEERS)}")
+        try:
+            targets.append(peer(name, options.peers_dir))
+        except PeerMissing as error:
+            skipped.append(str(error))
+    targets.append(fairgate(options.tokenizer_dir))
+    if options.without_estimates:
+        targets.append(fairgate(options.tokenizer_dir, estimates=False))
+    return targets, skipped
+
+
+async def _rounds(
+    options: Options, targets: Sequence[Target], progress: Report
+) -> dict[str, list[dict[str, Any]]]:
+    runs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
+    by_name = {target.name: target for target in targets}
+    async with _upstream() as (port, upstreams):
+        for number in range(options.rounds):
+            for name in rotated(list(by_name), number):
+                found = await _one(options, by_name[name], port, upstreams)
+                runs[name].append(found)
+                progress(
+                    f"{number + 1}/{options.rounds} {name}: {found['requests_per_s']:,.0f} requests/s, "
+                    f"{found['tokens_per_s']:,.0f} tokens/s"
+                )
+    return runs
+
+
+async def _pairs(options: Options, progress: Report) -> list[float]:
+    """Requests a second with estimates over those without, of each pair of measurements."""
+    ratios: list[float] = []
+    async with _upstream() as (port, upstreams):
+        for number in range(SERVERS):
+            of_server = [ratio async for ratio in _of_server(options, port, upstreams)]
+            ratios += of_server
+            progress(
+                f"with and without estimates, server {number + 1}/{SERVERS}: median of {PAIRS} pairs "
+                f"{statistics.median(of_server):.3f}"
+            )
+    return ratios
+
+
+async def _of_server(options: Options, port: int, upstreams: Sequence[int]) -> AsyncIterator[float]:
+    target = fairgate(options.tokenizer_dir)
+    async with _opened(options, target, port) as serving:
+        await _warm_up(options, target, serving, upstreams)
+        for number in range(PAIRS):
+            per_s: dict[bool, float] = {}
+            for told in (True, False) if number % 2 == 0 else (False, True):
+                await _tell(serving, told)
+                seen = await _measure(target, serving, PAIR, options.seconds, upstreams)
+                # To the last answer: a machine that stands still for a moment ends no request in time.
+                per_s[told] = seen["requests"] / seen["wall_s"]
+            yield per_s[True] / per_s[False]
+
+
+async def _tell(serving: Serving, told: bool) -> None:
+    """Switches estimates, and waits until answers show it. Raises `TargetFailed`."""
+    assert serving.process is not None
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{serving.port}", headers=serving.headers[0], timeout=SWITCH_S
+    ) as client:
+
+        async def is_so() -> bool:
+            answer = await client.post("/v1/chat/completions", json=CHAT)
+            return ("x-fairgate-estimate" in answer.headers) == told
+
+        if not await is_so():
+            os.kill(serving.process, signal.SIGUSR2)
+            if not await until(is_so, SWITCH_S):
+                raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
+
+
+async def _one(options: Options, target: Target, port: int, upstreams: Sequence[int]) -> dict[str, Any]:
+    async with _opened(options, target, port) as serving:
+        await _warm_up(options, target, serving, upstreams)
+        phases = {
+            phase.name: await _measure(target, serving, phase, options.seconds, upstreams) for phase in PHASES
+        }
+        peak = peak_bytes(_processes(serving))
+    return one_run(phases, peak_bytes=peak, quiet_cores=QUIET_CORES)
+
+
+@contextlib.asynccontextmanager
+async def _opened(options: Options, target: Target, port: int) -> AsyncIterator[Serving]:
+    """The target, in a directory that goes away again."""
+    with tempfile.TemporaryDirectory(
+        prefix="fairgate-bench-", dir=options.directory.absolute(), ignore_cleanup_errors=True
+    ) as name:
+        async with target.open(Path(name), port) as serving:
+            yield serving
+
+
+async def _warm_up(options: Options, target: Target, serving: Serving, upstreams: Sequence[int]) -> None:
+    for phase in WARM_UP:
+        await _measure(target, serving, phase, options.seconds, upstreams)
+
+
+async def _measure(
+    target: Target, serving: Serving, phase: Phase, seconds: float, upstreams: Sequence[int]
+) -> dict[str, Any]:
+    """Loads the target from a process of its own. Raises `TargetFailed`."""
+    order = {
+        "port": serving.port,
+        "requests": [_request(headers, streams=phase.streams) for headers in serving.headers],
+        "connections": phase.connections,
+        "seconds": seconds * phase.share,
+        "tokens": MAX_TOKENS,
+    }
+    gateway = _processes(serving)
+    before = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
+    seen = await _load(order)
+    after = (cpu_s(gateway), cpu_s(upstreams), machine_cpu_s(), time.process_time(), time.perf_counter())
+    gateway_s, upstream_s, machine_s, own_s, wall_s = (
+        now - then for now, then in zip(after, before, strict=True)
+    )
+    if seen["errors"] or not seen["requests"]:
+        raise TargetFailed(f"{target.name}: {seen['first_error'] or 'no answer within the time'}")
+    others_s = machine_s - gateway_s - upstream_s - own_s - seen["cpu_s"]
+    return seen | {
+        "gateway_cpu_s": gateway_s,
+        "upstream_cpu_s": upstream_s,
+        "clients_cpu_s": seen["cpu_s"],
+        "others_cores": max(0.0, others_s / wall_s),
+    }
+
+
+def _processes(serving: Serving) -> list[int]:
+    return process_tree(serving.process) if serving.process is not None else []
+
+
+def _request(headers: Any, *, streams: bool) -> str:
+    """Two messages, as in a short chat; a stream asks for its usage, so that no gateway has to count."""
+    body = CHAT | ({"stream": True, "stream_options": {"include_usage": True}} if streams else {})
+    text = json.dumps(body)
+    lines = ["POST /v1/chat/completions HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, f"content-length: {len(text)}", "", text])
+
+
+async def _load(order: dict[str, Any]) -> dict[str, Any]:
+    process = await _start("ops.bench.gateway.client")
+    try:
+        async with asyncio.timeout(order["seconds"] + LOAD_S):
+            out, _ = await process.communicate(json.dumps(order).encode())
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise TargetFailed(f"the clients did not end within {LOAD_S:g} s") from None
+    if process.returncode:
+        raise TargetFailed(f"the clients failed: {out.decode(errors='replace')[-500:]}")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _upstream() -> AsyncIterator[tuple[int, list[int]]]:
+    """The upstream's port and processes: on many cores several, so that it is never the narrowest."""
+    processes: list[asyncio.subprocess.Process] = []
+    port = 0
+    try:
+        for _ in range(max(1, (os.cpu_count() or 1) // 4)):
+            process = await _start("ops.bench.gateway.mock_upstream", str(port))
+            processes.append(process)
+            assert process.stdout is not None
+            line = await process.stdout.readline()
+            if not line:
+                raise TargetFailed("the benchmark's upstream did not start")
+            port = int(line)
+        yield port, [process.pid for process in processes]
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            await process.wait()
+
+
+async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )

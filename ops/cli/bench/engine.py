@@ -1,0 +1,265 @@
+"""`fairgate bench engine|scheduler|policies|batch-or-wait`: the speed of the engine, and its choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ops.cli.base import Failure, answer
+from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names_given, verdict
+
+
+@command()
+@click.option(
+    "--model",
+    metavar="DIR|tiny|small",
+    default="tiny",
+    show_default=True,
+    help="Model directory, or the shape of one with random weights that is made here.",
+)
+@click.option(
+    "--workload",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file with the requests.  [default: 64 requests of mixed lengths]",
+)
+@click.option(
+    "--peers",
+    metavar="NAMES",
+    callback=names_given,
+    help="Of transformers, openvino, with commas; empty: none.  [default: those installed]",
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["burst", "poisson"]),
+    default="burst",
+    show_default=True,
+    help="All at once, or one after another at random.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Poisson: requests a second.  [default: 0.7 x what the slowest engine can serve, measured first]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 100_000),
+    default=500,
+    show_default=True,
+    help="Poisson: how many, drawn from the workload's.",
+)
+@click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(1, 1024), help="Of every engine.  [default: all cores]")
+@click.option(
+    "--sequences", type=click.IntRange(1, 4096), default=64, show_default=True, help="That run at once."
+)
+@click.option(
+    "--batched-tokens",
+    type=click.IntRange(1, 1_000_000),
+    default=512,
+    show_default=True,
+    help="That a step computes at most.",
+)
+@click.option("--policy", metavar="NAME", help="Our engine's.  [default: hybrid]")
+@click.option(
+    "--detokenize", is_flag=True, help="Our engine also makes text; the peers answer with ids only."
+)
+@PEERS_DIR_OPTION
+@click.option("--no-roofline", is_flag=True, help="Do not measure what the machine could do at best.")
+def engine(
+    model: str,
+    workload: Path | None,
+    peers: tuple[str, ...] | None,
+    dtype: str,
+    device: str,
+    arrivals: str,
+    rate: float | None,
+    requests: int,
+    repetitions: int,
+    threads: int | None,
+    sequences: int,
+    batched_tokens: int,
+    policy: str | None,
+    detokenize: bool,
+    peers_dir: Path,
+    no_roofline: bool,
+) -> None:
+    """Our engine and its peers on the same requests, in turn, each run in a process of its own.
+
+    \b
+    Greedy, EOS ignored; the tokens of all engines are compared. Peers other than transformers are
+    installed with 'make bench-peers'. Measure when nothing else runs: disturbed runs are marked.
+    --json answers:
+      {"engines": {"fairgate": {"output_tokens_per_s": {"median": 4100.0, …},
+       "runs": [{"ttft_s": {"p50": 0.1, "p99": 0.3}, "serving_peak_bytes": 400000000, …}, …]}, …},
+       "ratios": {"openvino": {"output_tokens_per_s": {"median": 0.9, "least": 0.88, "most": 0.91}, …}},
+       "agreement": {"openvino": {"divergences": 0, …}}, "roofline": {"share_of_ideal": {…}, …}}
+    """
+    from ops.bench.engine.report import show
+    from ops.bench.engine.run import CannotBench, Options, run
+    from ops.bench.engine.workload import SHIPPED_WORKLOAD
+
+    options = Options(
+        model=model,
+        workload=workload or SHIPPED_WORKLOAD,
+        peers=peers,
+        dtype=dtype,
+        device=device,
+        arrivals=arrivals,
+        rate_per_s=rate,
+        poisson_requests=requests,
+        repetitions=repetitions,
+        threads=threads,
+        max_sequences=sequences,
+        max_batched_tokens=batched_tokens,
+        policy=policy,
+        detokenize=detokenize,
+        peers_dir=peers_dir,
+        **({"roofline_s": 0.0} if no_roofline else {}),
+    )
+    try:
+        report = run(options, lambda line: click.echo(line, err=True))
+    except CannotBench as error:
+        raise Failure(str(error)) from None
+    answer(report, lambda: show(report))
+
+
+@command()
+@click.option(
+    "--running",
+    metavar="N,…",
+    default="256",
+    show_default=True,
+    callback=counts_given,
+    help="Sequences that run.",
+)
+@click.option(
+    "--waiting",
+    metavar="N,…",
+    default="1000,10000",
+    show_default=True,
+    callback=counts_given,
+    help="Sequences that wait.",
+)
+@click.option(
+    "--tenants",
+    metavar="N,…",
+    default="1,1000",
+    show_default=True,
+    callback=counts_given,
+    help="Their tenants.",
+)
+@click.option(
+    "--policy",
+    metavar="NAME,…",
+    default="hybrid,vtc,fcfs",
+    show_default=True,
+    callback=names_given,
+    help="Which.",
+)
+@click.option(
+    "--steps", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Timed of each."
+)
+@click.option("--no-granularity", is_flag=True, help="Leave out the table of step and chunk sizes.")
+def scheduler(
+    running: tuple[int, ...],
+    waiting: tuple[int, ...],
+    tenants: tuple[int, ...],
+    policy: tuple[str, ...],
+    steps: int,
+    no_granularity: bool,
+) -> None:
+    """What a scheduling step costs without a model, and what too fine and too coarse steps cost.
+
+    \b
+    Steady states: sequences decode, now and then one ends and the next is admitted. Then, on virtual time,
+    step and chunk sizes against throughput and latencies. Measure when nothing else runs.
+    --json answers:
+      {"cases": [{"policy": "hybrid", "running": 256, "waiting": 10000, "tenants": 1000,
+       "schedule_us": {"p50": 180.0, "p99": 390.0, "most": 700.0}, "books_us": {…}, "step_us": {…}, …}, …],
+       "growth": [{"policy": "hybrid", "tenants": 1000, "waiting": [1000, 10000], "ratio": 1.04}, …],
+       "granularity": {"rows": [{"step_tokens": 512, "chunk_tokens": 64, "ttft_p99_s": 2.8, …}, …]}}
+    """
+    from engine.scheduling.policy import UnknownPolicy
+    from ops.bench.engine import scheduler_cost, scheduler_granularity
+
+    try:
+        report = scheduler_cost.run(
+            running=running, waiting=waiting, tenants=tenants, policies=policy, steps=steps
+        )
+    except UnknownPolicy as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from None
+    except RuntimeError as error:
+        raise Failure(str(error)) from None
+    if not no_granularity:
+        report["granularity"] = scheduler_granularity.run(policy[0])
+
+    def show() -> None:
+        scheduler_cost.show(report)
+        if not no_granularity:
+            scheduler_granularity.show(report["granularity"])
+
+    answer(report, show)
+
+
+@command()
+@click.option("--case", "cases", metavar="NAME", multiple=True, help="Only this benchmark (repeat).")
+@click.option("--policy", "policies", metavar="NAME", multiple=True, help="Only this policy (repeat).")
+def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
+    """Scheduling policies on a virtual clock: where each wins, where it loses, and what was promised.
+
+    \b
+    Cases: mixed, predictions, contests, composition, batching, buckets, templates, published. All of them
+    take some minutes of one core. Nothing is timed by a real clock: the figures are the same on every
+    machine and may be made while others use it.
+    --json answers:
+      {"cases": {"mixed": {"title": "short requests among long ones", "rows": [{"policy": "hybrid",
+       "short_ttft_p99_s": {"median": 0.15, "least": 0.14, "most": 0.17}, …}, …],
+       "checks": [{"what": "…", "value": 0.1, "at_most": 0.333, "ok": true}, …], "ok": true}, …},
+       "ok": true}
+    """
+    from engine.scheduling.policy import UnknownPolicy
+    from ops.bench.policies.run import as_json, run_cases, show
+
+    try:
+        reports = run_cases(cases, policies)
+    except (ValueError, UnknownPolicy) as error:
+        raise click.UsageError(str(error)) from None
+    report = as_json(reports)
+    verdict(report, lambda: show(reports))
+
+
+@command("batch-or-wait")
+@click.option(
+    "--requests", type=click.IntRange(1000, 1_000_000), default=2000, show_default=True, help="At each load."
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Streams a load.")
+@click.option(
+    "--line",
+    type=click.Choice(["length", "arrival"]),
+    default="length",
+    show_default=True,
+    help="Order of the queue; by arrival, fixed policies that reorder it are not tried either.",
+)
+def batch_or_wait(requests: int, seeds: int, line: str) -> None:
+    """The batch-or-wait table against the best fixed batch size and window, on a virtual clock.
+
+    \b
+    An engine on a virtual clock serves with the admissions `table` and `dynamic`. One table is solved and
+    used at all loads; at each load every size and 26 windows are tried on the very arrivals that the table
+    serves. Compared is the table's objective (`fairgate policy solve --help`). Takes some minutes; all
+    figures but that of a lookup are the same on every machine.
+    --json answers:
+      {"line": "length", "capacity_per_s": 3.93, "loads": [{"load": "high", "rate_per_s": 2.36, "gain": 0.154,
+       "least_gain": 0.151, "table": {"cost": 2.55, "latency_s": 1.4, "own_latency_s": 1.3, "watts": 161,
+       "late": 0.177, "batch": 1.9}, "best_fixed": {"size": 4, "window_s": 0.12, "line": "length", …}}, …],
+       "won": ["medium", "high", …], "not_won": ["low"], "lookup_us": 1.7, "ok": true, …}
+    """
+    from ops.bench.policies.batch_or_wait import run, show
+    from ops.cli.policy import progress_bar
+
+    with progress_bar("solving and trying") as progress:
+        report = run(requests=requests, seeds=seeds, short_first=line == "length", progress=progress)
+    verdict(report, lambda: show(report))

@@ -1,0 +1,212 @@
+"""`fairgate bench fairness|estimates|calibration|routing`: what the queue promises."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from ops.cli.base import Failure
+from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict
+
+
+@command()
+@click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="How often.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(100, 10_000_000),
+    default=20_000,
+    show_default=True,
+    help="Measure until the lighter tenant has had so many tokens.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(22, 500),
+    default=40,
+    show_default=True,
+    help="Of the heavier tenant; the lighter one has ten times as many.",
+)
+@click.option(
+    "--virtual",
+    is_flag=True,
+    help="On virtual time, without a server: floods, weights, tiers and reservations.",
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    type=click.Choice(["weights", "flood", "tiers", "reservations"]),
+    multiple=True,
+    help="Only this one (repeat).  [default: all]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(40, 100_000),
+    default=2_000,
+    show_default=True,
+    help="Of the tenant beside the flood, counted in each half.",
+)
+@MODEL_OPTION
+def fairness(
+    runs: int,
+    tokens: int,
+    connections: int,
+    virtual: bool,
+    scenarios: tuple[str, ...],
+    requests: int,
+    model: str | None,
+) -> None:
+    """Floods, weights, tiers and reservations, on a real server or on virtual time.
+
+    \b
+    weights: two tenants of weights 1 and 3 with the same mix of requests, both always waiting, the light one
+      with ten times the connections. Charged service (input + 2 x output tokens) between two snapshots is
+      compared with 1:3. Each run uses a fresh server.
+    flood: a tenant at 30 % of the capacity beside one at its share, and at ten times that.
+    tiers: interactive requests over batch that always waits.
+    reservations: a tenant that reserved 30 % of the capacity under an interactive flood.
+    --json answers:
+      {"weights": {"runs": [{"light_cost_tokens": 34015, "ratio": 3.01, "deviation": 0.0033, "seconds": 41.2,
+       "least_queued": {"light": 232, "heavy": 5}, …}], "worst_deviation": 0.0033, "median_ratio": 3.01,
+       "least_jain_index": 0.999998, "widest_gap_over_bound": 0.03, "ok": true},
+       "flood": {"rows": {"flood": {"ttft_p99_s": 0.31, …}, …}, "ratio": 1.2, "ok": true},
+       "tiers": {…}, "reservations": {…}, "ok": true}
+    --virtual --json answers:
+      {"flood": {"rows": {"flood": {"ttft_p99_s": 0.11, …}, …}, "ratios": {"equal half": 1.05, …}, …},
+       "weights": {"ratio": 2.99, "jain_index": 0.999996, "gap_over_bound": 0.022, "ok": true, …},
+       "tiers": {…}, "reservations": {…}, "few_places": {"rows": {…}, "ratio": 0.4, "ok": true}, "ok": true}
+    """
+    if virtual:
+        from ops.bench.fairness import few_places
+        from ops.bench.fairness import virtual as fairness_virtual
+
+        report = fairness_virtual.run(progress=tell)
+        tell("few places")
+        few = report["few_places"] = few_places.few_places()
+        report["ok"] = report["ok"] and few["ok"]
+
+        def show_virtual() -> None:
+            fairness_virtual.show(report)
+            few_places.show(few)
+
+        verdict(report, show_virtual)
+        return
+    from ops.bench.fairness import live as fairness_pool
+    from ops.bench.fairness import weights_live as weights
+    from ops.sandbox.server import ServerFailed
+
+    of_pool = tuple(each for each in fairness_pool.SCENARIOS if not scenarios or each in scenarios)
+    report = {"ok": True}
+    try:
+        if not scenarios or "weights" in scenarios:
+            report["weights"] = asyncio.run(
+                weights.run(runs=runs, light_tokens=tokens, connections=connections, model=model)
+            )
+            report["ok"] = report["weights"]["ok"]
+        if of_pool:
+            found = asyncio.run(
+                fairness_pool.run(requests=requests, model=model, scenarios=of_pool, progress=tell)
+            )
+            report |= found | {"ok": report["ok"] and found["ok"]}
+    except ServerFailed as error:
+        raise Failure(f"the server did not start: {error}") from None
+
+    def show() -> None:
+        if "weights" in report:
+            weights.show(report["weights"])
+        if of_pool:
+            fairness_pool.show(report)
+
+    verdict(report, show)
+
+
+@command()
+@click.option(
+    "--queued",
+    type=click.IntRange(0, 1000),
+    multiple=True,
+    default=(0, 20, 100),
+    show_default=True,
+    help="Requests waiting when an estimate is made (repeat).",
+)
+@click.option(
+    "--probes",
+    type=click.IntRange(5, 10_000),
+    default=200,
+    show_default=True,
+    help="Requests measured at each depth.",
+)
+@MODEL_OPTION
+def estimates(queued: tuple[int, ...], probes: int, model: str | None) -> None:
+    """Is the estimated wait within a factor of two of the actual one?
+
+    \b
+    At each depth as many connections are kept busy as fill the engine and leave that many waiting. What each
+    request was told on arrival is compared with what it then waited, beside the best constant that anybody
+    could have told to all.
+    --json answers:
+      {"depths": [{"queued": 20, "requests": 200, "share_within_2x": 0.92, "actual_p50_s": 3.1, …}, …],
+       "overall": {"share_within_2x": 0.93, "constant_share_within_2x": 0.35},
+       "ok": true}
+    """
+    from ops.bench.estimates.estimates import run, show
+    from ops.sandbox.server import ServerFailed
+
+    try:
+        report = asyncio.run(run(depths=queued, probes=probes, model=model))
+    except ServerFailed as error:
+        raise Failure(f"the server did not start: {error}") from None
+    verdict(report, lambda: show(report))
+
+
+@command()
+@click.option(
+    "--requests",
+    type=click.IntRange(100, 1_000_000),
+    default=5_000,
+    show_default=True,
+    help="Judged in each scenario, after the warm-up.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True, help="Of everything that is drawn."
+)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write the reliability plot to this SVG file.")
+def calibration(requests: int, seed: int, plot: str | None) -> None:
+    """Do the times that requests are told on arrival, or quoted, hold as often as they say?
+
+    \b
+    On virtual time: the gateway's queue and estimator before a virtual engine, several tenants and tiers, at
+    50, 80 and 95 % load; then 50 clients that quote together and all redeem. Takes some minutes.
+    --json answers:
+      {"scenarios": [{"name": "load 0.8", "groups": {"plain": {"requests": 5000, "ttft": {"p50": 0.50,
+       "p90": 0.90, "pinball_p90": 0.01, …}, "e2e": {…}, …}}, "ok": true}, …], "ok": true}
+    """
+    from ops.bench.estimates.calibration import run, show
+    from ops.bench.estimates.calibration_plot import write_plot
+
+    report = run(seed=seed, requests=requests, progress=tell)
+    if plot is not None:
+        write_plot(report, Path(plot))
+    verdict(report, lambda: show(report))
+
+
+@command()
+@click.option(
+    "--requests",
+    type=click.IntRange(100, 2000),
+    default=2000,
+    show_default=True,
+    help="So many first requests of the trace.",
+)
+def routing(requests: int) -> None:
+    """Four virtual replicas on a trace of conversations: round robin, least loaded, predicted TTFT.
+
+    \b
+    --json answers:
+      {"requests": 2000, "shared_cache_hits": 13757, "routers": {"predicted TTFT": {"block_hits": 12657,
+       "hits_of_shared": 0.92, "ttft_p99_s": 8.3, …}, …}, "ok": true}
+    """
+    from ops.bench.fairness.routing import run, show
+
+    report = run(requests=requests, progress=tell)
+    verdict(report, lambda: show(report))

@@ -1,0 +1,184 @@
+"""`fairgate bench forecast|step-time|fidelity|control`: what is foretold, and what is made of it."""
+
+from __future__ import annotations
+
+import click
+
+from ops.cli.base import Failure
+from ops.cli.bench.options import MODEL_OPTION, command, counting_bar, names_given, tell, verdict
+
+
+@command()
+@click.option(
+    "--answers",
+    type=click.IntRange(300, 50_000),
+    default=3000,
+    show_default=True,
+    help="Instructions that the model answers.",
+)
+@click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="CPU threads.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@MODEL_OPTION
+def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
+    """Each layer of the length forecast on wordings it has never seen, at temperature 1.
+
+    \b
+    The shipped model answers its own instructions; those of a third of the templates are forecast by layers
+    that learned from the other two thirds, in turn. Some two minutes on two cores.
+    --json answers:
+      {"answers": 3000, "templates": 48, "layers": {"1 sketches": {"pinball_tokens": 11.0, …}, …},
+       "probe_error_share": 0.21, "later": {"16": […], …}, "gate": {"excess": 0.004, …}, "ok": true}
+    """
+    from ops.bench.estimates import forecast as measuring
+
+    with counting_bar("answers") as progress:
+        report = measuring.run(model=model, answers=answers, threads=threads, seed=seed, progress=progress)
+    verdict(report, lambda: measuring.show(report))
+
+
+@command("step-time")
+@click.option(
+    "--steps",
+    type=click.IntRange(100, 100_000),
+    default=1500,
+    show_default=True,
+    help="To learn from; as many again are foretold.",
+)
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@MODEL_OPTION
+def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
+    """The step-time model against the clock: by shape of the step, what it took and what was foretold.
+
+    \b
+    --json answers:
+      {"shapes": [{"shape": "decode, up to 16 sequences, context up to 128", "steps": 210,
+       "measured_p50_s": 0.0041, "predicted_p50_s": 0.0042, "mape": 0.06}, …],
+       "steps": 1500, "mape": 0.08, "median_error": 0.05, "whole_time_error": -0.01, "fit": {…}, "ok": true}
+    """
+    from ops.bench.engine import step_time as measuring
+
+    with counting_bar("steps") as progress:
+        report = measuring.run(model=model, steps=steps, threads=threads, seed=seed, progress=progress)
+    verdict(report, lambda: measuring.show(report))
+
+
+@command()
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAME,…",
+    default="fcfs,sjf,vtc,hybrid",
+    show_default=True,
+    callback=names_given,
+    help="Which.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(2, 100),
+    default=3,
+    show_default=True,
+    help="What a simulation falls short of is learned from the others of its policy.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(2, 3600), default=180.0, show_default=True, help="Of each replay."
+)
+@click.option(
+    "--load",
+    type=click.FloatRange(0.05, 0.95),
+    default=0.7,
+    show_default=True,
+    help="Of what the server can do, measured first.",
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the requests.")
+@MODEL_OPTION
+def fidelity(
+    policies: tuple[str, ...], repetitions: int, seconds: float, load: float, seed: int, model: str | None
+) -> None:
+    """Does the simulator say what the real engine then does?
+
+    \b
+    A fresh server serves a drawn stream under each policy, in turn; what its ledger and timelines recorded is
+    simulated with the step times that its engine learned. Some 45 minutes; measure when nothing else runs.
+    Ends with 1 where throughput is off by more than 5 %, TTFT p50 by 15 %, p99 by 25 % or 1.5 times what real
+    runs differ by, or where the policies come in another order.
+    --json answers:
+      {"rate_per_s": 14.2, "policies": [{"policy": "vtc", "requests": 7650, "throughput_ratio": 1.01,
+       "ttft_p50_ratio": 0.96, "ttft_p99_ratio": 0.9, "real_ttft_p99_spread": 0.2, …}, …],
+       "checks": [{"what": "vtc, TTFT p50", "value": 0.96, "wanted": "within 15 %", "ok": true}, …],
+       "ok": true}
+    """
+    import httpx
+
+    from engine.scheduling.policy import POLICIES
+    from ops.bench.estimates import fidelity as measuring
+    from ops.sandbox.server import ServerFailed
+
+    for name in policies:
+        if name not in POLICIES:
+            raise click.BadParameter(
+                f"no policy {name!r}; there are {', '.join(POLICIES)}", param_hint="--policy"
+            )
+    options = measuring.Options(policies, repetitions, seconds, load, seed, model)
+    try:
+        report = measuring.run(options, tell)
+    except (ServerFailed, httpx.HTTPError) as error:
+        raise Failure(f"the server did not serve: {error}") from None
+    verdict(report, lambda: measuring.show(report))
+
+
+@command()
+@click.option(
+    "--trace",
+    "traces",
+    metavar="FILE",
+    multiple=True,
+    help="Also this traffic, as for `fairgate simulate` (repeat).",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Of an 8B model, each on an H200, for traces.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests of a trace alone.")
+@click.option(
+    "--slo",
+    metavar="TARGETS",
+    default="ttft=2,tpot=0.1",
+    show_default=True,
+    help="In seconds.",
+)
+def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
+    """Does the control loop do as well as the best fixed setting, without swinging?
+
+    
+    On virtual time: the published setting dist_shift, and traces, with the loop off and its knobs at several
+    settings, with its advice, and acting. By segments (of 5 minutes; of traces, 10) attainment may be a
+    point below the best fixed setting, one knob may turn back in a minute, and advice may change nothing.
+    --json answers:
+      {"cases": [{"case": "dist_shift", "segments": [{"from_s": 0, "fixed": {"2 ahead, strictness 0": 0.16,
+       …}, "best_fixed": "2 ahead, strictness 1.5", "acting": 0.72, "below_best": 0.0}, …], "moves": 12,
+       "most_reversals_a_minute": 1, "advice_changes_nothing": true, "ok": true}, …], "ok": true}
+    """
+    from ops.bench.estimates import control as measuring
+    from ops.cli.simulate_options import cut, trace_of
+    from ops.simulate.machines import roofline_machine
+    from ops.simulate.requests import BadTrace
+    from ops.simulate.slo import Slo
+
+    try:
+        targets = Slo.of(slo)
+        cases = [measuring.dist_shift(targets)]
+        for name in traces:
+            source = cut(trace_of(name), 1.0, limit)
+            machine = roofline_machine("h200", "8b")
+            segment_s = measuring.TRACE_SEGMENT_S
+            cases.append(measuring.Case(source.name, source, machine, replicas, segment_s, targets))
+        report = measuring.run(cases, tell)
+    except BadTrace as error:
+        raise Failure(str(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    verdict(report, lambda: measuring.show(report))

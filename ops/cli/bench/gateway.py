@@ -1,0 +1,197 @@
+"""`fairgate bench contract|ledger|gateway`: what the gateway keeps, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from ops.cli.base import Failure
+from ops.cli.bench.options import (
+    JSON_FILE_OPTION,
+    PEERS_DIR_OPTION,
+    command,
+    counts_given,
+    names_given,
+    verdict,
+)
+
+REQUIRED_SETTLEMENTS_PER_S = 2_000
+
+
+@command()
+@click.option(
+    "--scenario",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Only those; * and ? as in a shell; repeatable.",
+)
+@click.option(
+    "--gateways", metavar="N,…", default="1,2,4", show_default=True, callback=counts_given, help="For bursts."
+)
+@click.option(
+    "--concurrency",
+    metavar="N,…",
+    default="50,500",
+    show_default=True,
+    callback=counts_given,
+    help="For bursts.",
+)
+@click.option("--peers", type=click.Choice(["litellm"]), multiple=True, help="Also: its limits, same bursts.")
+@PEERS_DIR_OPTION
+@JSON_FILE_OPTION
+def contract(
+    names: tuple[str, ...],
+    gateways: tuple[int, ...],
+    concurrency: tuple[int, ...],
+    peers: tuple[str, ...],
+    peers_dir: Path,
+    json_file: Path | None,
+) -> None:
+    """Budgets through bursts, crashes, cancellations and retries, audited from outside.
+
+    \b
+    Starts its own PostgreSQL, Redis, engine and gateways, drives clients at hard limits and kills -9 what it
+    started; then compares ledger, Redis, the engine's own count and what clients received. Some minutes; all
+    of it goes away again. Scenarios: rate, burst-CLIENTSxGATEWAYS-{max,open}-{stream,plain}, disconnects,
+    retries, kill-{gateway,engine,redis,postgres,both}. Ends with 1 where a required figure is not met.
+    --json answers:
+      {"scenarios": [{"scenario": "burst-50x2-open-stream", "gateways": 2, "overshoot_tokens": 0,
+       "drift_tokens": 0, "double_charges": 0, "leaked_holds": 0, "cancel_error_tokens": 0,
+       "admitted_of_admissible": 0.99, "charged_tokens": 1460, "broken": [], "ok": true, …}, …],
+       "seconds": 412.0, "ok": true}
+    """
+    from rich.console import Console
+
+    from ops.bench.budgets.litellm import PeerMissing
+    from ops.bench.budgets.report import show
+    from ops.bench.budgets.run import Options, run
+    from ops.bench.budgets.testbed import ScenarioFailed
+    from ops.sandbox.server import ServerFailed
+    from ops.sandbox.services import NoServer
+
+    options = Options(names, gateways, concurrency, peers, peers_dir)
+    with Console(stderr=True).status("starting") as status:
+        try:
+            report = asyncio.run(
+                run(options, lambda what, done, total: status.update(f"{what}: {done} of {total} done"))
+            )
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--scenario") from None
+        except (NoServer, PeerMissing, ScenarioFailed, ServerFailed) as error:
+            raise Failure(str(error)) from None
+    verdict(report, lambda: show(report), json_file)
+
+
+@command()
+@click.option(
+    "--settlements", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True, help="How many."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    multiple=True,
+    default=(1, 64, 512),
+    show_default=True,
+    help="Settlements that wait at once; repeatable.",
+)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="On which disk; not one in memory.  [default: here]",
+)
+def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> None:
+    """Durable settlements a second on SQLite, with fsync on, and what group commit makes of it.
+
+    \b
+    One at a time each settlement waits for its own commit, so a hundredth as many are made there.
+    --json answers:
+      {"runs": [{"database": "sqlite", "concurrency": 512, "settlements": 10000, "seconds": 2.1,
+       "settlements_per_s": 4700, "rows_per_commit": 181.8, "fsync_ms": 1.3,
+        "synchronous": "synchronous=2"}, …],
+       "required_per_s": 2000, "ok": true}
+    """
+    from ops.bench.gateway.ledger import as_json, measure
+
+    runs = [
+        asyncio.run(measure(directory, max(100, settlements // (100 if most == 1 else 1)), most))
+        for most in concurrency
+    ]
+    report = as_json(runs, REQUIRED_SETTLEMENTS_PER_S)
+
+    def show() -> None:
+        click.echo(f"SQLite, {runs[-1].synchronous} (2: FULL); an fsync takes {runs[-1].fsync_ms:g} ms here")
+        for run in runs:
+            click.echo(
+                f"  {run.concurrency:>5} at once: {run.settlements_per_s:>7,.0f} settlements/s, "
+                f"{run.rows_per_commit:g} a commit"
+            )
+
+    verdict(report, show)
+
+
+@command()
+@click.option(
+    "--peers",
+    metavar="NAMES",
+    callback=names_given,
+    help="Of nginx, litellm, portkey, with commas; empty: none.  [default: those installed]",
+)
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How often.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, 600),
+    default=3.0,
+    show_default=True,
+    help="Of each measurement under load.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Ours counts prompts with this model's tokenizer.  [default: it estimates them, with a margin]",
+)
+@PEERS_DIR_OPTION
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="On which disk our ledger lies; not one in memory.  [default: here]",
+)
+@click.option("--without-estimates", is_flag=True, help="Also ours with estimates off: what they cost.")
+@JSON_FILE_OPTION
+def gateway(
+    peers: tuple[str, ...] | None,
+    rounds: int,
+    seconds: float,
+    tokenizer: Path | None,
+    peers_dir: Path,
+    directory: Path,
+    without_estimates: bool,
+    json_file: Path | None,
+) -> None:
+    """What a gateway costs: ours, with everything on, and its peers before the same upstream, in turn.
+
+    \b
+    Added latency on one connection, requests/s on 32, time to the first token, tokens/s of 64 streams,
+    processor time and memory. Peers are installed with 'make bench-peers'. Linux only, some minutes; measure
+    when nothing else runs: disturbed runs are marked. Ends with 1 where a promise is not kept.
+    --json answers:
+      {"targets": {"fairgate": {"figures": {"added_latency_p50_s": {"median": 0.0008, "least": 0.0007,
+       "most": 0.0009, "values": […]}, "requests_per_s": {…}, "cpu_s_per_request": {…}, "tokens_per_s": {…},
+       "cpu_s_per_token": {…}, "peak_bytes": {…}, …}, "runs": [{"cores": {…}, "disturbed": false, …}]}, …},
+       "promises": [{"what": "requests/s over LiteLLM's", "at_least": 12.0, "median": 14.1, "ok": true, …}],
+       "skipped": [], "fsync_ms": 0.4, "ok": true}
+    """
+    from ops.bench.gateway.report import show
+    from ops.bench.gateway.run import CannotBench, Options, run
+
+    options = Options(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
+    try:
+        report = run(options, lambda line: click.echo(line, err=True))
+    except CannotBench as error:
+        raise Failure(str(error)) from None
+    verdict(report, lambda: show(report), json_file)

@@ -1,0 +1,310 @@
+"""Which implementation stands behind each part? The composition root: the only place that chooses.
+
+`Running` holds what one serving process is made of. It is built in the order in which the parts need one
+another and closed in the opposite order, whatever fails in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from litestar import Litestar
+
+from engine.client.client import EngineClient
+from engine.process.server import EngineOptions
+from engine.scheduling.batch_or_wait.table import options_with
+from engine.scheduling.batch_or_wait.table_file import BadTable
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
+from gateway.app import create_app
+from gateway.config import GatewayConfig
+from gateway.deps import GatewayDeps
+from gateway.dispatch.queue_sharing import Sharing
+from gateway.flow.control_rules import Mode
+from gateway.flow.shared.mirror import require_shared
+from gateway.gateway import Gateway
+from gateway.pools.catalogue import Catalogue
+from gateway.pools.pool import PoolSpec
+from gateway.requests.prompt import PromptRenderer
+from gateway.upstream.local_engine import LocalEngine
+from gateway.upstream.openai.upstream import OpenAIUpstream
+from ops.serving import datadir
+from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
+from ops.serving.upstream_pools import pools_of
+from ops.settings.settings import Settings
+from tenants.admin.admin import Admin
+from tenants.admin.audit import Actor
+from tenants.directory.directory import Directory
+from tenants.directory.keys import quote_secret
+from tenants.errors import Invalid
+from tenants.ledger.ledger import Ledger
+from tenants.quota.fallback import FallbackQuotaStore
+from tenants.quota.memory import MemoryQuotaStore
+from tenants.quota.store import QuotaStore, QuotaStoreRecovering
+from tenants.storage.database import open_database
+from tenants.types import Tier
+
+if TYPE_CHECKING:
+    from gateway.cluster.peer_requests import Elsewhere
+
+log = logging.getLogger("fairgate.serve")
+
+
+@dataclass
+class Running:
+    """The parts of one serving process."""
+
+    settings: Settings
+    admin: Admin
+    directory: Directory
+    supervisor: EngineSupervisor | SharedEngine | NoEngine
+    app: Litestar
+    gateway: Gateway
+    control_token: str
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """How the engine of these settings is started."""
+    engine = settings.engine
+    return EngineOptions(
+        model_dir=settings.model,
+        address=engine_address(settings.data_dir),
+        data_dir=settings.data_dir,
+        dtype=engine.dtype,
+        device=engine.device,
+        num_blocks=engine.kv_blocks,
+        num_host_blocks=engine.host_kv_blocks,
+        kv_memory_bytes=engine.kv_memory,
+        block_tokens=engine.block_tokens,
+        max_sequences=engine.max_sequences,
+        max_batched_tokens=engine.max_batched_tokens,
+        policy=settings.policy,
+        policy_table=settings.resolved_policy_table,
+        # Gateway and clients need cores, too: an engine that fights them for the last one crawls.
+        threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
+        niceness=engine.niceness,
+        orphan_s=engine.orphan_s,
+        collect_lengths=engine.collect_lengths,
+    )
+
+
+def policy_options(settings: Settings) -> PolicyOptions:
+    """With the batch-or-wait table that the settings name. Raises `Invalid` for a table that cannot be used,
+    and for a policy that needs one where there is none."""
+    try:
+        options = options_with(settings.resolved_policy_table)
+    except BadTable as error:
+        raise Invalid("policy_table", str(error)) from None
+    try:
+        make_policy(settings.policy, options)
+    except NeedsTable as error:
+        raise Invalid("policy", str(error)) from None
+    return options
+
+
+def gateway_config(settings: Settings) -> GatewayConfig:
+    """The gateway's knobs."""
+    gateway = settings.gateway
+    return GatewayConfig(
+        policy=settings.policy,
+        policy_options=policy_options(settings),
+        data_dir=settings.data_dir,
+        max_body_bytes=gateway.body_limit,
+        max_queued=gateway.max_queued,
+        max_queued_per_tenant=gateway.max_queued_per_tenant,
+        queue_ttl_s={
+            Tier.INTERACTIVE: gateway.ttl_interactive,
+            Tier.STANDARD: gateway.ttl_standard,
+            Tier.BATCH: gateway.ttl_batch,
+        },
+        ageing_s={
+            Tier.INTERACTIVE: math.inf,
+            Tier.STANDARD: gateway.ageing_standard or math.inf,
+            Tier.BATCH: gateway.ageing_batch or math.inf,
+        },
+        long_tokens=gateway.long_tokens,
+        long_share_sequences=gateway.long_share_sequences / 100,
+        long_share_kv=gateway.long_share_kv / 100,
+        batch_share=gateway.batch_share / 100,
+        reservation_burst_s=gateway.reservation_burst,
+        reserve_quantile=gateway.reserve_percent / 100,
+        slow_reader_s=gateway.slow_reader,
+        max_buffered_events=gateway.max_buffered_events,
+        shutdown_grace_s=gateway.drain,
+        timeline_retention_s=gateway.timeline_days * 86_400.0,
+        max_timelines=gateway.max_timelines,
+        idempotency_ttl_s=gateway.idempotency_ttl,
+        gateway_stale_s=gateway.stale,
+        lease_ttl_s=gateway.lease,
+        control=Mode(gateway.control),
+        estimates=gateway.estimates == "yes",
+        quote_valid_s=gateway.quote_valid,
+        quote_credit_share=gateway.quote_credit / 100,
+    )
+
+
+def sharing_of(settings: Settings, gateway_id: str) -> Sharing | None:
+    """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
+    cannot be shared."""
+    names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
+    if settings.engine.serve == "yes" and settings.engine.address:
+        names[engine_options(settings).engine_id] = settings.engine.address
+    if not settings.redis_url or settings.gateway.queue == "own" or not names:
+        return None
+    try:
+        require_shared(make_policy(settings.policy, policy_options(settings)).order)
+    except UnknownPolicy as error:
+        raise Invalid("policy", str(error)) from None
+    return Sharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+
+
+def elsewhere_of(settings: Settings) -> Elsewhere | None:
+    """By which other gateways are asked about their requests; None: there is no Redis to do so by."""
+    if not settings.redis_url:
+        return None
+    # Only here, because Redis is an extra.
+    from gateway.cluster.peer_requests import Elsewhere
+
+    return Elsewhere(settings.redis_url)
+
+
+async def open_quota_store(
+    settings: Settings, closing: contextlib.AsyncExitStack, sharing: Sharing | None = None
+) -> QuotaStore:
+    """In-process, or Redis where a URL is given; a store that does not answer stops the start. What shared
+    queues say rides along with its messages.
+
+    Raises `QuotaStoreUnavailable`.
+    """
+    if not settings.redis_url:
+        return MemoryQuotaStore()
+    try:
+        from tenants.quota.redis import RedisQuotaStore
+    except ModuleNotFoundError:
+        raise Invalid("redis_url", "Redis needs the extra: pip install 'fairgate[redis]'") from None
+    store = RedisQuotaStore(settings.redis_url)
+    if sharing is not None:
+        store.board = sharing.board
+    closing.push_async_callback(store.close)
+    # It answers; that it is empty is for the gateway to mend.
+    with contextlib.suppress(QuotaStoreRecovering):
+        await store.ping()
+    if settings.gateway.store_failure == "local":
+        return FallbackQuotaStore(store, settings.gateway.local_slice)
+    return store
+
+
+async def seed_prices(settings: Settings, admin: Admin) -> None:
+    """The settings price what the book does not know; what it knows, only `fairgate price set` changes."""
+    await admin.seed_prices(Actor("system", "settings"), settings.model_prices)
+    rows = await admin.list_prices()
+    known = {row.model: row.entry.price for row in rows if row.tier is Tier.STANDARD}
+    for model, price in settings.prices.items():
+        if known.get(model, price) != price:
+            log.warning("the setting prices says otherwise of %s than the price book, which counts", model)
+    for name in settings.model_names:
+        if name not in {row.model for row in rows}:
+            log.warning(
+                "model %s has no price: its requests are refused until there is one "
+                "(`fairgate price set %s --input N --output N`, or --free)",
+                name,
+                name,
+            )
+
+
+class NoEngine:
+    """Stands where the engine of our own would, in a gateway that has none."""
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def ready(self, timeout_s: float) -> None:
+        """Nothing to wait for."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+async def open_engine(
+    settings: Settings, gateway_id: str, closing: contextlib.AsyncExitStack
+) -> tuple[EngineSupervisor | SharedEngine, LocalEngine]:
+    """Our own engine: started, or shared with others."""
+    options = engine_options(settings)
+    if settings.engine.address:
+        options = replace(options, address=settings.engine.address)
+    client = EngineClient(options.address, gateway_id)
+    closing.push_async_callback(client.close)
+    supervisor = SharedEngine(client) if settings.engine.address else EngineSupervisor(options, client)
+    await supervisor.start()
+    closing.push_async_callback(supervisor.stop)
+    return supervisor, LocalEngine(options.engine_id, client, settings.model.resolve().name)
+
+
+async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
+    """Looks at every server once; those that are not there join when they come."""
+    for server in servers:
+        closing.push_async_callback(server.close)
+    await asyncio.gather(*(server.start() for server in servers))
+
+
+@contextlib.asynccontextmanager
+async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
+    """Builds everything and closes it again. The database must have its schema.
+
+    Raises what the parts raise: `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`.
+    """
+    Catalogue(settings.pool_names, settings.aliases)  # names that mean nothing stop the start
+    async with contextlib.AsyncExitStack() as closing:
+        database = open_database(settings.resolved_database_url)
+        closing.push_async_callback(database.close)
+        admin = Admin(database, pepper, tier_multipliers=settings.tier_multipliers)
+        await seed_prices(settings, admin)
+        directory = Directory(database, pepper)
+        await directory.start()
+        closing.push_async_callback(directory.close)
+        gateway_id = datadir.gateway_id(settings.data_dir)
+        sharing = sharing_of(settings, gateway_id)
+        quota_store = await open_quota_store(settings, closing, sharing)
+        config = gateway_config(settings)
+        supervisor: EngineSupervisor | SharedEngine | NoEngine = NoEngine()
+        engines: tuple[LocalEngine, ...] = ()
+        own: PoolSpec | None = None
+        if settings.engine.serve == "yes":
+            supervisor, engine = await open_engine(settings, gateway_id, closing)
+            engines = (engine,)
+            own = PoolSpec(settings.served_model_name, engines, PromptRenderer(settings.model))
+        pools, servers = pools_of(settings.upstreams, os.environ, own)
+        await open_upstreams(servers, closing)
+        control_token = secrets.token_urlsafe(32)
+        deps = GatewayDeps(
+            config=config,
+            gateway_id=gateway_id,
+            database=database,
+            directory=directory,
+            admin=admin,
+            ledger=Ledger(database),
+            quota_store=quota_store,
+            prices=lambda: directory.prices,
+            upstreams=engines,
+            renderer=pools[0].renderer,
+            model_name=settings.served_model_name,
+            pools=pools,
+            aliases=settings.aliases,
+            control_token=control_token,
+            quote_secret=quote_secret(pepper),
+            rebuild_counters=not settings.redis_url,
+            address=f"{settings.host}:{settings.port}",
+            engine_addresses=tuple(engine.address for engine in engines),
+            sharing=sharing,
+            elsewhere=elsewhere_of(settings),
+        )
+        app = create_app(deps)
+        yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -1,0 +1,157 @@
+"""What lies in the data directory, and who may touch it?
+
+Layout: `fairgate.db`, `pepper`, `gateway-id`, `serve.lock` (held by the gateway that runs on it),
+`run/server.json` (how the command line finds a running server), `engine-*` (the engine's own). The
+directory is readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ops.settings.settings import Settings
+
+
+class DataDirRefused(Exception):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """A running server, as the command line sees it."""
+
+    url: str
+    pid: int
+    control_token: str
+    """Bearer with the admin scopes, valid while the server runs."""
+
+
+def ensure(data_dir: Path) -> None:
+    """Creates the directory, for its owner only. Raises `DataDirRefused`."""
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise DataDirRefused(f"data directory {data_dir} cannot be created: {error.strerror}") from None
+    if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise DataDirRefused(f"data directory {data_dir} is not readable and writable by this user")
+
+
+def pepper(settings: Settings, *, create: bool) -> bytes:
+    """The secret that keys are hashed with: from the settings, else the file, made at the first start.
+
+    A lost pepper makes every key invalid, so a missing file beside an existing one is never papered over:
+    `create` is for the first start only.
+    """
+    if settings.pepper:
+        return settings.pepper.encode()
+    path = settings.data_dir / "pepper"
+    if create and not path.exists():
+        partial = path.with_name(f"pepper.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(48) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)  # whoever is first wins; nobody ever reads half a pepper
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink()
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise DataDirRefused(
+            f"pepper {path} cannot be read ({error.strerror}); "
+            "without it no API key can be checked: restore it, or give FAIRGATE_PEPPER"
+        ) from None
+    except UnicodeDecodeError:
+        text = ""
+    if len(text) < 32:
+        raise DataDirRefused(f"pepper {path} is damaged: it must hold at least 32 ASCII characters")
+    return text.encode()
+
+
+def gateway_id(data_dir: Path) -> str:
+    """The gateway's name, made at its first start: what it reserved is found again under it."""
+    path = data_dir / "gateway-id"
+    try:
+        noted = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        noted = ""
+    if noted:
+        return noted
+    made = f"gw_{secrets.token_hex(6)}"
+    path.write_text(made + "\n", encoding="ascii")
+    return made
+
+
+@contextmanager
+def serve_lock(data_dir: Path) -> Iterator[None]:
+    """Held while a gateway runs on the directory. Raises `DataDirRefused` when another one holds it."""
+    path = data_dir / "serve.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            running = read_server_file(data_dir)
+            where = f" (process {running.pid}, {running.url})" if running else ""
+            raise DataDirRefused(
+                f"another fairgate serve already runs on {data_dir}{where}; "
+                "stop it, or give this one its own --data-dir"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_serving(data_dir: Path) -> bool:
+    """Whether a gateway holds the directory right now."""
+    try:
+        descriptor = os.open(data_dir / "serve.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def write_server_file(data_dir: Path, server: ServerFile) -> None:
+    """Replaces `run/server.json`, readable by the owner only."""
+    path = data_dir / "run" / "server.json"
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(asdict(server), file)
+    partial.replace(path)
+
+
+def remove_server_file(data_dir: Path) -> None:
+    """Forgets the running server."""
+    (data_dir / "run" / "server.json").unlink(missing_ok=True)
+
+
+def read_server_file(data_dir: Path) -> ServerFile | None:
+    """The server that says it runs on this directory; None where there is none."""
+    try:
+        found = json.loads((data_dir / "run" / "server.json").read_text(encoding="utf-8"))
+        return ServerFile(str(found["url"]), int(found["pid"]), str(found["control_token"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def running_server(data_dir: Path) -> ServerFile | None:
+    """The server that really runs on this directory (it holds the lock)."""
+    return read_server_file(data_dir) if is_serving(data_dir) else None

@@ -1,0 +1,333 @@
+"""What does an engine on virtual time do with an open loop of requests under a policy?
+
+One `VirtualReplica`, fed with arrivals at their instants; it runs the scheduler, the KV bookkeeping and the
+core of a real engine, and its clock moves by a stated step-time model. Nothing is measured with a real clock,
+so that a figure depends on neither the machine nor what else runs on it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.core import EngineConfig, StepResult
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.messages import SamplingParams, StepTime, Submit
+from engine.scheduling.policy import Policy
+from engine.virtual.replica import VOCABULARY, VirtualReplica
+from ops.simulate.arrivals import Arrival, Predictions, exact
+
+IDLE_STEPS = 1000
+"""Steps in a row that compute nothing and move no time: then the engine hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The engine that is simulated."""
+
+    name: str
+    step_time: StepTime
+    kv_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+    context_tokens: int
+    block_tokens: int = 16
+    padded: bool = False
+    """Shapes are padded: a step takes the time of its padded work."""
+    keeps_rows: bool = False
+    """Padded, and who ended keeps a row until its whole batch has."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request; times are seconds on the virtual clock."""
+
+    arrival: Arrival
+    first_s: float = -1.0
+    last_s: float = -1.0
+    longest_gap_s: float = 0.0
+    emitted_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    finish: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole answer came."""
+        return self.finish in ("stop", "length")
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token; infinite if none came."""
+        return self.first_s - self.arrival.at_s if self.first_s >= 0 else float("inf")
+
+    @property
+    def e2e_s(self) -> float:
+        """From arrival to the last token; infinite if the answer is not complete."""
+        return self.last_s - self.arrival.at_s if self.done else float("inf")
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token after the first; 0 for an answer of one token."""
+        if not self.done:
+            return float("inf")
+        return (self.last_s - self.first_s) / max(1, self.emitted_tokens - 1)
+
+    @property
+    def meets_deadline(self) -> bool:
+        """Complete in time; a request without a deadline always is when it is done."""
+        return self.done and self.e2e_s <= (self.arrival.deadline_in_s or float("inf"))
+
+
+@dataclass(slots=True)
+class Moment:
+    """After one step: service so far and who waits."""
+
+    at_s: float
+    service: dict[str, int]
+    """Cost tokens by tenant, of this step alone."""
+    computed: dict[str, int]
+    """Prompt tokens computed for the first time, by tenant, of this step alone."""
+    emitted: dict[str, int]
+    """Output tokens, by tenant, of this step alone."""
+    backlogged: frozenset[str]
+    """Tenants with a request that still waited when the step had admitted whom it would."""
+    running: dict[str, int] = field(default_factory=dict)
+    """Sequences of each tenant that go on after the step."""
+    kv_tokens: dict[str, int] = field(default_factory=dict)
+    """Held by them."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one policy."""
+
+    served: list[Served]
+    ended_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+    computed_tokens: int = 0
+    """In steps, recomputation included."""
+    padded_tokens: int = 0
+    """Of them and beside them: places in a padded step that held no token."""
+    preemptions: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    policy: Policy | None = None
+    """The choices that ran, for their counters."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output tokens of the requests that were answered in full."""
+        return sum(each.arrival.input_tokens + each.emitted_tokens for each in self.served if each.done)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens a second, until the last answer was complete."""
+        return self.total_tokens / self.ended_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens a second, until the last answer was complete."""
+        return sum(each.emitted_tokens for each in self.served) / self.ended_s
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Computed more than once."""
+        return sum(each.recomputed_tokens for each in self.served)
+
+    def of(self, kind: str) -> list[Served]:
+        """The requests of one class."""
+        return [each for each in self.served if each.arrival.kind == kind]
+
+
+def run_load(
+    policy: str | Callable[[], Policy],
+    arrivals: Sequence[Arrival],
+    machine: Machine,
+    *,
+    predictions: Predictions = exact,
+    seed: int = 0,
+    until_s: float | None = None,
+    watch: bool = False,
+    watch_running: bool = False,
+    max_output_tokens: int | None = None,
+    while_waiting: bool = False,
+) -> Run:
+    """Runs `arrivals` (in order of time) to their end, or until `until_s`.
+
+    `policy`: a name, or what makes the choices. `max_output_tokens` is what requests declare, the longest
+    answer of all by default: a declared maximum that equals the answer would tell its length. `watch` keeps
+    a `Moment` a step, `watch_running` notes in it who runs. `while_waiting`: ends when nobody waits.
+
+    Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
+    """
+    load = _Load(policy, arrivals, machine, predictions, seed, max_output_tokens)
+    run = Run(load.served, policy=load.replica.core.scheduler.policy)
+    clock, core = load.replica.clock, load.replica.core
+    idle_steps = 0
+    while until_s is None or clock.now_s < until_s:
+        load.submit_due()
+        if not core.has_work():
+            if load.next_arrival_s is None:
+                break
+            clock.advance(load.next_arrival_s - clock.now_s)
+            continue
+        result = load.replica.step()
+        load.collect(result)
+        if result.num_tokens:
+            idle_steps = 0
+            run.steps += 1
+            run.busy_s += result.duration_s
+            run.computed_tokens += result.num_tokens
+            if watch:
+                run.moments.append(load.moment(result, with_running=watch_running))
+            if while_waiting and not len(core.scheduler.waiting):
+                break
+        elif not result.deltas:
+            idle_steps += 1
+            load.wait(result, idle_steps)
+    run.ended_s = clock.now_s
+    run.preemptions = core.scheduler.preemptions
+    run.padded_tokens = load.replica.runner.padded_tokens
+    return run
+
+
+class _Load:
+    """A replica, what has been submitted to it and what came back."""
+
+    def __init__(
+        self,
+        policy: str | Callable[[], Policy],
+        arrivals: Sequence[Arrival],
+        machine: Machine,
+        predictions: Predictions,
+        seed: int,
+        max_output_tokens: int | None,
+    ) -> None:
+        self.replica = VirtualReplica(
+            EngineConfig(
+                policy=policy if isinstance(policy, str) else "fcfs",
+                max_batched_tokens=machine.max_batched_tokens,
+                max_sequences=machine.max_sequences,
+                max_waiting=len(arrivals) + 1,
+            ),
+            num_blocks=machine.kv_tokens // machine.block_tokens,
+            block_tokens=machine.block_tokens,
+            context_tokens=machine.context_tokens,
+            step_time=machine.step_time,
+            padded=machine.padded,
+            keeps_rows=machine.keeps_rows,
+        )
+        if not isinstance(policy, str):
+            self.replica.core.scheduler.set_policy(policy())
+        self.served = [Served(arrival) for arrival in arrivals]
+        self._predicted = predictions(arrivals, random.Random(seed))
+        self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
+        self._next = 0
+        self._tenants = {name: number for number, name in enumerate(sorted({a.tenant for a in arrivals}))}
+
+    @property
+    def next_arrival_s(self) -> float | None:
+        """When the next request arrives; None: no more will."""
+        return self.served[self._next].arrival.at_s if self._next < len(self.served) else None
+
+    def submit_due(self) -> None:
+        """Submits what has arrived by now."""
+        now_s = self.replica.clock.now_s
+        while self._next < len(self.served) and self.served[self._next].arrival.at_s <= now_s:
+            self._submit(self._next, now_s)
+            self._next += 1
+
+    def wait(self, result: StepResult, idle_steps: int) -> None:
+        """The engine waits on purpose: time passes until it asks for it, or until somebody arrives."""
+        clock = self.replica.clock
+        instants = [at_s for at_s in (result.wait_until_s, self.next_arrival_s) if at_s is not None]
+        if not instants or idle_steps > IDLE_STEPS:
+            raise RuntimeError(
+                f"the engine hangs at {clock.now_s:.3f} s: {len(self.replica.core.scheduler.waiting)} wait, "
+                f"{len(self.replica.core.scheduler.running)} run, and nothing is computed"
+            )
+        clock.advance(max(0.0, min(instants) - clock.now_s))
+
+    def collect(self, result: StepResult) -> None:
+        """Notes what came."""
+        now_s = self.replica.clock.now_s
+        for delta in result.deltas.get("virtual", ()):
+            served = self.served[int(delta.sequence_id)]
+            if delta.token_ids:
+                if served.first_s < 0:
+                    served.first_s = now_s
+                else:
+                    served.longest_gap_s = max(served.longest_gap_s, now_s - served.last_s)
+                served.last_s = now_s
+                served.emitted_tokens += len(delta.token_ids)
+            if delta.outcome is not None:
+                served.finish = delta.outcome.finish
+                served.preemptions = delta.outcome.preemptions
+                served.recomputed_tokens = delta.outcome.recomputed_tokens
+                served.cached_tokens = delta.outcome.cached_tokens
+
+    def moment(self, result: StepResult, *, with_running: bool) -> Moment:
+        """Who had what in the step, and who waits."""
+        scheduler = self.replica.core.scheduler
+        running: dict[str, int] = {}
+        kv_tokens: dict[str, int] = {}
+        if with_running:
+            for sequence in scheduler.running:
+                tenant = sequence.tenant_id
+                running[tenant] = running.get(tenant, 0) + 1
+                kv_tokens[tenant] = kv_tokens.get(tenant, 0) + sequence.computed_tokens
+        return Moment(
+            self.replica.clock.now_s,
+            {
+                tenant: each.computed_tokens * INPUT_TOKEN_COST + each.emitted_tokens * OUTPUT_TOKEN_COST
+                for tenant, each in result.service.items()
+            },
+            {tenant: each.computed_tokens for tenant, each in result.service.items()},
+            {tenant: each.emitted_tokens for tenant, each in result.service.items()},
+            frozenset({entry.tenant_id for entry in scheduler.waiting.entries()}),
+            running,
+            kv_tokens,
+        )
+
+    def _submit(self, number: int, now_s: float) -> None:
+        arrival = self.served[number].arrival
+        median, high = self._predicted[number]
+        deadline_in_s = arrival.deadline_in_s
+        if deadline_in_s is not None:
+            # It arrived while a step ran: part of its time has passed.
+            deadline_in_s = max(1e-9, arrival.at_s + deadline_in_s - now_s)
+        refused = self.replica.submit(
+            Submit(
+                sequence_id=str(number),
+                request_id=str(number),
+                tenant_id=arrival.tenant,
+                prompt_token_ids=self._prompt(arrival, number),
+                max_tokens=self._most,
+                lease_tokens=self._most,
+                sampling=SamplingParams(seed=number),
+                tier=arrival.tier,
+                weight=arrival.weight,
+                predicted_output_tokens=median,
+                predicted_high_tokens=high,
+                deadline_in_s=deadline_in_s,
+            ),
+            output_tokens=arrival.output_tokens,
+        )
+        if refused is not None:
+            raise ValueError(f"request {number} ({arrival}) was refused: {refused.message}")
+
+    def _prompt(self, arrival: Arrival, number: int) -> list[int]:
+        """Tokens that no other prompt begins with, after the part that its tenant's prompts share."""
+        base = VOCABULARY - 1
+        shared = min(arrival.shared_tokens, arrival.input_tokens)
+        own = [1 + number // base**place % base for place in range(3)] + [1] * (arrival.input_tokens - shared)
+        common = [1 + (self._tenants[arrival.tenant] + 31 * arrival.prefix) % base] * shared
+        return (common + own)[: arrival.input_tokens]
+
+
+def tenants_of(arrivals: Collection[Arrival]) -> dict[str, float]:
+    """Weight by tenant."""
+    return {arrival.tenant: arrival.weight for arrival in arrivals}
