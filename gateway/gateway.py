@@ -197,7 +197,7 @@ class Gateway:
         admission = Admission(
             lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
         )
-        aftermath = Aftermath(
+        recorder = Aftermath(
             spec.name,
             self.timelines,
             self.slo,
@@ -210,12 +210,12 @@ class Gateway:
             wall_clock=deps.wall_clock,
             spans=self._spans,
         )
-        count_replicas = partial(self._count_replicas, spec, aftermath)
+        count_replicas = partial(self._count_replicas, spec, recorder)
         self._replica_counts.append(count_replicas)
         for upstream in spec.upstreams:
             upstream.watch(count_replicas)
         lifecycle = Lifecycle(
-            aftermath=aftermath,
+            observer=recorder,
             admission=admission,
             books=self.books,
             dispatcher=dispatcher,
@@ -265,8 +265,8 @@ class Gateway:
             mistaken=lambda: lifecycle.admission.mistaken.value,
         )
 
-    def _count_replicas(self, spec: PoolSpec, aftermath: Aftermath) -> None:
-        aftermath.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
+    def _count_replicas(self, spec: PoolSpec, recorder: Aftermath) -> None:
+        recorder.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
 
     # ------------------------------------------------------------ start and stop
 

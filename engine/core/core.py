@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from engine.core.gpu_time import share_step
 from engine.core.model_runner import ModelRunner, Sampled, SequenceSlice
 from engine.core.plan import Plan
-from engine.core.sequence_table import Scheduler
+from engine.core.scheduler import schedule
+from engine.core.sequence_table import SequenceTable
 from engine.core.validation import refuse_state, refuse_submit
 from engine.forecast.length.probe_gate import LengthWatch
 from engine.forecast.length.samples import LengthSamples
@@ -168,7 +169,7 @@ class EngineCore:
         """What the model's state says of output lengths."""
         self.samples = LengthSamples()
         """States and the lengths that followed, where the runner hands them on."""
-        self.scheduler = Scheduler(
+        self.table = SequenceTable(
             make_policy(config.policy, config.policy_options),
             KvCache(
                 runner.num_blocks,
@@ -204,7 +205,7 @@ class EngineCore:
     @property
     def policy(self) -> str:
         """Name of the policy in force."""
-        return self.scheduler.policy.name
+        return self.table.policy.name
 
     def submit(self, submit: Submit, gateway_id: str) -> Refused | None:
         """Takes a sequence, or says why it can never run here."""
@@ -213,12 +214,12 @@ class EngineCore:
             self._open(Sequence.of(submit, gateway_id, self._clock()))
             if submit.counter:
                 # After the queue has lifted: the owner did that where it was due, among all who wait.
-                self.scheduler.set_counter(submit.tenant_id, submit.counter)
+                self.table.set_counter(submit.tenant_id, submit.counter)
         return refused
 
     def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
         """Ends a sequence now, in whatever state; its outcome comes with the next step. False: not here."""
-        sequence = self.scheduler.sequences.get(sequence_id)
+        sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return False
         self._end_between_steps(sequence, cause if cause in FINISHES else "cancelled", message)
@@ -226,22 +227,22 @@ class EngineCore:
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> bool:
         """Raises a lease; a sequence that had used it up goes on. False: not here."""
-        sequence = self.scheduler.sequences.get(sequence_id)
+        sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return False
-        self.scheduler.top_up(sequence, lease_tokens, lease_gpu_us)
+        self.table.top_up(sequence, lease_tokens, lease_gpu_us)
         return True
 
     def explain(self) -> Explained:
         """The policy in force, and the last decisions."""
-        policy = self.scheduler.policy
+        policy = self.table.policy
         described = policy.describe()
         choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
-        return Explained(policy.name, choices, self.scheduler.decisions.last())
+        return Explained(policy.name, choices, self.table.decisions.last())
 
     def set_policy(self, name: str) -> None:
         """Another policy from the next step on. Raises `UnknownPolicy`."""
-        self.scheduler.set_policy(make_policy(name, self.config.policy_options))
+        self.table.set_policy(make_policy(name, self.config.policy_options))
 
     def set_token_budget(self, share: float) -> None:
         """A step computes at most `share` of its tokens from the next one on, but a token for every sequence
@@ -249,16 +250,16 @@ class EngineCore:
         if not 0 < share <= 1:
             raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
         most, least = self.config.max_batched_tokens, self.config.max_sequences
-        self.scheduler.max_batched_tokens = min(most, max(least, round(share * most)))
+        self.table.max_batched_tokens = min(most, max(least, round(share * most)))
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """The owner's service counters replace the local ones."""
         for tenant_id, value in counters.items():
-            self.scheduler.set_counter(tenant_id, value)
+            self.table.set_counter(tenant_id, value)
 
     def export(self, sequence_id: str) -> SequenceState | None:
         """Takes a sequence out, with everything it needs to go on elsewhere. None: not here."""
-        sequence = self.scheduler.sequences.get(sequence_id)
+        sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return None
         kv: list[bytes] = []
@@ -287,7 +288,7 @@ class EngineCore:
             gpu_us=sequence.gpu_us,
             recomputed_gpu_us=sequence.recomputed_gpu_us,
         )
-        self.scheduler.forget(sequence)
+        self.table.forget(sequence)
         self.lengths.ended(sequence_id, sequence.tenant_id, None)
         self.samples.ended(sequence_id, None)
         return state
@@ -310,12 +311,12 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has tokens to compute or deltas to hand out."""
-        return bool(self._ended) or self.scheduler.has_runnable
+        return bool(self._ended) or self.table.has_runnable
 
     @property
     def wait_until_s(self) -> float | None:
         """While `step` does nothing although there is work: when it will, by the engine's clock."""
-        return self.scheduler.wait_until_s
+        return self.table.wait_until_s
 
     def step(self) -> StepResult:
         """One iteration. Without work it does nothing and says so."""
@@ -323,9 +324,9 @@ class EngineCore:
         self._ended = {}
         started_s = self._clock()
         self._predict()
-        plan = self.scheduler.schedule(started_s)
+        plan = schedule(self.table, started_s)
         result.num_preempted = len(plan.preempted)
-        result.wait_until_s = self.scheduler.wait_until_s
+        result.wait_until_s = self.table.wait_until_s
         if not plan.shares:
             self._copy(plan)
             self._busy_since_s = None
@@ -338,23 +339,23 @@ class EngineCore:
         slices = self._prepare(plan, result)
         if not slices:
             return result
-        self.scheduler.pool.fence()
+        self.table.pool.fence()
         try:
             sampled = self._execute(slices)
             if sampled is None:
                 self._fail(plan, result)
             else:
-                share_step(plan.shares, self._clock() - started_s, self.scheduler.step_time)
+                share_step(plan.shares, self._clock() - started_s, self.table.step_time)
                 self._commit(plan, sampled, result)
         finally:
-            self.scheduler.pool.lift_fence()
+            self.table.pool.lift_fence()
         result.duration_s = self._clock() - started_s
         self._learn(slices, started_s, failed=sampled is None)
         return result
 
     def _predict(self) -> None:
         """A sequence that outlived its predicted length gets a longer one: admission reserves by it."""
-        for sequence in self.scheduler.running:
+        for sequence in self.table.running:
             if sequence.emitted_tokens >= sequence.predicted_output_tokens:
                 longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
                 sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
@@ -368,7 +369,7 @@ class EngineCore:
                 self._runner.copy_in(plan.copies.back)
         except Exception:
             logger.exception("step %d failed while KV was copied", self._step)
-            self.scheduler.lose_swapped(plan.copies)
+            self.table.lose_swapped(plan.copies)
             return False
         return True
 
@@ -416,7 +417,7 @@ class EngineCore:
         now_s = self._clock()
         decodes = 0
         served: dict[str, list[int]] = {}
-        first_times = self.scheduler.commit(
+        first_times = self.table.commit(
             plan.shares, [None if choice is None else choice.token_id for choice in sampled]
         )
         for (sequence, tokens), choice, first_time in zip(
@@ -432,7 +433,7 @@ class EngineCore:
                 service[1] += 1
                 self._emit(sequence, choice, result, now_s)
             elif sequence.is_out_of_time:
-                self.scheduler.pause(sequence, now_s)
+                self.table.pause(sequence, now_s)
                 delta = _take_delta(sequence, self._streams[sequence.sequence_id])
                 result.deltas.setdefault(sequence.gateway_id, []).append(delta)
         for tenant_id, (computed, emitted) in served.items():
@@ -459,7 +460,7 @@ class EngineCore:
             self._end(sequence, "length", "", result.deltas, now_s)
         else:
             if not sequence.may_emit:
-                self.scheduler.pause(sequence, now_s)
+                self.table.pause(sequence, now_s)
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
 
     def _foresee(self, sequence: Sequence, choice: Sampled) -> None:
@@ -496,19 +497,19 @@ class EngineCore:
             tokens = sum(piece.num_tokens for piece in slices)
             context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
             self.step_time.observe(tokens, context, len(slices), ended_s - since_s)
-            self.scheduler.step_time = self.step_time.to_message()
-        self._busy_since_s = ended_s if self.scheduler.has_runnable else None
+            self.table.step_time = self.step_time.to_message()
+        self._busy_since_s = ended_s if self.table.has_runnable else None
 
     # ------------------------------------------------------------ reports
 
     def running(self) -> list[RunningSequence]:
         """Every live sequence: running, paused and waiting."""
-        return [sequence.summary() for sequence in self.scheduler.sequences.values()]
+        return [sequence.summary() for sequence in self.table.sequences.values()]
 
     def snapshot(self, engine_id: str) -> Snapshot:
         """The engine's load now."""
-        pool = self.scheduler.pool
-        live = self.scheduler.sequences.values()
+        pool = self.table.pool
+        live = self.table.sequences.values()
         holds_kv = (State.RUNNING, State.PAUSED)
         return Snapshot(
             engine_id=engine_id,
@@ -522,22 +523,22 @@ class EngineCore:
             num_blocks=pool.num_blocks,
             step_time=self.step_time.to_message(),
             service=dict(self._service),
-            preemptions=self.scheduler.preemptions,
+            preemptions=self.table.preemptions,
             steps_with_mixed_batch=self._steps_with_mixed_batch,
         )
 
     def check(self) -> None:
         """Self-audit of blocks, states and streams. Raises AssertionError."""
-        self.scheduler.check()
-        assert self._streams.keys() == self.scheduler.sequences.keys()
+        self.table.check()
+        assert self._streams.keys() == self.table.sequences.keys()
 
     # ------------------------------------------------------------ inside
 
     def _refuse(self, submit: Submit) -> Refused | None:
-        if submit.sequence_id in self.scheduler.sequences:
+        if submit.sequence_id in self.table.sequences:
             message = f"sequence {submit.sequence_id!r} exists already"
             return Refused(sequence_id=submit.sequence_id, code="duplicate_sequence", message=message)
-        if len(self.scheduler.waiting) >= self.config.max_waiting:
+        if len(self.table.waiting) >= self.config.max_waiting:
             message = f"{self.config.max_waiting} sequences wait already; try again later"
             return Refused(sequence_id=submit.sequence_id, code="engine_full", message=message)
         return refuse_submit(submit, self._runner.info, self._runner.num_blocks * self._runner.block_tokens)
@@ -546,7 +547,7 @@ class EngineCore:
         submit = sequence.submit
         stream = _Stream(self._texts.open(submit.prompt_token_ids, submit.sampling))
         self._streams[sequence.sequence_id] = stream
-        self.scheduler.add(sequence)
+        self.table.add(sequence)
         return stream
 
     def _end(
@@ -560,12 +561,12 @@ class EngineCore:
         stream = self._streams.pop(sequence.sequence_id)
         if finish in ("stop", "length", "budget") and not stream.text.stopped:
             stream.pending += stream.text.flush()
-        self.scheduler.decisions.leaves(sequence)
+        self.table.decisions.leaves(sequence)
         whole = sequence.emitted_tokens if finish in ("stop", "length") else None
         self.lengths.ended(sequence.sequence_id, sequence.tenant_id, whole)
         self.samples.ended(sequence.sequence_id, whole)
         outcome = sequence.outcome(finish, message, now_s)
-        self.scheduler.finish(sequence)
+        self.table.finish(sequence)
         delta = replace(_take_delta(sequence, stream), outcome=outcome)
         deltas.setdefault(sequence.gateway_id, []).append(delta)
 

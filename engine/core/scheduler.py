@@ -36,16 +36,16 @@ from engine.scheduling.room import Room
 from engine.sequence import Sequence, State
 
 if TYPE_CHECKING:
-    from engine.core.sequence_table import Scheduler
+    from engine.core.sequence_table import SequenceTable
 
 
-class Planner:
+class Scheduler:
     """Puts one step together."""
 
-    def __init__(self, scheduler: Scheduler, now_s: float) -> None:
-        self._scheduler = scheduler
-        self._policy = scheduler.policy
-        self._order = scheduler.waiting
+    def __init__(self, table: SequenceTable, now_s: float) -> None:
+        self._table = table
+        self._policy = table.policy
+        self._order = table.waiting
         self._now_s = now_s
         self._came: set[Sequence] = set()
         """Got their place in this step."""
@@ -54,35 +54,35 @@ class Planner:
         self.plan = Plan(
             Room(
                 now_s=now_s,
-                tokens=scheduler.max_batched_tokens,
-                counters=scheduler.counters,
-                step_time=scheduler.step_time,
-                context_tokens=scheduler.context_tokens,
-                num_waiting=len(scheduler.waiting),
+                tokens=table.max_batched_tokens,
+                counters=table.counters,
+                step_time=table.step_time,
+                context_tokens=table.context_tokens,
+                num_waiting=len(table.waiting),
             )
         )
 
     def run(self) -> Plan:
         """The whole step."""
         self._policy.admit.stepped()
-        scheduler = self._scheduler
-        if scheduler.paused:
+        table = self._table
+        if table.paused:
             self._cap_paused()
             self._resume()
-        for sequence in list(scheduler.prefills):
-            scheduler.adopt(sequence)
+        for sequence in list(table.prefills):
+            table.adopt(sequence)
         head = self._order.peek(self._now_s)
         # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
-        late = {each for each in scheduler.prefills if each.tier > head.tier} if head is not None else set()
+        late = {each for each in table.prefills if each.tier > head.tier} if head is not None else set()
         if late:
             tier = min(each.tier for each in late)
-            self._hand_out([each for each in scheduler.running if each not in late])
+            self._hand_out([each for each in table.running if each not in late])
             self._admit(above=tier)
-            self._hand_out([each for each in scheduler.running if each in late])
+            self._hand_out([each for each in table.running if each in late])
         else:
-            self._hand_out(scheduler.running)
+            self._hand_out(table.running)
         self._admit()
-        if scheduler.paused and self._order.order_interrupts:
+        if table.paused and self._order.order_interrupts:
             # Those that stepped back for somebody who then could not start.
             back = self._resume(is_last=True)
             self._hand_out(back)
@@ -93,8 +93,8 @@ class Planner:
     def _hand_out(self, runners: list[Sequence]) -> None:
         if not runners:
             return
-        scheduler, plan, room = self._scheduler, self.plan, self.plan.room
-        block_tokens = scheduler.block_tokens
+        table, plan, room = self._table, self.plan, self.plan.room
+        block_tokens = table.block_tokens
         if self._hand_out_decodes(runners):
             return
         ones: list[Sequence] = []
@@ -115,7 +115,7 @@ class Planner:
             # One that gave way to an earlier one in this very loop is no longer running.
             if sequence.state is not State.RUNNING:
                 continue
-            if computed < sequence.prompt_tokens and scheduler.pool.defer(
+            if computed < sequence.prompt_tokens and table.pool.defer(
                 sequence.cursor, sequence.token_ids, computed
             ):
                 continue
@@ -128,56 +128,54 @@ class Planner:
     def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
         """The common step in one go: all of `runners` decode and there are tokens and blocks for all of them.
         False: it is another kind of step, and nothing was changed. The plain way above is its twin."""
-        scheduler, room = self._scheduler, self.plan.room
-        if scheduler.prefills or not self._policy.compose.serves_all or len(runners) > room.tokens:
+        table, room = self._table, self.plan.room
+        if table.prefills or not self._policy.compose.serves_all or len(runners) > room.tokens:
             return False
-        block_tokens = scheduler.block_tokens
+        block_tokens = table.block_tokens
         special = [
             runner
             for runner in runners
             if runner.computed_tokens >= len(runner.block_table) * block_tokens
             or runner.computed_tokens < runner.prompt_tokens
         ]
-        if len(special) > scheduler.pool.num_free:
+        if len(special) > table.pool.num_free:
             return False
         for runner in special:
             if runner.computed_tokens < runner.prompt_tokens:
                 return False
         if special:
-            scheduler.pool.extend_each([runner.block_table for runner in special])
+            table.pool.extend_each([runner.block_table for runner in special])
         room.take_decodes(runners)
         return True
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for `tokens` more; False when the sequence itself had to give way."""
-        scheduler = self._scheduler
-        wanted = blocks_for(sequence.computed_tokens + tokens, scheduler.block_tokens) - len(
-            sequence.block_table
-        )
-        while wanted > scheduler.pool.num_free:
+        table = self._table
+        wanted = blocks_for(sequence.computed_tokens + tokens, table.block_tokens) - len(sequence.block_table)
+        while wanted > table.pool.num_free:
             self._is_short = True
             victim, rule = self._victim(sequence)
             self._preempt(victim, rule, sequence)
             if victim is sequence:
                 return False
         if wanted > 0:
-            scheduler.pool.extend(sequence.block_table, wanted)
+            table.pool.extend(sequence.block_table, wanted)
         return True
 
     def _victim(self, sequence: Sequence) -> tuple[Sequence, str]:
         """Who gives way to a running `sequence`: a paused one that may be taken, else the policy's choice."""
-        scheduler = self._scheduler
-        for paused in scheduler.paused.values():
-            if len(scheduler.running) == 1 or self._yields(paused, sequence):
+        table = self._table
+        for paused in table.paused.values():
+            if len(table.running) == 1 or self._yields(paused, sequence):
                 return paused, "paused"
-        assert len(scheduler.running) > 1, "a sequence that can never fit was admitted"
+        assert len(table.running) > 1, "a sequence that can never fit was admitted"
         # `sequence` itself is always a candidate: an immune one has all its blocks and never asks.
         candidates = [
             runner
-            for runner in scheduler.running
-            if runner.tier >= sequence.tier and runner.times_displaced < scheduler.max_displacements
+            for runner in table.running
+            if runner.tier >= sequence.tier and runner.times_displaced < table.max_displacements
         ]
-        victim = self._policy.evict.victim(candidates, scheduler.counters)
+        victim = self._policy.evict.victim(candidates, table.counters)
         victim.times_displaced += 1
         return victim, f"evict {self._policy.evict.name}"
 
@@ -187,26 +185,26 @@ class Planner:
         return (
             paused.tier > sequence.tier
             or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)
-            or self._now_s - paused.paused_since_s >= self._scheduler.paused_keep_s
+            or self._now_s - paused.paused_since_s >= self._table.paused_keep_s
         )
 
     # ------------------------------------------------------------ paused sequences
 
     def _cap_paused(self) -> None:
         """A tenant's paused sequences hold at most a share of the pool: the longest paused give way."""
-        scheduler = self._scheduler
+        table = self._table
         held: dict[str, int] = {}
-        for paused in reversed(scheduler.paused.values()):
+        for paused in reversed(table.paused.values()):
             held[paused.tenant_id] = held.get(paused.tenant_id, 0) + len(paused.block_table)
-        for paused in list(scheduler.paused.values()):
-            if held[paused.tenant_id] > scheduler.max_paused_blocks:
+        for paused in list(table.paused.values()):
+            if held[paused.tenant_id] > table.max_paused_blocks:
                 held[paused.tenant_id] -= len(paused.block_table)
                 self._preempt(paused, "cap on a tenant's paused KV")
 
     def _resume(self, *, is_last: bool = False) -> list[Sequence]:
         """Brings paused sequences back that may emit, while there is a place for them."""
-        scheduler = self._scheduler
-        back = [sequence for sequence in scheduler.paused.values() if sequence.may_emit]
+        table = self._table
+        back = [sequence for sequence in table.paused.values() if sequence.may_emit]
         if not back:
             return []
         head = self._order.peek(self._now_s) if self._order.order_interrupts and not is_last else None
@@ -221,39 +219,39 @@ class Planner:
                 batch = batch or self._batch()
                 if self._policy.admit.joins(sequence, batch) is not None:
                     continue
-            if is_last and len(scheduler.running) >= scheduler.max_sequences:
+            if is_last and len(table.running) >= table.max_sequences:
                 break
             displaced = self._take_place(sequence)
             if displaced is None:
                 continue
-            scheduler.resume(sequence)
+            table.resume(sequence)
             self._came.add(sequence)
             came.append(sequence)
             batch = None
-            scheduler.decisions.note(self._now_s, "resume", sequence, "a place is free", (), displaced)
+            table.decisions.note(self._now_s, "resume", sequence, "a place is free", (), displaced)
         return came
 
     # ------------------------------------------------------------ places
 
     def _take_place(self, sequence: Sequence) -> list[Sequence] | None:
         """A free place among the running ones, if need be somebody else's, who is returned; None: none."""
-        scheduler = self._scheduler
-        if len(scheduler.running) < scheduler.max_sequences:
+        table = self._table
+        if len(table.running) < table.max_sequences:
             return []
         found = self._replaceable(sequence)
         if not found:
             return None
         below, rule = found
         if rule != "order":
-            displaced = self._policy.evict.victim(below, scheduler.counters)
+            displaced = self._policy.evict.victim(below, table.counters)
             displaced.times_set_back += rule == "share"
         else:
             displaced = max(below, key=lambda each: self._order.rank(each.entry(), self._now_s))
             rule = f"order {self._order.order_name}"
         self._ungrant(displaced)
-        scheduler.pause(displaced, self._now_s)
+        table.pause(displaced, self._now_s)
         self.plan.paused.append(displaced)
-        scheduler.decisions.note(self._now_s, "pause", displaced, f"place lost by {rule}", (), [sequence])
+        table.decisions.note(self._now_s, "pause", displaced, f"place lost by {rule}", (), [sequence])
         return [displaced]
 
     def _replaceable(self, sequence: Sequence) -> tuple[list[Sequence], str] | None:
@@ -268,7 +266,7 @@ class Planner:
         entry = sequence.entry()
         found = [
             runner
-            for runner in self._scheduler.running
+            for runner in self._table.running
             if runner.tier == sequence.tier
             and runner not in self._came
             and self._order.outranks(entry, runner.entry(), self._now_s)
@@ -277,22 +275,22 @@ class Planner:
 
     def _runners_below(self, sequence: Sequence) -> list[Sequence]:
         tier = sequence.tier
-        if max(self._scheduler.running_by_tier, default=tier) <= tier:
+        if max(self._table.running_by_tier, default=tier) <= tier:
             return []
-        return [runner for runner in self._scheduler.running if runner.submit.tier > tier]
+        return [runner for runner in self._table.running if runner.submit.tier > tier]
 
     def _runners_above_share(self, sequence: Sequence) -> list[Sequence]:
         """Of its tier, of tenants that have had more service per weight, and not owed a place themselves."""
-        scheduler = self._scheduler
-        had = scheduler.counters.value(sequence.tenant_id)
+        table = self._table
+        had = table.counters.value(sequence.tenant_id)
         return [
             runner
-            for runner in scheduler.running
+            for runner in table.running
             if runner.tier == sequence.tier
             and not runner.submit.is_owed
             and runner not in self._came
-            and runner.times_set_back < scheduler.max_displacements
-            and scheduler.counters.value(runner.tenant_id) > had
+            and runner.times_set_back < table.max_displacements
+            and table.counters.value(runner.tenant_id) > had
         ]
 
     # ------------------------------------------------------------ admissions
@@ -300,7 +298,7 @@ class Planner:
     def _admit(self, *, above: int | None = None) -> None:
         """Admits in order until the budget is spent or the next one does not fit; with `above`, only
         tiers above that one. Nobody, in a step in which somebody had to give way to a runner."""
-        scheduler, plan, order = self._scheduler, self.plan, self._order
+        table, plan, order = self._table, self.plan, self._order
         if not len(order) or self._is_short:
             return
         batch = self._batch()
@@ -308,7 +306,7 @@ class Planner:
             entry = order.peek(self._now_s)
             if entry is None or (above is not None and entry.tier >= above):
                 return
-            sequence = scheduler.sequences[entry.entry_id]
+            sequence = table.sequences[entry.entry_id]
             rank = order.rank(entry, self._now_s)
             plan.hold = self._policy.admit.joins(sequence, batch)
             suspended: list[Sequence] = []
@@ -321,14 +319,14 @@ class Planner:
                 plan.hold = self._policy.admit.joins(sequence, batch)
                 if plan.hold is not None:
                     return
-            if len(scheduler.running) == scheduler.max_sequences and self._replaceable(sequence) is None:
+            if len(table.running) == table.max_sequences and self._replaceable(sequence) is None:
                 return
-            match = scheduler.find_prefix(sequence)
+            match = table.find_prefix(sequence)
             # Somebody computes just what it would: it takes its place, and next step it takes that over.
             follows = (
                 sequence.swapped is None
                 and not sequence.host_kv_tokens
-                and scheduler.pool.defer(sequence.cursor, sequence.token_ids, match.tokens, match)
+                and table.pool.defer(sequence.cursor, sequence.token_ids, match.tokens, match)
             )
             sequence.computed_tokens = self._tokens_at_start(sequence, match)
             tokens = self._policy.compose.first_chunk(sequence, plan.room)
@@ -346,7 +344,7 @@ class Planner:
                 self._grant(sequence, min(tokens, sequence.total_tokens - sequence.computed_tokens))
             plan.admitted.append(sequence)
             self._came.add(sequence)
-            scheduler.decisions.note(
+            table.decisions.note(
                 self._now_s,
                 "admit",
                 sequence,
@@ -358,11 +356,11 @@ class Planner:
     def _suspend(self, suspended: Iterable[Sequence], sequence: Sequence) -> None:
         for each in suspended:
             self._ungrant(each)
-            self._scheduler.pause(each, self._now_s)
+            self._table.pause(each, self._now_s)
             each.is_suspended = True
             self.plan.paused.append(each)
             rule = f"admit {self._policy.admit.name}"
-            self._scheduler.decisions.note(self._now_s, "suspend", each, rule, (), [sequence])
+            self._table.decisions.note(self._now_s, "suspend", each, rule, (), [sequence])
 
     def _tokens_at_start(self, sequence: Sequence, match: Match) -> int:
         """Tokens whose KV it will have when it starts."""
@@ -372,32 +370,32 @@ class Planner:
 
     def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
         """From the line into the batch, with its blocks."""
-        scheduler = self._scheduler
+        table = self._table
         if not match.is_current:
-            match = scheduler.find_prefix(sequence)
-        scheduler.start(sequence, self._blocks_at_start(sequence), match)
+            match = table.find_prefix(sequence)
+        table.start(sequence, self._blocks_at_start(sequence), match)
         if sequence.scheduled_s is None:
             sequence.scheduled_s = self._now_s
         self._policy.admit.admitted(sequence, batch)
-        batch.free_blocks = scheduler.pool.num_free
-        batch.most_promised_blocks = scheduler.most_promised_blocks
+        batch.free_blocks = table.pool.num_free
+        batch.most_promised_blocks = table.most_promised_blocks
         batch.num_waiting = len(self._order)
         batch.admitted_now += 1
 
     def _batch(self) -> Batch:
         """What a candidate would join now."""
-        scheduler = self._scheduler
+        table = self._table
         return Batch(
             now_s=self._now_s,
-            running=scheduler.running,
+            running=table.running,
             num_waiting=len(self._order),
-            max_sequences=scheduler.max_sequences,
-            block_tokens=scheduler.block_tokens,
-            num_blocks=scheduler.pool.num_blocks,
-            free_blocks=scheduler.pool.num_free,
-            kept_blocks=scheduler.watermark_blocks,
-            most_promised_blocks=scheduler.most_promised_blocks,
-            step_time=scheduler.step_time,
+            max_sequences=table.max_sequences,
+            block_tokens=table.block_tokens,
+            num_blocks=table.pool.num_blocks,
+            free_blocks=table.pool.num_free,
+            kept_blocks=table.watermark_blocks,
+            most_promised_blocks=table.most_promised_blocks,
+            step_time=table.step_time,
             admitted_now=len(self.plan.admitted),
             waiting=self._order.entries,
         )
@@ -405,15 +403,15 @@ class Planner:
     def _room_to_start(self, batch: Batch, sequence: Sequence, match: Match) -> bool:
         """Whether it fits beside what runs; takes memory from paused ones and from lower tiers for it,
         but only if that is enough."""
-        scheduler = self._scheduler
+        table = self._table
         start = self._blocks_at_start(sequence)
         # Beyond its own blocks: what it and the running ones are still promised. With nothing running,
         # waiting for paused ones would be waiting for their tenants' budgets.
         beyond = 0
-        if scheduler.running:
+        if table.running:
             wanted = self._policy.admit.blocks_wanted(sequence, batch)
-            beyond = max(0, wanted - start) + scheduler.watermark_blocks
-        if scheduler.pool.shortage(match, start) + beyond <= 0:
+            beyond = max(0, wanted - start) + table.watermark_blocks
+        if table.pool.shortage(match, start) + beyond <= 0:
             return True
         victims = self._victims_for(sequence, match, start, beyond)
         if victims is None:
@@ -429,25 +427,25 @@ class Planner:
         self, sequence: Sequence, match: Match, start: int, beyond: int
     ) -> list[Sequence] | None:
         """Paused and lower sequences whose memory is enough for `sequence`; None: there are not."""
-        scheduler = self._scheduler
+        table = self._table
         victims: list[Sequence] = []
 
         def short() -> int:
             giving_way = [victim.block_table for victim in victims]
-            return scheduler.pool.shortage(match, start, giving_way) + beyond
+            return table.pool.shortage(match, start, giving_way) + beyond
 
-        for paused in scheduler.paused.values():
-            if not scheduler.running or self._yields(paused, sequence):
+        for paused in table.paused.values():
+            if not table.running or self._yields(paused, sequence):
                 victims.append(paused)
                 if short() <= 0:
                     return victims
         below = [
             runner
             for runner in self._runners_below(sequence)
-            if runner.times_displaced < scheduler.max_displacements
+            if runner.times_displaced < table.max_displacements
         ]
         while below:
-            victim = self._policy.evict.victim(below, scheduler.counters)
+            victim = self._policy.evict.victim(below, table.counters)
             below.remove(victim)
             victims.append(victim)
             if short() <= 0:
@@ -455,28 +453,35 @@ class Planner:
         return None
 
     def _blocks_at_start(self, sequence: Sequence) -> int:
-        is_immune = sequence.times_displaced >= self._scheduler.max_displacements
+        is_immune = sequence.times_displaced >= self._table.max_displacements
         tokens = sequence.most_tokens if is_immune else sequence.total_tokens
-        return blocks_for(max(tokens, sequence.total_tokens), self._scheduler.block_tokens)
+        return blocks_for(max(tokens, sequence.total_tokens), self._table.block_tokens)
 
     # ------------------------------------------------------------ granting and taking
 
     def _grant(self, sequence: Sequence, tokens: int) -> None:
         self.plan.room.take(sequence, tokens)
         if sequence.computed_tokens < sequence.prompt_tokens:
-            self._scheduler.pool.announce(
-                sequence.cursor, sequence.token_ids, sequence.computed_tokens, tokens
-            )
+            self._table.pool.announce(sequence.cursor, sequence.token_ids, sequence.computed_tokens, tokens)
 
     def _ungrant(self, sequence: Sequence) -> None:
         self.plan.room.give_back(sequence)
-        self._scheduler.pool.retract(sequence.cursor)
+        self._table.pool.retract(sequence.cursor)
 
     def _preempt(self, sequence: Sequence, rule: str, by: Sequence | None = None) -> None:
         """Takes the blocks of a running or paused sequence; it returns to the head of its line."""
         self._ungrant(sequence)
         self.plan.preempted.append(sequence)
         self._policy.admit.preempted()
-        kind = self._scheduler.preempt(sequence)
+        kind = self._table.preempt(sequence)
         others = [] if by is None or by is sequence else [by]
-        self._scheduler.decisions.note(self._now_s, kind, sequence, rule, (), others)
+        self._table.decisions.note(self._now_s, kind, sequence, rule, (), others)
+
+
+def schedule(table: SequenceTable, now_s: float) -> Plan:
+    """Hands out the next step's tokens, charges them, and takes their blocks."""
+    table.decisions.step += 1
+    plan = Scheduler(table, now_s).run()
+    plan.copies = table.pool.close_step()
+    table.wait_until_s = plan.hold.until_s if plan.hold is not None and not plan.shares else None
+    return plan

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from engine.core.decision_log import DecisionLog
-from engine.core.plan import Plan
-from engine.core.scheduler import Planner
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.kv.blocks import blocks_for
 from engine.kv.cache import KvCache
@@ -31,7 +29,7 @@ MAX_PAUSED_PERMILLE = 500
 """Share of the pool that one tenant's paused sequences may hold."""
 
 
-class Scheduler:
+class SequenceTable:
     """Owns every sequence of an engine, its KV bookkeeping and the local service counters."""
 
     def __init__(
@@ -156,14 +154,6 @@ class Scheduler:
         return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
 
     # ------------------------------------------------------------ one step
-
-    def schedule(self, now_s: float) -> Plan:
-        """Hands out the next step's tokens, charges them, and takes their blocks."""
-        self.decisions.step += 1
-        plan = Planner(self, now_s).run()
-        plan.copies = self.pool.close_step()
-        self.wait_until_s = plan.hold.until_s if plan.hold is not None and not plan.shares else None
-        return plan
 
     def computed(self, sequence: Sequence, tokens: int) -> int:
         """A share was executed: its keys and values are in the cache. Returns how many prompt tokens it

@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.plan import Plan
+from engine.core.scheduler import schedule
 from engine.entry import OUTPUT_TOKEN_COST
 from engine.messages import StepTime, Submit
 from engine.scheduling.admit.base import Hold
@@ -101,8 +102,8 @@ class SimulatedReplica:
         )
         self.core = EngineCore(runner, VirtualTexts(), config, clock)
         """Whose scheduler it is; its own steps are not taken."""
-        self.scheduler = self.core.scheduler
-        self.scheduler.step_time = step_time
+        self.table = self.core.table
+        self.table.step_time = step_time
         self.now_s = 0.0
         """The end of the last step, or a later instant that it was told of."""
         self.work = Work()
@@ -122,31 +123,31 @@ class SimulatedReplica:
         the model's context and into the cache. No run may be under way."""
         assert self._run is None, "a run is under way"
         sequence = Sequence.of(submit, "simulated", self.now_s)
-        self.scheduler.add(sequence)
+        self.table.add(sequence)
         if submit.counter:
-            self.scheduler.set_counter(submit.tenant_id, submit.counter)
+            self.table.set_counter(submit.tenant_id, submit.counter)
         self._ends[sequence] = sequence.prompt_tokens + output_tokens
         self._settled = False
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute, or a policy that waits on purpose."""
-        return self.scheduler.has_runnable
+        return self.table.has_runnable
 
     # ------------------------------------------------------------ the plain way
 
     def step(self) -> Happened:
         """One iteration; the clock moves to its end."""
-        scheduler, work = self.scheduler, self.work
-        for sequence in scheduler.running:
+        table, work = self.table, self.work
+        for sequence in table.running:
             # As `EngineCore` does; `_outlive` is the same for several steps.
             if len(sequence.token_ids) - sequence.prompt_tokens >= sequence.predicted_output_tokens:
                 _outlive(sequence, 1)
-        plan = scheduler.schedule(self.now_s)
+        plan = schedule(table, self.now_s)
         shares = plan.shares
         if not shares:
             self._settled = False
-            return Happened(wait_until_s=scheduler.wait_until_s)
+            return Happened(wait_until_s=table.wait_until_s)
         shape = self.shapes.of(
             Part(sequence.submit.sequence_id, sequence.computed_tokens, tokens)
             for sequence, tokens in shares.items()
@@ -165,12 +166,12 @@ class SimulatedReplica:
             if known == sequence.prompt_tokens:
                 sequence.first_token_s = self.now_s
                 happened.first.append(sequence)
-        scheduler.commit(shares, chosen)
+        table.commit(shares, chosen)
         self._note_blocks(step_s)
         ends = self._ends
         for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
-            scheduler.decisions.leaves(sequence)
-            scheduler.finish(sequence)
+            table.decisions.leaves(sequence)
+            table.finish(sequence)
             del ends[sequence]
             happened.finished.append(sequence)
         work.steps += 1
@@ -186,7 +187,7 @@ class SimulatedReplica:
             or plan.preempted
             or plan.paused
             or plan.room.prefills
-            or plan.num_tokens != len(self.scheduler.running)
+            or plan.num_tokens != len(self.table.running)
         ):
             return False
         return plan.hold or True
@@ -196,15 +197,15 @@ class SimulatedReplica:
     def steps_alike(self) -> int:
         """So many of the next steps compute one token for each of those that run and do nothing else,
         whatever is not submitted meanwhile; 0: fewer than `SHORTEST_RUN`, or it is not known."""
-        scheduler = self.scheduler
-        running, policy = scheduler.running, scheduler.policy
+        table = self.table
+        running, policy = table.running, table.policy
         if (
             not running
-            or scheduler.prefills
-            or scheduler.paused
+            or table.prefills
+            or table.paused
             or not policy.compose.serves_all
-            or len(running) > scheduler.max_batched_tokens
-            or (len(scheduler.waiting) and not self._waits_on())
+            or len(running) > table.max_batched_tokens
+            or (len(table.waiting) and not self._waits_on())
         ):
             return 0
         ends = self._ends
@@ -221,8 +222,7 @@ class SimulatedReplica:
         """Begins that many steps alike, as `steps_alike` counted them; returns the end of each. Nothing is
         changed before `end_run`."""
         shape = self.shapes.of(
-            Part(sequence.submit.sequence_id, sequence.computed_tokens, 1)
-            for sequence in self.scheduler.running
+            Part(sequence.submit.sequence_id, sequence.computed_tokens, 1) for sequence in self.table.running
         )
         durations_s = self._timing.decodes_s(shape, steps)
         ends_s = list(accumulate(durations_s, initial=self.now_s))[1:]
@@ -253,17 +253,17 @@ class SimulatedReplica:
         run = self._run
         assert run is not None, "no run is under way"
         self._run = None
-        scheduler, work, pool = self.scheduler, self.work, self.scheduler.pool
+        table, work, pool = self.table, self.work, self.table.pool
         count = len(run.ends_s) if steps is None else steps
         run_s = run.ends_s[count - 1] - self.now_s
         self.now_s = run.ends_s[count - 1]
-        scheduler.decisions.step += count
+        table.decisions.step += count
         for _ in range(count):
-            scheduler.policy.admit.stepped()
+            table.policy.admit.stepped()
         blocks_before = pool.num_referenced
-        block_tokens = scheduler.block_tokens
+        block_tokens = table.block_tokens
         charges: list[tuple[str, int]] = []
-        for sequence in scheduler.running:
+        for sequence in table.running:
             token_ids = sequence.token_ids
             if len(token_ids) - sequence.prompt_tokens + count > sequence.predicted_output_tokens:
                 _outlive(sequence, count)
@@ -276,7 +276,7 @@ class SimulatedReplica:
             if after // block_tokens != sequence.cursor.blocks:
                 pool.publish(sequence.block_table, sequence.cursor, token_ids, after)
             charges.append((sequence.submit.tenant_id, sequence.token_charge * count))
-        scheduler.counters.charge_all(charges, len(charges) * count * OUTPUT_TOKEN_COST)
+        table.counters.charge_all(charges, len(charges) * count * OUTPUT_TOKEN_COST)
         self.shapes.note(run.shape, len(charges), count)
         work.steps += count
         work.runs += 1
@@ -289,31 +289,31 @@ class SimulatedReplica:
 
     def _waits_on(self) -> bool:
         """Whether whoever is first in line will not be let in while nobody joins or leaves."""
-        scheduler, settled = self.scheduler, self._settled
-        if settled is False or scheduler.waiting.order_interrupts:
+        table, settled = self.table, self._settled
+        if settled is False or table.waiting.order_interrupts:
             return False
-        head = scheduler.waiting.peek(self.now_s)
-        if head is None or max(scheduler.running_by_tier) > head.tier:
+        head = table.waiting.peek(self.now_s)
+        if head is None or max(table.running_by_tier) > head.tier:
             return False
-        waiting = [scheduler.sequences[entry.entry_id] for entry in scheduler.waiting.entries()]
+        waiting = [table.sequences[entry.entry_id] for entry in table.waiting.entries()]
         if any(sequence.submit.is_owed for sequence in waiting):
             # It takes the place of a tenant that has had more, and who has had more moves with every token.
             return False
-        admit = scheduler.policy.admit.name
-        if len(scheduler.running) == scheduler.max_sequences and admit in FULL_ADMITS:
+        admit = table.policy.admit.name
+        if len(table.running) == table.max_sequences and admit in FULL_ADMITS:
             # Whoever is first then, there is no place.
             return True
-        if len(scheduler.waiting) > 1 and scheduler.policy.order != "fcfs":
+        if len(table.waiting) > 1 and table.policy.order != "fcfs":
             # Another may come first when counters have moved, and may fit.
             return False
         return admit in GATED_ADMITS if settled is RUNS else admit in MEMORY_ADMITS
 
     def _with_blocks(self, steps: int) -> int:
         """The most steps, up to `steps`, for which there are blocks."""
-        block_tokens, free = self.scheduler.block_tokens, self.scheduler.pool.num_free
+        block_tokens, free = self.table.block_tokens, self.table.pool.num_free
         room = [
             len(sequence.block_table) * block_tokens - sequence.computed_tokens
-            for sequence in self.scheduler.running
+            for sequence in self.table.running
         ]
 
         def fits(count: int) -> bool:
@@ -328,7 +328,7 @@ class SimulatedReplica:
         return low if low >= SHORTEST_RUN else 0
 
     def _note_blocks(self, step_s: float) -> None:
-        blocks = self.scheduler.pool.num_referenced
+        blocks = self.table.pool.num_referenced
         self.work.kv_block_seconds += blocks * step_s
         self.work.most_kv_blocks = max(self.work.most_kv_blocks, blocks)
 

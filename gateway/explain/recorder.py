@@ -32,7 +32,7 @@ NOT_JUDGED = frozenset({RequestOutcome.SHUTDOWN})
 MAX_HELD = 4_096
 """Spans that wait for verdicts; beyond it they go without."""
 
-log = logging.getLogger("fairgate.gateway.aftermath")
+log = logging.getLogger("fairgate.gateway.recorder")
 
 
 class Aftermath:

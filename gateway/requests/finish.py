@@ -22,8 +22,8 @@ from gateway.domain.timeline import Kind
 from gateway.domain.usage import Use, charge, use_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimates
-from gateway.explain.recorder import Aftermath
 from gateway.metrics.registry import Metrics
+from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
 from gateway.statistics import RecentShare
 from gateway.upstream.base import basis_of, served_by, uncertain_tokens
@@ -43,7 +43,7 @@ class Ending:
         feed: FeedGate,
         estimates: Estimates,
         metrics: Metrics,
-        aftermath: Aftermath | None,
+        observer: RequestObserver | None,
         clock: Callable[[], float],
         *,
         prefix_hits: RecentShare,
@@ -55,7 +55,7 @@ class Ending:
         self._feed = feed
         self._estimates = estimates
         self._metrics = metrics
-        self._aftermath = aftermath
+        self._observer = observer
         self._clock = clock
         self._prefix_hits = prefix_hits
         self._settle_wait_s = settle_wait_s
@@ -194,8 +194,8 @@ class Ending:
             if use.input_tokens:
                 self._prefix_hits.note(use.cached_tokens / use.input_tokens)
             self._judge(run, outcome, charged)
-            if self._aftermath is not None:
-                self._aftermath.ended(run, outcome, use, charged)
+            if self._observer is not None:
+                self._observer.ended(run, outcome, use, charged)
         except Exception:
             log.exception("request %s: nothing was learned from it", run.call.request_id)
 

@@ -46,12 +46,12 @@ from gateway.domain.usage import SequenceUse
 from gateway.error_mapping import as_api_error, outcome_of
 from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimates
-from gateway.explain.recorder import Aftermath
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefix_index import prefix_hashes
 from gateway.metrics.registry import Metrics
 from gateway.requests.execution import Decoding, StoppedByEngine
 from gateway.requests.finish import Ending
+from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook
 from gateway.requests.run import Events, InLine, Interrupted, Run
 from gateway.requests.tier_change import Moving, Offer
@@ -105,7 +105,7 @@ class Lifecycle:
         wall_clock: Callable[[], float],
         rule: Rule,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        aftermath: Aftermath | None = None,
+        observer: RequestObserver | None = None,
         admission: Admission | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
@@ -117,7 +117,7 @@ class Lifecycle:
         self._wall_clock = wall_clock
         self._rule = rule
         self._sleep = sleep
-        self._aftermath = aftermath
+        self._observer = observer
         self.reserve_quantile = rule.reserve_quantile
         """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
@@ -139,7 +139,7 @@ class Lifecycle:
             self._feed,
             estimates,
             metrics,
-            aftermath,
+            observer,
             clock,
             prefix_hits=self.prefix_hits,
             settle_wait_s=rule.settle_wait_s,
@@ -308,8 +308,8 @@ class Lifecycle:
         call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
-        if self._aftermath is not None:
-            self._aftermath.in_line(run, ticket.entry)
+        if self._observer is not None:
+            self._observer.in_line(run, ticket.entry)
         if call.wants_progress:
             run.events.put(InLine())
         run.turn = self._dispatcher.turn_at_once(ticket)
@@ -319,8 +319,8 @@ class Lifecycle:
             finally:
                 self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
-        if self._aftermath is not None:
-            self._aftermath.dispatched(run)
+        if self._observer is not None:
+            self._observer.dispatched(run)
 
     def _ticket(self, run: Run) -> Ticket:
         call = run.call

@@ -164,7 +164,7 @@ def run_load(
     Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
     """
     load = _Load(policy, arrivals, machine, predictions, seed, max_output_tokens)
-    run = Run(load.served, policy=load.replica.core.scheduler.policy)
+    run = Run(load.served, policy=load.replica.core.table.policy)
     clock, core = load.replica.clock, load.replica.core
     idle_steps = 0
     while until_s is None or clock.now_s < until_s:
@@ -183,13 +183,13 @@ def run_load(
             run.computed_tokens += result.num_tokens
             if watch:
                 run.moments.append(load.moment(result, with_running=watch_running))
-            if while_waiting and not len(core.scheduler.waiting):
+            if while_waiting and not len(core.table.waiting):
                 break
         elif not result.deltas:
             idle_steps += 1
             load.wait(result, idle_steps)
     run.ended_s = clock.now_s
-    run.preemptions = core.scheduler.preemptions
+    run.preemptions = core.table.preemptions
     run.padded_tokens = load.replica.runner.padded_tokens
     return run
 
@@ -221,7 +221,7 @@ class _Load:
             keeps_rows=machine.keeps_rows,
         )
         if not isinstance(policy, str):
-            self.replica.core.scheduler.set_policy(policy())
+            self.replica.core.table.set_policy(policy())
         self.served = [Served(arrival) for arrival in arrivals]
         self._predicted = predictions(arrivals, random.Random(seed))
         self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
@@ -246,8 +246,8 @@ class _Load:
         instants = [at_s for at_s in (result.wait_until_s, self.next_arrival_s) if at_s is not None]
         if not instants or idle_steps > IDLE_STEPS:
             raise RuntimeError(
-                f"the engine hangs at {clock.now_s:.3f} s: {len(self.replica.core.scheduler.waiting)} wait, "
-                f"{len(self.replica.core.scheduler.running)} run, and nothing is computed"
+                f"the engine hangs at {clock.now_s:.3f} s: {len(self.replica.core.table.waiting)} wait, "
+                f"{len(self.replica.core.table.running)} run, and nothing is computed"
             )
         clock.advance(max(0.0, min(instants) - clock.now_s))
 
@@ -271,11 +271,11 @@ class _Load:
 
     def moment(self, result: StepResult, *, with_running: bool) -> Moment:
         """Who had what in the step, and who waits."""
-        scheduler = self.replica.core.scheduler
+        table = self.replica.core.table
         running: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
         if with_running:
-            for sequence in scheduler.running:
+            for sequence in table.running:
                 tenant = sequence.tenant_id
                 running[tenant] = running.get(tenant, 0) + 1
                 kv_tokens[tenant] = kv_tokens.get(tenant, 0) + sequence.computed_tokens
@@ -287,7 +287,7 @@ class _Load:
             },
             {tenant: each.computed_tokens for tenant, each in result.service.items()},
             {tenant: each.emitted_tokens for tenant, each in result.service.items()},
-            frozenset({entry.tenant_id for entry in scheduler.waiting.entries()}),
+            frozenset({entry.tenant_id for entry in table.waiting.entries()}),
             running,
             kv_tokens,
         )

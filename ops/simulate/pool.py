@@ -386,7 +386,7 @@ class SimulatedPool:
                 ahead = -engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
             elif member.is_busy:
                 ahead = 1
-            for sequence in engine.scheduler.running:
+            for sequence in engine.table.running:
                 emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
                 if emitted > sequence.submit.predicted_output_tokens:
                     progress(sequence.submit.sequence_id, emitted, 1)
@@ -396,7 +396,7 @@ class SimulatedPool:
         for member in self.members:
             engine = member.engine
             ahead = -engine.steps_ended(self.now_s, at_now=True) if engine.in_run else int(member.is_busy)
-            for sequence in engine.scheduler.running:
+            for sequence in engine.table.running:
                 known = self._emitted.get(sequence.submit.sequence_id)
                 if known is None:
                     continue
@@ -448,7 +448,7 @@ def busy(pool: SimulatedPool) -> Busy:
         total.busy_s += work.busy_s
         total.computed_tokens += work.computed_tokens
         total.padded_tokens += member.engine.shapes.padded_tokens
-        total.preemptions += member.engine.scheduler.preemptions
+        total.preemptions += member.engine.table.preemptions
         total.idle_gaps += member.idle_gaps
         total.longest_idle_s = max(total.longest_idle_s, member.longest_idle_s)
         total.most_kv_use = max(total.most_kv_use, work.most_kv_blocks / blocks)

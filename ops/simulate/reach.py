@@ -94,7 +94,7 @@ class Reach(TargetGate):
                 replica_id=member.replica_id,
                 step_time=pool.machine.step_time,
                 max_sequences=member.size.max_sequences,
-                max_batched_tokens=member.engine.scheduler.max_batched_tokens,
+                max_batched_tokens=member.engine.table.max_batched_tokens,
                 window_sequences=window.places(member.size.max_sequences),
                 window_kv_tokens=int(member.size.kv_tokens * window.kv_window),
                 flights=flights_of(

@@ -70,7 +70,7 @@ class Steering:
                 self._setters[move.knob](move.after)
 
     def _observe(self, pool: SimulatedPool) -> Observation:
-        records, schedulers = pool.records, [member.engine.scheduler for member in pool.members]
+        records, tables = pool.records, [member.engine.table for member in pool.members]
         arrived = len(records) - self._rows
         self._open += range(self._rows, len(records))
         self._rows = len(records)
@@ -81,14 +81,14 @@ class Steering:
             self._attainment.note(self._slo.met(records, row))
             self._hits.note(records.cached_tokens[row] / records.input_tokens[row])
             self._lengths.append(records.output_tokens[row])
-        preemptions = sum(each.preemptions for each in schedulers)
+        preemptions = sum(each.preemptions for each in tables)
         evictions, self._preemptions = preemptions - self._preemptions, preemptions
-        running = max(len(each.running) for each in schedulers)
+        running = max(len(each.running) for each in tables)
         return Observation(
             arrivals_per_s=arrived / EVERY_S,
             length_spread=length_spread(*self._quantiles()),
-            kv_share=sum(each.pool.num_referenced for each in schedulers)
-            / sum(each.pool.num_blocks for each in schedulers),
+            kv_share=sum(each.pool.num_referenced for each in tables)
+            / sum(each.pool.num_blocks for each in tables),
             prefix_hit_share=self._hits.value or 0.0,
             step_s=predict_step_s(pool.machine.step_time, running, 0, running),
             attainment=self._attainment.value,

@@ -65,7 +65,7 @@ def run(policy: Policy | None, seed: int) -> tuple[dict[str, list[int]], int]:
         audit=True,
     )
     if policy is not None:
-        replica.core.scheduler.set_policy(policy)
+        replica.core.table.set_policy(policy)
     to_come: list[tuple[float, Submit, int]] = []
     at_s = 0.0
     for number in range(NUM_REQUESTS):
@@ -98,7 +98,7 @@ def run(policy: Policy | None, seed: int) -> tuple[dict[str, list[int]], int]:
             tokens.setdefault(delta.sequence_id, []).extend(delta.token_ids)
             ended += delta.outcome is not None
         if ended == NUM_REQUESTS:
-            return tokens, replica.core.scheduler.preemptions
+            return tokens, replica.core.table.preemptions
         if replica.clock.now_s == before_s and not result.deltas:
             waits = [to_come[0][0]] if to_come else []
             if replica.core.wait_until_s is not None:

@@ -208,14 +208,14 @@ def run_engine(
             in_pieces = generator.random() < run.lease_share
             leases[job.job_id] = generator.randint(1, 6) if in_pieces else job.max_tokens
             assert core.submit(_submit(job, leases[job.job_id], run, generator), GATEWAY) is None
-        for sequence in list(core.scheduler.sequences.values()):
+        for sequence in list(core.table.sequences.values()):
             if not sequence.may_emit and generator.random() < 0.5:
                 met["paused"] += sequence.state is State.PAUSED
                 leases[sequence.sequence_id] += generator.randint(1, 9)
                 core.top_up(sequence.sequence_id, leases[sequence.sequence_id])
             elif generator.random() < run.move_share:
                 _move(core, sequence, met)
-        waiting = {entry.entry_id for entry in core.scheduler.waiting.entries()}
+        waiting = {entry.entry_id for entry in core.table.waiting.entries()}
         result = core.step()
         core.check()
         _note_decisions(core, waiting, met)
@@ -232,7 +232,7 @@ def run_engine(
         assert outcome.finish in ("stop", "length"), outcome
         assert outcome.emitted_tokens == len(emitted[job_id])
         met["recomputed"] += outcome.recomputed_tokens
-    counts = core.scheduler.pool.counts
+    counts = core.table.pool.counts
     met["swapped out"], met["swapped in"] = counts.swapped_out_blocks, counts.swapped_in_blocks
     met["prefix hit"], met["adopted"] = counts.hit_tokens, counts.adopted_tokens
     met["deferred"], met["evicted from the cache"] = counts.deferrals, counts.evicted_blocks
@@ -266,13 +266,13 @@ def _move(core: EngineCore, sequence: EngineSequence, met: Counter[str]) -> None
 
 def _note_decisions(core: EngineCore, waiting: set[str], met: Counter[str]) -> None:
     """Who gave way in the last step, and who started though one of its tier that came earlier waited on."""
-    scheduler = core.scheduler
-    left = [scheduler.sequences[name] for name in waiting if name in scheduler.waiting]
-    for note in scheduler.decisions.last():
-        if note.step != scheduler.decisions.step:
+    table = core.table
+    left = [table.sequences[name] for name in waiting if name in table.waiting]
+    for note in table.decisions.last():
+        if note.step != table.decisions.step:
             continue
         met["displaced"] += note.kind in ("pause", "suspend")
-        started = scheduler.sequences.get(note.sequence_id)
+        started = table.sequences.get(note.sequence_id)
         if note.kind == "admit" and started is not None:
             met["overtook"] += any(
                 each.tier == started.tier and each.submitted_s < started.submitted_s for each in left

@@ -162,7 +162,7 @@ async def test_an_idle_engine_looks_whether_its_books_agree_and_a_damaged_one_en
     with running_loop(address) as engine:
         client = EngineClient(address, "gateway-a")
         await client.connect(START_S)
-        engine.loop._core.scheduler.pool._pool._free.pop()
+        engine.loop._core.table.pool._pool._free.pop()
         assert len(await tokens_of(client.submit(sequence(3)))) == 3, "nobody waits for the audit"
         await asyncio.to_thread(engine.thread.join, START_S)
         assert isinstance(engine.error, AssertionError)

@@ -63,7 +63,7 @@ async def test_an_engine_slower_than_the_rate_never_waits_for_a_top_up(database:
     stream = world.begin("slow", rate(50), max_tokens=200)
     rests = Counter[str]()
     world.on_step = lambda: rests.update(
-        sequence.sequence_id for sequence in world.replica.core.scheduler.paused.values()
+        sequence.sequence_id for sequence in world.replica.core.table.paused.values()
     )
     await world.run_until(lambda: stream.closed is not None)
     assert not rests
@@ -109,7 +109,7 @@ async def test_a_hundred_streams_of_a_slow_tenant_leave_the_others_alone(
 
         def watch() -> None:
             nonlocal most_blocks
-            live = world.replica.core.scheduler.sequences.values()
+            live = world.replica.core.table.sequences.values()
             held = [each for each in live if each.tenant_id == "slow"]
             most_blocks = max(most_blocks, sum(len(each.block_table) for each in held))
             assert sum(each.state in (State.RUNNING, State.PAUSED) for each in held) <= 2

@@ -66,7 +66,7 @@ class House:
         assert self.core.submit(submit, GATEWAY) is None
 
     def step(self) -> None:
-        tables = {name: list(each.block_table) for name, each in self.core.scheduler.sequences.items()}
+        tables = {name: list(each.block_table) for name, each in self.core.table.sequences.items()}
         self.now_s += 0.01
         for delta in self.core.step().deltas.get(GATEWAY, []):
             self.tokens.setdefault(delta.sequence_id, []).extend(delta.token_ids)
@@ -74,7 +74,7 @@ class House:
                 self.outcomes[delta.sequence_id] = delta.outcome
         self.core.check()
         for name, before in tables.items():
-            sequence = self.core.scheduler.sequences.get(name)
+            sequence = self.core.table.sequences.get(name)
             if sequence is not None and sequence.block_table[: len(before)] != before:
                 self.blocks_freed += len(before)
 
@@ -107,18 +107,18 @@ def test_an_interactive_request_starts_within_two_steps_and_nobody_loses_anythin
         house.submit(stream(number))
     for _ in range(6):
         house.step()
-    assert [each.state for each in house.core.scheduler.sequences.values()] == [State.RUNNING] * PLACES
-    free_before = house.core.scheduler.pool.num_free
+    assert [each.state for each in house.core.table.sequences.values()] == [State.RUNNING] * PLACES
+    free_before = house.core.table.pool.num_free
     house.submit(QUICK)
-    step_of_arrival = house.core.scheduler.decisions.step
+    step_of_arrival = house.core.table.decisions.step
     house.step()
-    admitted = [each for each in house.core.scheduler.decisions.last() if each.sequence_id == "s9"]
+    admitted = [each for each in house.core.table.decisions.last() if each.sequence_id == "s9"]
     assert [each.kind for each in admitted] == ["admit"]
     assert admitted[0].step - step_of_arrival <= 2
     assert house.tokens["s9"], "its first token came with that step"
-    (paused,) = house.core.scheduler.paused.values()
+    (paused,) = house.core.table.paused.values()
     assert paused.block_table, "who gave way keeps its KV"
-    assert house.core.scheduler.pool.num_free < free_before
+    assert house.core.table.pool.num_free < free_before
     house.run()
 
     assert house.tokens == alone.tokens
@@ -127,7 +127,7 @@ def test_an_interactive_request_starts_within_two_steps_and_nobody_loses_anythin
     }
     assert house.blocks_freed == 0
     assert all(each.preemptions == each.recomputed_tokens == 0 for each in house.outcomes.values())
-    counts = house.core.scheduler.pool.counts
+    counts = house.core.table.pool.counts
     assert (counts.swapped_out_blocks, counts.evicted_blocks) == (0, 0)
 
 

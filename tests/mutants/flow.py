@@ -83,14 +83,14 @@ _BROKEN: list[Broken] = [
     (
         "engine/core/scheduler.py",
         "places are lost to who is owed them without bound",
-        "            and runner.times_set_back < scheduler.max_displacements\n",
+        "            and runner.times_set_back < table.max_displacements\n",
         "",
         OWED,
     ),
     (
         "engine/core/scheduler.py",
         "who has had less gives way, too",
-        "            and scheduler.counters.value(runner.tenant_id) > had\n",
+        "            and table.counters.value(runner.tenant_id) > had\n",
         "",
         OWED,
     ),

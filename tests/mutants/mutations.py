@@ -67,7 +67,7 @@ MUTATIONS = [
         "engine/core/scheduler.py",
         "        self.plan.room.take(sequence, tokens)\n",
         "        self.plan.room.take(sequence, tokens)\n"
-        "        self._scheduler.pool.publish(\n"
+        "        self._table.pool.publish(\n"
         "            sequence.block_table, sequence.cursor, sequence.token_ids,\n"
         "            sequence.computed_tokens + tokens,\n"
         "        )\n",
@@ -90,9 +90,9 @@ MUTATIONS = [
     Mutation(
         "nobody is ever immune",
         "engine/core/scheduler.py",
-        "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n"
+        "        victim = self._policy.evict.victim(candidates, table.counters)\n"
         "        victim.times_displaced += 1\n",
-        "        victim = self._policy.evict.victim(candidates, scheduler.counters)\n",
+        "        victim = self._policy.evict.victim(candidates, table.counters)\n",
         f"{SCHEDULER}::test_a_sequence_gives_way_a_bounded_number_of_times",
     ),
     Mutation(

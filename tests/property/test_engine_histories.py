@@ -137,7 +137,7 @@ class History:
         assert self.replica.core.import_(state) is None
 
     def step(self) -> None:
-        core, scheduler = self.replica.core, self.replica.core.scheduler
+        core, table = self.replica.core, self.replica.core.table
         had_work = core.has_work()
         result = core.step()
         core.check()
@@ -155,13 +155,13 @@ class History:
         for tenant, had in result.service.items():
             self.service[tenant] += had.computed_tokens + had.emitted_tokens
         self.met["preempted"] += result.num_preempted
-        self.met["paused"] += sum(each.state is State.PAUSED for each in scheduler.sequences.values())
+        self.met["paused"] += sum(each.state is State.PAUSED for each in table.sequences.values())
         self.met["displaced"] += sum(
-            each.state is State.PAUSED and each.may_emit for each in scheduler.sequences.values()
+            each.state is State.PAUSED and each.may_emit for each in table.sequences.values()
         )
-        assert all(each.times_displaced <= 2 for each in scheduler.sequences.values())
+        assert all(each.times_displaced <= 2 for each in table.sequences.values())
         self.met["mixed"] += 0 < result.num_sequences < result.num_tokens
-        self.met["resting"] += sum(each.state is State.PREEMPTED for each in scheduler.sequences.values())
+        self.met["resting"] += sum(each.state is State.PREEMPTED for each in table.sequences.values())
 
     def take(self, delta: Delta) -> None:
         name = delta.sequence_id
@@ -221,17 +221,17 @@ def run_histories(policy: str, seeds: Iterable[int]) -> Counter[str]:
         history = History(seed, policy)
         history.run()
         assert history.finishes.keys() == history.submits.keys(), "everybody finishes"
-        scheduler = history.replica.core.scheduler
-        assert scheduler.pool.num_referenced == 0, "nobody holds a block at the end"
-        assert scheduler.pool.num_free == NUM_BLOCKS
+        table = history.replica.core.table
+        assert table.pool.num_referenced == 0, "nobody holds a block at the end"
+        assert table.pool.num_free == NUM_BLOCKS
         assert history.service == history.accounted, "each token is served once, recomputed or not"
         check_answers(history)
-        counts = scheduler.pool.counts
+        counts = table.pool.counts
         history.met["adopted"] = counts.adopted_tokens
         history.met["deferred"] = counts.deferrals
         history.met["evicted"] = counts.evicted_blocks
-        history.met["swapped"] = scheduler.swaps
-        history.met["suspended"] = sum(each.kind == "suspend" for each in scheduler.decisions.last())
+        history.met["swapped"] = table.swaps
+        history.met["suspended"] = sum(each.kind == "suspend" for each in table.decisions.last())
         met.update(history.met)
     return met
 

@@ -141,7 +141,7 @@ def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, floa
     in_batch = min(num_blocks * 4, 8 * (longest_input + most_output))
     bound = 2 * max(longest_input, 2 * in_batch) / min(weights)
     for _ in range(3000):
-        waiting = [entry.tenant_id for entry in replica.core.scheduler.waiting.entries()]
+        waiting = [entry.tenant_id for entry in replica.core.table.waiting.entries()]
         for name, weight in zip(names, weights, strict=True):
             # `bursty` sends long answers, ten times as many requests, and all at once.
             while waiting.count(name) < (3 if name == "steady" else 30):
@@ -163,7 +163,7 @@ def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, floa
         for tenant, had in replica.step().service.items():
             served[tenant] += had.computed_tokens + 2 * had.emitted_tokens
         worst = max(worst, abs(served["steady"] / weights[0] - served["bursty"] / weights[1]))
-    return worst / bound, replica.core.scheduler.preemptions
+    return worst / bound, replica.core.table.preemptions
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])

@@ -70,7 +70,7 @@ def full_of_batch() -> VirtualPool:
 def test_an_interactive_request_starts_within_two_steps_of_an_engine_full_of_batch() -> None:
     pool = full_of_batch()
     engine = pool.engines["replica-0"]
-    preemptions = engine.core.scheduler.preemptions
+    preemptions = engine.core.table.preemptions
     at_s = pool.now_s + 1e-6
     record_at = len(pool.served)
     steps: list[int] = []
@@ -85,7 +85,7 @@ def test_an_interactive_request_starts_within_two_steps_of_an_engine_full_of_bat
     assert len(set(steps)) <= 2
     assert 0 < day.first_s - day.request.at_s < 0.1
     assert day.displaced_tokens > 0
-    assert engine.core.scheduler.preemptions == preemptions, "paused, and no block freed"
+    assert engine.core.table.preemptions == preemptions, "paused, and no block freed"
     assert all(each.ended_s > 0 for each in pool.served), "the displaced ones went on"
 
 

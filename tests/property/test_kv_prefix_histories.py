@@ -59,7 +59,7 @@ class History:
                 core.cancel(live.pop(self.random.randrange(len(live))))
             if live and self.random.random() < 0.5:
                 name = self.random.choice(live)
-                core.top_up(name, core.scheduler.sequences[name].lease_tokens + self.random.randint(1, 12))
+                core.top_up(name, core.table.sequences[name].lease_tokens + self.random.randint(1, 12))
             self.step()
         for _ in range(5000):
             if not core.running() and not core.has_work():
@@ -126,7 +126,7 @@ def test_answers_do_not_depend_on_what_was_cached_shared_or_swapped(policy: str,
     for seed in SEEDS:
         history = History(seed, policy)
         history.run()
-        pool = history.replica.core.scheduler.pool
+        pool = history.replica.core.table.pool
         assert history.outcomes.keys() == history.submits.keys()
         assert (pool.num_free, pool.num_host_free) == (pool.num_blocks, pool.num_host_blocks)
         for name, outcome in history.outcomes.items():

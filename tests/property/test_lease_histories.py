@@ -67,7 +67,7 @@ async def one_history(database: Database, rng: random.Random, met: Counter[str])
     def every_step() -> None:
         core.check()
         world.store.check()
-        for each in core.scheduler.sequences.values():
+        for each in core.table.sequences.values():
             assert each.emitted_tokens <= each.lease_tokens
             met["rested"] += not each.may_emit
         for stream in world.streams.values():

@@ -83,13 +83,13 @@ def outcome(pool: SimulatedPool) -> dict[str, Any]:
         "counters": pool.flow.counters.values(),
         "engines": [
             (
-                member.engine.scheduler.counters.values(),
-                member.engine.scheduler.counters.served_cost,
-                member.engine.scheduler.decisions.step,
-                member.engine.scheduler.pool.counts,
-                member.engine.scheduler.pool.num_blank,
+                member.engine.table.counters.values(),
+                member.engine.table.counters.served_cost,
+                member.engine.table.decisions.step,
+                member.engine.table.pool.counts,
+                member.engine.table.pool.num_blank,
                 member.engine.shapes.padded_tokens,
-                [(each.kind, each.sequence_id) for each in member.engine.scheduler.decisions.last()],
+                [(each.kind, each.sequence_id) for each in member.engine.table.decisions.last()],
             )
             for member in pool.members
         ],
@@ -105,7 +105,7 @@ def run(policy: str, found: list[Request], size: Machine, *, runs: bool, **asked
     pool = SimulatedPool(policy, size, runs=runs, predictions=PREDICTIONS[predictions](), **asked)
     pool.run(found)
     for member in pool.members:
-        member.engine.scheduler.check()
+        member.engine.table.check()
     return pool
 
 
@@ -219,12 +219,12 @@ def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str) -
         sizes = {"num_blocks": 48, "block_tokens": 4, "context_tokens": 256, "step_time": STEP_TIME}
         real = VirtualReplica(config, **sizes)  # type: ignore[arg-type]
         real.core.step_time = Known(STEP_TIME)  # type: ignore[assignment]
-        real.core.scheduler.step_time = STEP_TIME
+        real.core.table.step_time = STEP_TIME
         simulated = SimulatedReplica(config, LinearTiming(STEP_TIME), make_shapes(), **sizes)  # type: ignore[arg-type]
         expected = core_history(real, found)
         assert simulated_history(simulated, found) == expected
-        assert simulated.scheduler.counters.values() == real.core.counters.values()
-        preempted += real.core.scheduler.preemptions
+        assert simulated.table.counters.values() == real.core.counters.values()
+        preempted += real.core.table.preemptions
         in_runs += simulated.work.steps_in_runs
     assert in_runs > 50
     if policy != "static":

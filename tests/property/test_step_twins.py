@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.core.scheduler import Planner
-from engine.core.sequence_table import Scheduler
+from engine.core.scheduler import Scheduler, schedule
+from engine.core.sequence_table import SequenceTable
 from engine.kv.prefix import Match
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.admit.base import Batch
@@ -29,7 +29,7 @@ from tests.scheduling_states import make_batch, random_sequence, start
 POLICIES = ("hybrid", "vtc", "fcfs", "priority", "mlfq")
 
 
-class PlainPlanner(Planner):
+class PlainScheduler(Scheduler):
     def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
         return False
 
@@ -56,7 +56,7 @@ class History:
         self._clock = VirtualClock()
         runner = VirtualRunner(self._clock, num_blocks=blocks, block_tokens=4)
         config = EngineConfig(policy=policy, max_batched_tokens=24, max_sequences=6, watermark_permille=75)
-        self.scheduler: Scheduler = EngineCore(runner, VirtualTexts(), config, self._clock).scheduler
+        self.table: SequenceTable = EngineCore(runner, VirtualTexts(), config, self._clock).table
         self._random = random.Random(seed)
         self._number = 0
         self.preempted = 0
@@ -82,15 +82,15 @@ class History:
             self._clock.now_s,
         )
         self._number += 1
-        self.scheduler.add(sequence)
+        self.table.add(sequence)
 
     def step(self, *, plainly: bool) -> tuple[Any, ...]:
         """What is to be compared: shares and service, and all that is known of every sequence."""
-        scheduler = self.scheduler
-        plan = scheduler.schedule(self._clock.now_s)
+        table = self.table
+        plan = schedule(table, self._clock.now_s)
         self.preempted += len(plan.preempted)
-        wanted = PredictedReserve(1000)._still_wanted(scheduler.running, scheduler.block_tokens)
-        assert scheduler.most_promised_blocks >= wanted, "they may take more than was said"
+        wanted = PredictedReserve(1000)._still_wanted(table.running, table.block_tokens)
+        assert table.most_promised_blocks >= wanted, "they may take more than was said"
         shares = dict(plan.shares)
         chosen = [
             self._random.randrange(50) if each.computed_tokens + tokens == each.total_tokens else None
@@ -99,28 +99,28 @@ class History:
         if plainly:
             first_times = []
             for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
-                first_times.append(scheduler.computed(sequence, tokens))
+                first_times.append(table.computed(sequence, tokens))
                 if token_id is not None:
-                    scheduler.emitted(sequence, token_id)
+                    table.emitted(sequence, token_id)
         else:
-            first_times = scheduler.commit(shares, chosen)
+            first_times = table.commit(shares, chosen)
         for sequence in shares:
             if sequence.emitted_tokens >= sequence.submit.max_tokens:
-                scheduler.finish(sequence)
-        scheduler.check()
+                table.finish(sequence)
+        table.check()
         self._clock.advance(0.01)
         return (
             [(each.sequence_id, tokens) for each, tokens in shares.items()],
             first_times,
             (plan.room.used_tokens, plan.room.used_context, plan.room.used_sequences, plan.room.tokens),
-            scheduler.counters.values(),
-            scheduler.counters.served_cost,
+            table.counters.values(),
+            table.counters.served_cost,
             [
                 (each.sequence_id, each.state, list(each.block_table), each.computed_tokens,
                  each.ever_computed_tokens, each.recomputed_tokens, each.cursor.blocks)
-                for each in scheduler.sequences.values()
+                for each in table.sequences.values()
             ],
-            [each.sequence_id for each in scheduler.prefills],
+            [each.sequence_id for each in table.prefills],
         )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def live_through(policy: str, blocks: int, seed: int, arrivals: list[int]) -> Ta
     quick, plain = History(policy, blocks, seed), History(policy, blocks, seed)
     taken = Taken()
 
-    class CountedPlanner(Planner):
+    class CountedScheduler(Scheduler):
         def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
             is_short = super()._hand_out_decodes(runners)
             taken.short_steps += is_short
@@ -137,7 +137,7 @@ def live_through(policy: str, blocks: int, seed: int, arrivals: list[int]) -> Ta
             return is_short
 
         def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
-            if self._scheduler.running:
+            if self._table.running:
                 # Whoever looked at those who run remembers it.
                 taken.counted_admissions += bool(batch.memo)
                 taken.sure_admissions += not batch.memo
@@ -148,9 +148,9 @@ def live_through(policy: str, blocks: int, seed: int, arrivals: list[int]) -> Ta
             for history in (quick, plain):
                 for _ in range(count):
                     history.add()
-            patch.setattr("engine.core.sequence_table.Planner", CountedPlanner)
+            patch.setattr("engine.core.scheduler.Scheduler", CountedScheduler)
             got = quick.step(plainly=False)
-            patch.setattr("engine.core.sequence_table.Planner", PlainPlanner)
+            patch.setattr("engine.core.scheduler.Scheduler", PlainScheduler)
             assert got == plain.step(plainly=True)
     taken.preempted = quick.preempted
     return taken

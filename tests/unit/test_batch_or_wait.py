@@ -358,7 +358,7 @@ def test_kv_that_paused_ones_hold_is_a_pressure(table: BatchOrWaitTable) -> None
     watched = Watched(table)
     replica = VirtualReplica(EngineConfig(max_batched_tokens=1024, max_sequences=8), num_blocks=40)
     options = PolicyOptions(admit="table", batch_or_wait_table=watched)
-    replica.core.scheduler.set_policy(Preset("batches", "sjf")(options))
+    replica.core.table.set_policy(Preset("batches", "sjf")(options))
 
     def submit(name: str, prompt: int, lease: int) -> None:
         refused = replica.submit(
@@ -376,7 +376,7 @@ def test_kv_that_paused_ones_hold_is_a_pressure(table: BatchOrWaitTable) -> None
         assert refused is None
 
     submit("rests", 16 * 20, 1)
-    while not replica.core.scheduler.paused:
+    while not replica.core.table.paused:
         replica.step()
         replica.clock.advance(0.1)
     assert watched.asked[-1][0]["kv_pressure"] == 0

@@ -95,7 +95,7 @@ def test_who_is_cancelled_while_it_stands_back_leaves_the_count_so_far() -> None
     outcomes = to_the_end(engine)
     assert displaced(outcomes["slow"]) == [("pause", ["quick"], 4)]
     assert displaced(outcomes["quick"]) == [("admit", ["slow"], 4)]
-    assert not engine.core.scheduler.decisions._displaced
+    assert not engine.core.table.decisions._displaced
 
 
 def test_several_jumps_over_one_are_counted_each() -> None:

@@ -237,7 +237,7 @@ def test_a_cancel_frees_everything_at_once_and_the_outcome_follows(state: str, c
     emitted = live.emitted_tokens
     assert replica.core.cancel("s", cause)
     replica.core.check()
-    assert replica.core.scheduler.pool.num_free == 8
+    assert replica.core.table.pool.num_free == 8
     assert replica.core.running() == []
     assert replica.core.has_work(), "there is an outcome to hand out"
     (delta,) = step(replica)
@@ -289,7 +289,7 @@ def test_a_failed_step_fails_its_sequences_and_the_engine_goes_on(caplog: pytest
         assert "CUDA" not in outcome.message
     assert core.counters.values() == charged, "what was not computed is not charged"
     assert "illegal memory access" in caplog.text
-    assert core.scheduler.pool.num_free == 16
+    assert core.table.pool.num_free == 16
     runner.failing = False
     rest = []
     while core.has_work():
@@ -484,7 +484,7 @@ def test_an_exported_sequence_goes_on_elsewhere_token_for_token(steps: int, keep
     assert state is not None
     assert here.core.export("s") is None
     here.core.check()
-    assert here.core.scheduler.pool.num_free == 24
+    assert here.core.table.pool.num_free == 24
     assert bool(state.kv) == (steps > 0)
     state = moved(state)
     if not keep_kv:
@@ -584,7 +584,7 @@ def test_kv_that_does_not_fit_fails_that_sequence_alone() -> None:
     deltas = run(there)
     assert [delta.outcome.finish for delta in of("s", deltas) if delta.outcome] == ["failed"]
     assert len(tokens(of("neighbour", deltas))) == 6
-    assert there.core.scheduler.pool.num_free == 24
+    assert there.core.table.pool.num_free == 24
 
 
 @pytest.mark.parametrize(

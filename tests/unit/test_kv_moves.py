@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from engine.core.core import EngineConfig
+from engine.core.scheduler import schedule
 from engine.messages import Outcome, SequenceState, Submit
 from engine.scheduling.admit.base import Batch, Hold
 from engine.scheduling.admit.buckets import LengthBuckets
@@ -43,7 +44,7 @@ def submit(replica: VirtualReplica, name: str = "s", **changes: object) -> Seque
         "lease_tokens": 9,
     }
     assert replica.submit(Submit(**{**values, **changes})) is None  # type: ignore[arg-type]
-    return replica.core.scheduler.sequences[name]
+    return replica.core.table.sequences[name]
 
 
 def finish(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, Outcome]:
@@ -84,7 +85,7 @@ def swapped_out(replica: VirtualReplica, *, steps: int = 3) -> dict[str, list[in
         step(replica, tokens)
     # It may emit no more before it is topped up elsewhere: so it stays where it is.
     sequence.lease_tokens = sequence.emitted_tokens
-    assert replica.core.scheduler.preempt(sequence) == "swap"
+    assert replica.core.table.preempt(sequence) == "swap"
     step(replica, tokens)
     assert sequence.state is State.SWAPPED
     return tokens
@@ -102,7 +103,7 @@ def test_a_swapped_sequence_takes_its_kv_along() -> None:
     assert state is not None
     assert (len(state.kv), state.kv_tokens) == (1, len(PROMPT) + 2)
     here.core.check()
-    assert here.core.scheduler.pool.num_host_free == 24, "its host blocks are free again"
+    assert here.core.table.pool.num_host_free == 24, "its host blocks are free again"
     import_topped_up(there, state)
     outcome = finish(there, tokens)["s"]
     assert tokens["s"] == alone()
@@ -116,13 +117,13 @@ def test_swapped_in_the_middle_of_a_recomputation_it_goes_without_and_is_recompu
     sequence = submit(here)
     step(here, tokens)
     step(here, tokens)
-    assert here.core.scheduler.preempt(sequence) == "preempt"
-    here.core.scheduler.swap_base_s = 0.0
-    here.core.scheduler.max_batched_tokens = 8
+    assert here.core.table.preempt(sequence) == "preempt"
+    here.core.table.swap_base_s = 0.0
+    here.core.table.max_batched_tokens = 8
     step(here, tokens)
     assert sequence.computed_tokens == 8 < sequence.ever_computed_tokens
     sequence.lease_tokens = sequence.emitted_tokens
-    assert here.core.scheduler.preempt(sequence) == "swap"
+    assert here.core.table.preempt(sequence) == "swap"
     step(here, tokens)
     state = here.core.export("s")
     assert state is not None
@@ -165,27 +166,27 @@ class OneAtATime(LengthBuckets):
 
 def test_who_was_to_come_back_and_was_suspended_in_the_same_step_is_recomputed_if_the_copies_fail() -> None:
     replica = make_replica(prefix_caching=False)
-    scheduler = replica.core.scheduler
-    scheduler.set_policy(dataclasses.replace(make_policy("fcfs"), admit=OneAtATime(), evict=FairVictim()))
+    table = replica.core.table
+    table.set_policy(dataclasses.replace(make_policy("fcfs"), admit=OneAtATime(), evict=FairVictim()))
     tokens: dict[str, list[int]] = {}
     # A step takes ten tokens: it is still computing its prompt.
-    scheduler.max_batched_tokens = 10
+    table.max_batched_tokens = 10
     long = submit(replica)
     step(replica, tokens)
-    scheduler.max_batched_tokens = 64
+    table.max_batched_tokens = 64
     short = submit(replica, "short", prompt_token_ids=[7, 8], max_tokens=1, lease_tokens=1)
-    assert scheduler.preempt(long) == "swap"
+    assert table.preempt(long) == "swap"
     replica.runner.copy_in = failing(replica.runner.copy_in)  # type: ignore[method-assign]
     # The long one starts again, and at once gives way to the short one, which fails with the step.
     outcomes = step(replica, tokens)
-    assert [note.kind for note in scheduler.decisions.last()][-3:] == ["admit", "suspend", "admit"]
+    assert [note.kind for note in table.decisions.last()][-3:] == ["admit", "suspend", "admit"]
     assert outcomes["short"].finish == "failed"
     assert short.state is State.FINISHED
     assert long.state is State.WAITING
     outcome = finish(replica, tokens)["s"]
     assert tokens["s"] == alone()
     assert outcome.recomputed_tokens == 10
-    assert scheduler.pool.num_host_free == 24
+    assert table.pool.num_host_free == 24
 
 
 def test_what_lay_in_host_memory_is_recomputed_after_copies_failed() -> None:
@@ -195,7 +196,7 @@ def test_what_lay_in_host_memory_is_recomputed_after_copies_failed() -> None:
     step(replica, tokens)
     resting.lease_tokens = resting.emitted_tokens
     replica.runner.copy_out = failing(replica.runner.copy_out)  # type: ignore[method-assign]
-    assert replica.core.scheduler.preempt(resting) == "swap"
+    assert replica.core.table.preempt(resting) == "swap"
     outcomes = step(replica, tokens)
     assert {name: outcome.finish for name, outcome in outcomes.items()} == {"other": "failed"}
     assert running.state is State.FINISHED
@@ -213,8 +214,8 @@ def test_what_any_copying_takes_counts_when_a_victim_gives_way(base_s: float, ex
     replica = make_replica(swap_base_s=base_s)
     sequence = submit(replica)
     step(replica, {})
-    assert replica.core.scheduler.kv_costs == KvCosts(replica.core.scheduler.step_time, BLOCK, 0.0, base_s)
-    assert replica.core.scheduler.preempt(sequence) == expected
+    assert replica.core.table.kv_costs == KvCosts(replica.core.table.step_time, BLOCK, 0.0, base_s)
+    assert replica.core.table.preempt(sequence) == expected
 
 
 def test_a_virtual_copy_takes_its_base_once_each_way() -> None:
@@ -231,7 +232,7 @@ def tables_after_adoption(seed: int) -> list[list[int]]:
     """Block tables of ten that took over a common beginning; their objects lie in memory in an order that
     follows from `seed`."""
     replica = make_replica(num_blocks=120)
-    scheduler = replica.core.scheduler
+    table = replica.core.table
     names = [f"s{number}" for number in range(10)]
     made = {}
     for name in random.Random(seed).sample(names, len(names)):
@@ -249,15 +250,15 @@ def tables_after_adoption(seed: int) -> list[list[int]]:
             0.0,
         )
     for name in names:
-        scheduler.add(made[name])
+        table.add(made[name])
     for now_s in range(9):
-        plan = scheduler.schedule(float(now_s))
+        plan = schedule(table, float(now_s))
         for sequence, tokens in plan.shares.items():
-            scheduler.computed(sequence, tokens)
+            table.computed(sequence, tokens)
             if sequence.computed_tokens == sequence.total_tokens:
-                scheduler.emitted(sequence, 9)
-        scheduler.check()
-    assert scheduler.pool.counts.adopted_tokens >= 9 * 8
+                table.emitted(sequence, 9)
+        table.check()
+    assert table.pool.counts.adopted_tokens >= 9 * 8
     return [made[name].block_table for name in names]
 
 

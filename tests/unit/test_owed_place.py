@@ -44,7 +44,7 @@ def full(tier: int = 1) -> VirtualReplica:
 
 
 def names(engine: VirtualReplica) -> set[str]:
-    return {each.sequence_id for each in engine.core.scheduler.running}
+    return {each.sequence_id for each in engine.core.table.running}
 
 
 def step(engine: VirtualReplica) -> dict[str, Outcome]:
@@ -73,7 +73,7 @@ def test_it_starts_in_the_next_step_and_the_other_goes_on_with_its_kv() -> None:
         "two": 60,
         "light": 6,
     }
-    assert engine.core.scheduler.preemptions == 0, "no block was freed"
+    assert engine.core.table.preemptions == 0, "no block was freed"
     (lost,) = [each for name in ("one", "two") for each in outcomes[name].decisions if each.kind == "pause"]
     assert (lost.rule, lost.others, lost.displaced_tokens) == ("place lost by share", ["light"], 6)
     (took,) = [each for each in outcomes["light"].decisions if each.kind == "admit"]
@@ -120,7 +120,7 @@ def test_who_is_owed_a_place_does_not_lose_it_to_another_who_is() -> None:
 
 def test_a_sequence_loses_its_place_that_way_only_so_often() -> None:
     engine = full()
-    most = engine.core.scheduler.max_displacements
+    most = engine.core.table.max_displacements
     outcomes: dict[str, Outcome] = {}
     for number in range(12):
         engine.submit(submit(f"light {number}", "light", 10**9 + number, is_owed=True, max_tokens=2))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.sequence_table import Scheduler
+from engine.core.scheduler import schedule
+from engine.core.sequence_table import SequenceTable
 from engine.kv.cache import KvCache
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
@@ -38,29 +39,29 @@ def looks_by_step(num_blocks: int, arrivals: int) -> list[tuple[int, int, int]]:
     """Steps in which all that run decode, at first `RUNNING`, and `arrivals` newcomers wait: how often the
     running ones were looked at, how many were admitted, how many wait after it."""
     cache = KvCache(num_blocks, BLOCK_TOKENS)
-    scheduler = Scheduler(
+    table = SequenceTable(
         make_policy("hybrid"), cache, ServiceCounters(), max_batched_tokens=1000, max_sequences=64
     )
-    running = scheduler.running = Looked()
+    running = table.running = Looked()
 
     def add(name: str) -> None:
-        scheduler.add(make_sequence(name, tenant=name, prompt=4, computed=0, predicted=20, max_tokens=40))
+        table.add(make_sequence(name, tenant=name, prompt=4, computed=0, predicted=20, max_tokens=40))
 
     def execute(plan: Any) -> None:
-        scheduler.commit(plan.shares, [1] * len(plan.shares))
+        table.commit(plan.shares, [1] * len(plan.shares))
 
     for number in range(RUNNING):
         add(f"first-{number}")
-    execute(scheduler.schedule(0.0))
+    execute(schedule(table, 0.0))
     assert len(running) == RUNNING
-    assert not scheduler.prefills
+    assert not table.prefills
     for number in range(arrivals):
         add(f"later-{number}")
     found = []
     for step in range(1, 6):
         running.looks = 0
-        plan = scheduler.schedule(step / 10)
-        found.append((running.looks, len(plan.admitted), len(scheduler.waiting)))
+        plan = schedule(table, step / 10)
+        found.append((running.looks, len(plan.admitted), len(table.waiting)))
         execute(plan)
     return found
 

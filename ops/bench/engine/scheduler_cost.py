@@ -16,12 +16,13 @@ from typing import Any
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.plan import Plan
+from engine.core.scheduler import schedule
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
-from ops.reporting import table
+from ops import reporting
 from ops.simulate.figures import percentile
 
 SEED = 20
@@ -84,7 +85,7 @@ class SteadyState:
             max_sequences=case.running,
             max_waiting=case.waiting + case.running,
         )
-        self.scheduler = EngineCore(runner, VirtualTexts(), config, self._clock).scheduler
+        self.table = EngineCore(runner, VirtualTexts(), config, self._clock).table
         self._added = 0
         self._ends: dict[Sequence, int] = {}
         """Output tokens after which each one ends."""
@@ -96,12 +97,12 @@ class SteadyState:
         does not fill them."""
         for _ in range(20 * SETTLE_STEPS):
             self.step()
-            if len(self.scheduler.running) == self._case.running and not self.scheduler.prefills:
+            if len(self.table.running) == self._case.running and not self.table.prefills:
                 break
         else:
             raise RuntimeError(
                 f"policy {self._case.policy!r} never ran {self._case.running} sequences at once, only "
-                f"{len(self.scheduler.running)}"
+                f"{len(self.table.running)}"
             )
         for _ in range(2 * MEAN_OUTPUT_TOKENS + SETTLE_STEPS):
             self.step()
@@ -110,17 +111,17 @@ class SteadyState:
         """One step, and what it took."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
-        scheduler = self.scheduler
-        plan = scheduler.schedule(self._clock.now_s)
+        table = self.table
+        plan = schedule(table, self._clock.now_s)
         scheduled = time.perf_counter_ns()
         cpu = time.thread_time_ns() - cpu
         # What a model and its texts would do is not timed: which tokens were sampled, and who ends with them.
         chosen, ended = self._execute(plan)
         cpu -= time.thread_time_ns()
         executed = time.perf_counter_ns()
-        scheduler.commit(plan.shares, chosen)
+        table.commit(plan.shares, chosen)
         for sequence in ended:
-            scheduler.finish(sequence)
+            table.finish(sequence)
         booked = time.perf_counter_ns()
         cpu += time.thread_time_ns()
         self._clock.advance(predict_step_s(PRIOR, plan.num_tokens, plan.room.used_context, len(plan.shares)))
@@ -165,7 +166,7 @@ class SteadyState:
             self._clock.now_s,
         )
         self._ends[sequence] = output_tokens
-        self.scheduler.add(sequence)
+        self.table.add(sequence)
 
 
 def measure_case(case: Case, *, steps: int = STEPS) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def measure_case(case: Case, *, steps: int = STEPS) -> dict[str, Any]:
         "steps": steps,
         **{part: _points([getattr(each, part) for each in taken]) for part in _PARTS},
         "admissions": sum(each.admitted for each in taken),
-        "preemptions": state.scheduler.preemptions,
+        "preemptions": state.table.preemptions,
         "garbage_collections": _collections() - collections,
     }
 
@@ -247,7 +248,7 @@ def show(report: dict[str, Any]) -> None:
         "policy", "running", "waiting", "tenants", "schedule us p50/p99", "books us p50/p99",
         "both us p50/p99", "CPU us p50/p99", "admissions", "collections",
     )  # fmt: skip
-    table("one scheduling step, without a model", columns, rows)
+    reporting.table("one scheduling step, without a model", columns, rows)
     for each in report["growth"]:
         least, most = each["waiting"]
         print(

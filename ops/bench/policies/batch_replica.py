@@ -65,7 +65,7 @@ class BatchReplica:
             step_time=model.step_time,
         )
         policy = Preset("batches", order)(options)
-        self._replica.core.scheduler.set_policy(policy)
+        self._replica.core.table.set_policy(policy)
         self._received_s: list[float] = []
         self._batches: dict[int, Batch] = {}
 

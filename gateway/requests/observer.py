@@ -1,0 +1,27 @@
+"""Hook of the request lifecycle: called as a request is queued, dispatched and finished.
+
+The lifecycle and the finish know this protocol only; `gateway/explain/recorder.py` implements it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.entry import Entry
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.usage import Use
+from gateway.requests.run import Run
+from tenants.types import Amounts
+
+
+class RequestObserver(Protocol):
+    """Called from the event loop of the request. Must not raise."""
+
+    def in_line(self, run: Run, entry: Entry) -> None:
+        """The request holds its budget and is queued."""
+
+    def dispatched(self, run: Run) -> None:
+        """The request was given to an upstream; `run.turn` says where."""
+
+    def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
+        """The request is settled. `use` is what was computed and emitted."""
