@@ -1,4 +1,5 @@
-"""Which fixtures do several suites share? Real databases and a real Redis; see `tests/services.py`."""
+"""Which fixtures do several suites share? Real databases and a real Redis; see
+`tests/support/services.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from migrations import runner
 from tenants.storage.database import Database, open_database
-from tests import services
+from tests.support import services
 
 PEPPER = b"a pepper for tests, 32 bytes....."
 FIRST = ("test_quota_twins.py", "test_two_gateways.py")

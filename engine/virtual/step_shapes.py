@@ -2,7 +2,7 @@
 
 A step's work in five numbers, plain or padded, and what turns them into seconds. Linear is one form
 (`LinearTiming`, the step-time model that real engines fit); a roofline is another
-(`ops/simulate/machines.py`).
+(`ops/simulate/machines/machines.py`).
 """
 
 from __future__ import annotations

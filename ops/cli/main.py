@@ -16,28 +16,14 @@ def _version() -> str:
         return "0+unknown"
 
 
+ROOMS = {
+    "run": ("serve", "engine", "demo", "doctor", "db"),
+    "admin": ("tenant", "key", "limit", "price", "slo", "model"),
+    "inspect": ("request", "quote", "ledger", "policy", "forecast"),
+    "simulate": ("simulate", "whatif"),
+}
 COMMANDS = {
-    name: f"ops.cli.{name}:{name}"
-    for name in (
-        "serve",
-        "demo",
-        "engine",
-        "db",
-        "tenant",
-        "key",
-        "limit",
-        "slo",
-        "request",
-        "quote",
-        "price",
-        "model",
-        "ledger",
-        "policy",
-        "forecast",
-        "simulate",
-        "whatif",
-        "doctor",
-    )
+    name: f"ops.cli.{room}.{name}:{name}" for room, names in ROOMS.items() for name in names
 } | {"bench": "ops.cli.bench.main:bench"}
 
 

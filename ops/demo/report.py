@@ -15,7 +15,7 @@ from ops.demo.cast import CastTenant
 from ops.demo.replay import Sent
 from ops.demo.shares import Arrival, Ideal, ideal_shares, under_share
 from ops.demo.trace import Replay
-from ops.simulate.figures import covered, jain_index, percentile, within_factor
+from ops.simulate.figures.figures import covered, jain_index, percentile, within_factor
 
 WAIT_FLOOR_S = 0.1
 """Waits below this count as this: an estimate of 20 ms for a wait of 50 ms is right."""

@@ -16,7 +16,7 @@ from ops.demo.report import Sample, ideal_by_tier
 from ops.demo.shares import Arrival
 from ops.demo.table import Row, View
 from ops.sandbox.server import LogReader
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
 
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0

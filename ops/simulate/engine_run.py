@@ -16,7 +16,7 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import SamplingParams, StepTime, Submit
 from engine.scheduling.policy import Policy
 from engine.virtual.replica import VOCABULARY, VirtualReplica
-from ops.simulate.arrivals import Arrival, Predictions, exact
+from ops.simulate.traffic.arrivals import Arrival, Predictions, exact
 
 IDLE_STEPS = 1000
 """Steps in a row that compute nothing and move no time: then the engine hangs."""

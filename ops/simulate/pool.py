@@ -25,10 +25,10 @@ from engine.virtual.fast_replica import Happened, SimulatedReplica
 from engine.virtual.step_shapes import make_shapes
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
-from ops.simulate.machines import Machine
+from ops.simulate.figures.records import Records
+from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
-from ops.simulate.records import Records
-from ops.simulate.requests import PREFIX_BLOCK_TOKENS, Request
+from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, Request
 
 LOOKAHEAD_SEQUENCES = 2
 KV_WINDOW = 1.0
@@ -68,7 +68,7 @@ class Member:
 
 @dataclass(slots=True)
 class Watch:
-    """What is told after every decision; see `fairness.py`."""
+    """What is told after every decision; see `ops/simulate/figures/fairness.py`."""
 
     on_decision: Callable[[SimulatedPool], None] = lambda pool: None
     on_rows: Callable[[int], None] = lambda rows: None

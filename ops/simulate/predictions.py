@@ -6,7 +6,7 @@ from typing import Protocol
 
 from engine.entry import Entry
 from engine.forecast.length.length import LengthForecast
-from ops.simulate.requests import Request
+from ops.simulate.traffic.requests import Request
 
 MODEL = "simulated"
 HIGH = 0.9

@@ -14,10 +14,10 @@ from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.forecast_cache import Size, Surfaces
 from gateway.flow.controller import InFlight
+from ops.simulate.figures.slo import Slo
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
-from ops.simulate.requests import Request
-from ops.simulate.slo import Slo
+from ops.simulate.traffic.requests import Request
 
 REPLAY_EVERY_S = 1.0
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from engine.scheduling.options import PolicyOptions
 from ops.reporting import plain
-from ops.simulate.fairness import Fairness
-from ops.simulate.figures import figures
-from ops.simulate.machines import Machine
+from ops.simulate.figures.fairness import Fairness
+from ops.simulate.figures.figures import figures
+from ops.simulate.figures.shortfall import Shortfall
+from ops.simulate.figures.slo import Slo
+from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool, Watch
 from ops.simulate.predictions import PREDICTIONS
-from ops.simulate.requests import Source
-from ops.simulate.shortfall import Shortfall
-from ops.simulate.slo import Slo
+from ops.simulate.traffic.requests import Source
 
 MOST_REPLICAS = 256
 OBJECTS_BETWEEN_COLLECTIONS = 100_000

@@ -14,9 +14,9 @@ from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, Knob, Mode, Move, Observation
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.statistics import RecentShare
+from ops.simulate.figures.slo import Slo
 from ops.simulate.pool import SimulatedPool, Watch
 from ops.simulate.reach import Reach
-from ops.simulate.slo import Slo
 
 KEPT_LENGTHS = 500
 """Last answers that the spread of lengths is taken of."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ops.simulate.requests import Source, Sped
 from ops.simulate.run import Scenario, run_policy
+from ops.simulate.traffic.requests import Source, Sped
 
 WANTED = 0.9
 BISECTIONS = 4

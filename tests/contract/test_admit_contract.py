@@ -17,7 +17,7 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS
 from engine.sequence import Sequence
 from engine.sizes import blocks_for
-from tests.scheduling_states import make_batch, make_sequence, random_sequence, start
+from tests.support.scheduling_states import make_batch, make_sequence, random_sequence, start
 
 Make = Callable[[], Admit]
 

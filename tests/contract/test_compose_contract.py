@@ -17,7 +17,7 @@ from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import COMPOSES
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
-from tests.scheduling_states import (
+from tests.support.scheduling_states import (
     decoding,
     execute,
     is_through,

@@ -15,7 +15,7 @@ from engine.scheduling.evict.base import Evict, KvCosts
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import EVICTS
 from engine.step_time.model import PRIOR
-from tests.scheduling_states import random_sequence
+from tests.support.scheduling_states import random_sequence
 
 
 @pytest.fixture(params=sorted(EVICTS))

@@ -23,7 +23,7 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
 )
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
-from tests.quota import NOON_S, Clock, filled, limit, stepwise, whole
+from tests.support.quota import NOON_S, Clock, filled, limit, stepwise, whole
 
 LEASE_S = 30.0
 

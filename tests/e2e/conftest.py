@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_process import Server, save_chat_model, server_process
+from tests.support.server_process import Server, save_chat_model, server_process
 
 
 @pytest.fixture(scope="session")

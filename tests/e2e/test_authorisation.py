@@ -14,7 +14,7 @@ from litestar import Litestar
 
 from gateway.app import HANDLERS
 from tenants.types import SCOPES
-from tests.server_process import MODEL, Server
+from tests.support.server_process import MODEL, Server
 
 PUBLIC = ""
 RULES: dict[tuple[str, str], str] = {

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tests.server_process import MODEL, ROOT, Server, server_process, until
+from tests.support.server_process import MODEL, ROOT, Server, server_process, until
 
 CHANGE_ARRIVES_S = 5.0
 """The promise is one second; the rest is for a machine that does other things as well."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 
 @pytest.fixture(scope="module")

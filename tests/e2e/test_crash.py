@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from ops.demo.cast import CAST
-from tests.server_process import ROOT
+from tests.support.server_process import ROOT
 
 
 def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:

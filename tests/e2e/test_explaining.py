@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server_process import MODEL, Server, until
+from tests.support.server_process import MODEL, Server, until
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import services
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support import services
+from tests.support.server_process import MODEL, Server, server_process, until
 
 CONCURRENT = 50
 PROMPT = "count to ten"

@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.test_crash import ledger
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 LONG: Any = {"ignore_eos": True}

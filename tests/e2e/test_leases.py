@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 PROMPT = "count to ten"
 

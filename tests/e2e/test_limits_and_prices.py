@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server_process import MODEL, ROOT, Server, server_process
+from tests.support.server_process import MODEL, ROOT, Server, server_process
 
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
 

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
-from tests.server_process import MODEL, Server, until
+from tests.support.server_process import MODEL, Server, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 LONG: Any = {"ignore_eos": True}

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from gateway.app import HANDLERS
 from gateway.routes import openapi
-from tests.server_process import MODEL, Server, until
+from tests.support.server_process import MODEL, Server, until
 
 EXAMPLES = 60
 """For each operation."""

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tests.server_process import MODEL, Server
+from tests.support.server_process import MODEL, Server
 
 
 def policy(server: Server, *arguments: str) -> Result:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ops.cli.main import cli
 from tests.e2e.test_policy import complete, policy
-from tests.server_process import ROOT, Server, server_process
+from tests.support.server_process import ROOT, Server, server_process
 
 
 @pytest.fixture(scope="module")

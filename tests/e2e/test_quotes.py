@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli.main import cli
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 BODY = {"model": MODEL, "prompt": "count to ten", "max_tokens": 6}
 RUN = BODY | {"ignore_eos": True}

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.test_crash import emitted_by_tenant, ledger
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 SLOW_READER_S = 12
 """Time enough for a busy machine to show that the engine rests before the request is cut."""

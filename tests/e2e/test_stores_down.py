@@ -14,9 +14,9 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests import services
 from tests.e2e.test_crash import Stream, start_streams
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support import services
+from tests.support.server_process import MODEL, Server, server_process, until
 
 BODY = {"model": MODEL, "prompt": "x", "max_tokens": 4, "ignore_eos": True}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests import services
 from tests.e2e.test_crash import start_streams
 from tests.e2e.test_stores_down import BODY, checks, finish, served, stopped_at_the_end
-from tests.server_process import Server, server_process, until
+from tests.support import services
+from tests.support.server_process import Server, server_process, until
 
 AMOUNT = 200
 SLICE = 40

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import HANDLERS
 from gateway.http.fast_route import Application
-from tests.server_process import MODEL, Server
+from tests.support.server_process import MODEL, Server
 
 CHAT = {"model": MODEL, "max_tokens": 3, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"model": MODEL, "max_tokens": 3, "temperature": 0, "prompt": "Hello"}

@@ -23,7 +23,7 @@ import pytest
 from openai import OpenAI
 
 from ops.sandbox.free_port import free_port
-from tests.server_process import PRICE, Server, server_process, until
+from tests.support.server_process import PRICE, Server, server_process, until
 
 SERVING = os.environ.get("FAIRGATE_TEST_SERVING", "")
 NEEDED = ("fastapi", "starlette", "opentelemetry", "accelerate")

@@ -22,12 +22,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from engine.process.server import EngineOptions
-from tests import services
 from tests.e2e.test_crash import Stream, start_streams
 from tests.e2e.test_stores_down import checks, refused, served
-from tests.engine_process import engine_options
-from tests.server_process import Server, server_process, until
-from tests.warm_engine import WarmEngine
+from tests.support import services
+from tests.support.engine_process import engine_options
+from tests.support.server_process import Server, server_process, until
+from tests.support.warm_engine import WarmEngine
 
 STALE_S = 4
 LEASE_S = 3

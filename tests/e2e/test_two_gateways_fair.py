@@ -15,9 +15,9 @@ import httpx
 import pytest
 import redis
 
-from tests import services
-from tests.engine_process import engine_options, running_engine
-from tests.server_process import Server, server_process, until
+from tests.support import services
+from tests.support.engine_process import engine_options, running_engine
+from tests.support.server_process import Server, server_process, until
 
 CLIENTS = 24
 """Of each tenant, at any time: more than the engine runs at once, so both always wait."""

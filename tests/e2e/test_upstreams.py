@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, text
 from gateway.requests.prompt import EstimatedRenderer
 from ops.cli.main import cli
 from tests.e2e.test_cli_serve import run_serve
-from tests.server_process import MODEL, Server, save_chat_model, server_process, until
+from tests.support.server_process import MODEL, Server, save_chat_model, server_process, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 KEY_VARIABLE = "UPSTREAM_KEY"

@@ -17,7 +17,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 LOOKAHEAD = 2
 """Sequences that are dispatched beyond what the engine runs at once."""

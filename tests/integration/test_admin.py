@@ -18,7 +18,7 @@ from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tenants.types import Meter, Mode, SubjectKind, Tier, Window
-from tests.quota import Clock
+from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
 

@@ -38,7 +38,7 @@ from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
 from tenants.types import NOTHING, Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
 from tests.conftest import PEPPER
-from tests.quota import Clock
+from tests.support.quota import Clock
 
 STALE_S = 10.0
 PROMPT = [1, 2, 3, 4, 5]

@@ -18,7 +18,7 @@ from migrations import runner
 from tenants.errors import DatabaseUnavailable, Overloaded
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import settings
-from tests import services
+from tests.support import services
 
 
 def put(name: str, value: str = "x") -> Callable[[Connection], str]:

@@ -17,8 +17,8 @@ from tenants.errors import DirectoryStale, KeyRejected, PepperMismatch, SchemaMi
 from tenants.storage import tables
 from tenants.storage.database import Database, open_database
 from tenants.types import Principal, Tier
-from tests import services
-from tests.quota import NOON_S, Clock
+from tests.support import services
+from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
 

@@ -16,7 +16,7 @@ import redis
 from gateway.cluster.peer_requests import MAX_ASKING, Elsewhere
 from gateway.errors import ApiError, not_waiting
 from gateway.pools.request_actions import LIST, NOT_HERE, SHOW, Answered, Ask, Refused, Unreachable
-from tests import services
+from tests.support import services
 
 Act = Callable[[Ask], Awaitable[Answered]]
 

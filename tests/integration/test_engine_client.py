@@ -20,7 +20,7 @@ from engine.client.client import EngineClient
 from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused
 from engine.messages import Hello, Refused, Snapshot, TenantService
 from engine.process.server import EngineOptions
-from tests.engine_process import (
+from tests.support.engine_process import (
     DEADLINE_S,
     NUM_BLOCKS,
     START_S,
@@ -31,9 +31,9 @@ from tests.engine_process import (
     tokens_of,
     until,
 )
-from tests.services import free_port
-from tests.tiny_model import CONTEXT_TOKENS, save_tiny_model
-from tests.warm_engine import WarmEngine
+from tests.support.services import free_port
+from tests.support.tiny_model import CONTEXT_TOKENS, save_tiny_model
+from tests.support.warm_engine import WarmEngine
 
 ENDLESS_TOKENS = 8000
 
@@ -76,7 +76,7 @@ async def stand_in(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Another gateway's process, with every sequence in mid-stream; killed at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.gateway_stand_in", options.address, gateway_id),
+        *(sys.executable, "-m", "tests.support.gateway_stand_in", options.address, gateway_id),
         *(str(num_sequences), str(lease_tokens)),
         stdout=subprocess.PIPE,
     )

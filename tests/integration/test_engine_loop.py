@@ -21,7 +21,7 @@ from engine.messages import Ready, SamplingParams
 from engine.process.loop import EngineLoop
 from engine.process.outcomes import OutcomeStore
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualText, VirtualTexts
-from tests.engine_process import START_S, connected, sequence, tokens_of
+from tests.support.engine_process import START_S, connected, sequence, tokens_of
 
 ENDLESS_TOKENS = 1_000_000
 

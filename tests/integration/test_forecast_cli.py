@@ -21,7 +21,7 @@ from engine.model.loader import load_runner
 from engine.process.fingerprint import model_fingerprint
 from gateway.estimates.persistence import LENGTHS_FILE, save_lengths
 from ops.cli.main import cli
-from tests.tiny_model import save_tiny_model
+from tests.support.tiny_model import save_tiny_model
 
 
 def fairgate(*arguments: str) -> Result:

@@ -23,7 +23,7 @@ from tenants.quota.store import Granted, Hold
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import counter_sets
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
-from tests.quota import NOON_S, Clock, limit
+from tests.support.quota import NOON_S, Clock, limit
 
 NOON = datetime.fromtimestamp(NOON_S, UTC)
 

@@ -47,8 +47,8 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, OnLowBudget, Principal, SubjectKind, Tier, Window
-from tests.engine_process import until
-from tests.freed import no_cycles_left
+from tests.support.engine_process import until
+from tests.support.freed import no_cycles_left
 
 PROMPT = list(range(1, 11))
 BUDGET = 1000

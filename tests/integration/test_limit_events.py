@@ -19,7 +19,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
 from tenants.storage.database import Database, open_database
 from tenants.types import Amounts, Limit, Meter, Mode, Window
-from tests.quota import NOON_S, Clock, limit
+from tests.support.quota import NOON_S, Clock, limit
 
 ACTOR = "cli:tester"
 MINUTE = 1_700_136_000

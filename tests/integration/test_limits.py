@@ -17,7 +17,7 @@ from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
 from tenants.storage.database import Database
 from tenants.types import DEFAULT_THRESHOLDS, Amounts, Limit, Meter, Mode, OnLowBudget, Override, Tier
-from tests.quota import NOON_S, Clock
+from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
 DAILY: dict[str, Any] = {"meter": "output_tokens", "window": "day"}

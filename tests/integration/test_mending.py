@@ -23,7 +23,7 @@ from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStoreUnavailable
 from tenants.storage.database import Database
 from tenants.types import Amounts, Limit, Meter, Principal, SubjectKind, Tier, Window
-from tests import services
+from tests.support import services
 
 PROMPT = [1, 2, 3, 4, 5]
 BUDGET = Limit("lim", "ten", SubjectKind.TENANT, "ten", Meter.TOTAL_TOKENS, 10_000, Window.LIFETIME)

@@ -19,7 +19,7 @@ from tenants.ledger.counter_sets import changed_sets
 from tenants.ledger.replay import charged_sums
 from tenants.storage.database import create_sql_engine, open_database
 from tenants.storage.tables import metadata
-from tests.services import free_port, libpq_url
+from tests.support.services import free_port, libpq_url
 
 
 def tables(url: str) -> set[str]:

@@ -1,6 +1,6 @@
 """What does an upstream make of servers that answer well, badly, late or not at all?
 
-Over real sockets, against peers that do what each test tells them (`tests/peers.py`).
+Over real sockets, against peers that do what each test tells them (`tests/support/faulty_servers.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gateway.upstream.openai.config import OpenAIServer, Timeouts
 from gateway.upstream.openai.request import Priority, UsageWish
 from gateway.upstream.openai.sequence import FULL_BYTES
 from gateway.upstream.openai.upstream import OpenAIUpstream
-from tests.engine_process import until
-from tests.freed import no_cycles_left
-from tests.peers import MODEL, Handler, Peer, PeerRequest, piece, usage
+from tests.support.engine_process import until
+from tests.support.faulty_servers import MODEL, Handler, Peer, PeerRequest, piece, usage
+from tests.support.freed import no_cycles_left
 
 CHAT = Wording(messages=[{"role": "user", "content": "Hello"}])
 FAST = Timeouts(connect_s=2.0, first_byte_s=0.2, between_s=0.2, probe_s=2.0)

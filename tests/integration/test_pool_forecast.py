@@ -22,7 +22,7 @@ from gateway.flow.shared import codec as wire
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
-from tests.shared_pool import PREFIX, Pool, PoolGateway
+from tests.support.shared_pool import PREFIX, Pool, PoolGateway
 
 NOW_S = 1_700_000_000.0
 REPLICAS = [Replica("a", 1, 1_000_000)]

@@ -15,7 +15,7 @@ from tenants.pricing import pricing
 from tenants.pricing.pricing import FREE, Entry, Price, Weights
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
-from tests.quota import Clock
+from tests.support.quota import Clock
 
 ACTOR = "cli:tester"
 MULTIPLIERS = {Tier.INTERACTIVE: 3_000, Tier.STANDARD: 1_000, Tier.BATCH: 100}

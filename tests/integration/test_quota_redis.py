@@ -17,8 +17,8 @@ from tenants.errors import Invalid
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Denied, Granted, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Amounts, Meter, Mode, Window
-from tests import services
-from tests.quota import Clock, filled, limit, stepwise, whole
+from tests.support import services
+from tests.support.quota import Clock, filled, limit, stepwise, whole
 
 LUA = Path(__file__).parents[2] / "tenants" / "quota" / "lua"
 

@@ -21,8 +21,8 @@ from gateway.upstream.base import UpstreamLost
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.storage.database import open_database
 from tenants.types import Amounts, Tier
-from tests.engine_process import until
 from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House
+from tests.support.engine_process import until
 
 QUOTED_PRICES = uniform_book({"m": Price(10, 5, 30)}, version=7)
 """A tenth of what is in force."""

@@ -15,7 +15,7 @@ from engine.messages import StepTime
 from engine.sequence import State
 from tenants.storage.database import Database, open_database
 from tenants.types import Limit, Meter, SubjectKind, Window
-from tests.virtual_streams import Stream, VirtualStreams
+from tests.support.virtual_streams import Stream, VirtualStreams
 
 
 def step_of(seconds: float) -> StepTime:

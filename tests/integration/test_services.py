@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import redis
 
-from tests import services
+from tests.support import services
 
 EMPTY_PATH = "/nonexistent"
 
@@ -68,7 +68,7 @@ def test_without_binaries_on_the_machine_the_wheels_are_used(tmp_path: Path) -> 
 def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     # The grandchild prints the server's pid; then its parent is killed with -9.
     code = (
-        "import sys; from tests import services; server = services.start_redis();"
+        "import sys; from tests.support import services; server = services.start_redis();"
         "print(server.process.pid, flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(

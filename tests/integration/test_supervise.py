@@ -21,7 +21,7 @@ from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.process.server import EngineOptions
 from ops.serving.supervisor import EngineStartFailed, EngineSupervisor, Phase, backoff_s, engine_address
-from tests.engine_process import (
+from tests.support.engine_process import (
     START_S,
     engine_command,
     engine_options,
@@ -29,8 +29,8 @@ from tests.engine_process import (
     tokens_of,
     until,
 )
-from tests.tiny_model import save_tiny_model
-from tests.unit.test_outcomes import outcome
+from tests.support.tiny_model import save_tiny_model
+from tests.unit.engine.process.test_outcomes import outcome
 
 ENDLESS_TOKENS = 8000
 

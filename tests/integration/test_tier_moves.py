@@ -24,8 +24,8 @@ from tenants.ledger.rows import LedgerRow
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window
-from tests.engine_process import until
 from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House
+from tests.support.engine_process import until
 
 MOST = 100 * len(PROMPT) + 300 * 20
 """Nano-dollars of a whole request at the list price, which is the standard tier's."""

@@ -19,8 +19,8 @@ from gateway.flow.controller import Ticket
 from gateway.flow.shared.codec import FALL, PoolRule, script
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import OWED_PART, Replica, WindowRule
-from tests import services
-from tests.shared_pool import Pool, PoolGateway
+from tests.support import services
+from tests.support.shared_pool import Pool, PoolGateway
 
 NOON_S = 1_700_136_020.0
 STALE_S = 15.0

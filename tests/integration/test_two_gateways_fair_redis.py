@@ -27,9 +27,9 @@ from gateway.flow.window import Replica, WindowRule
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted
 from tenants.types import Amounts
-from tests import services
-from tests.engine_process import DEADLINE_S, until
-from tests.quota import filled, limit, stepwise, whole
+from tests.support import services
+from tests.support.engine_process import DEADLINE_S, until
+from tests.support.quota import filled, limit, stepwise, whole
 
 BUDGET = limit(amount=10_000_000)
 _lives = itertools.count(1)

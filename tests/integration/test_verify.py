@@ -20,7 +20,7 @@ from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, Hold, QuotaStore
 from tenants.storage.database import Database, create_sql_engine
 from tenants.types import Amounts, Limit, Meter
-from tests.quota import NOON_S, Clock
+from tests.support.quota import NOON_S, Clock
 
 HELD = Amounts(10, 50, 600, 1)
 

@@ -17,7 +17,7 @@ from tenants.ledger.rows import LedgerRow
 from tenants.ledger.timelines import StoredTimeline
 from tenants.storage.database import Database
 from tenants.types import Amounts
-from tests.unit.test_simulate_recorded import timeline
+from tests.unit.ops.simulate.test_recorded import timeline
 
 NINE = datetime(2026, 3, 2, 9, tzinfo=UTC)
 MACHINE = ("--gpu", "l40s", "--model", "1b")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from tests.mutants.mutations import Broken, mutations_of
 
-LAG = "tests/unit/test_flow_lag.py"
+LAG = "tests/unit/gateway/flow/test_lag.py"
 AT_ONCE = "tests/property/test_flow_at_once.py"
-OWED = "tests/unit/test_owed_place.py"
+OWED = "tests/unit/engine/core/test_owed_place.py"
 PROMISES = "tests/property/test_flow_promises.py"
 SHARED = "tests/property/test_flow_shared.py"
-SESSION = "tests/unit/test_flow_shared_session.py"
+SESSION = "tests/unit/gateway/flow/test_shared_protocol.py"
 LUA = "gateway/flow/shared/lua"
 
 _BROKEN: list[Broken] = [
@@ -107,7 +107,7 @@ _BROKEN: list[Broken] = [
         "requests age a step early",
         "(tier - effective + 1) * ageing_s[tier]",
         "(tier - effective) * ageing_s[tier]",
-        "tests/unit/test_flow_ageing.py",
+        "tests/unit/gateway/flow/test_ageing.py",
     ),
     (
         "engine/scheduling/bands.py",
@@ -122,7 +122,7 @@ _BROKEN: list[Broken] = [
         "batch waits in the ordinary lane",
         "return LONG if is_long or entry.tier >= LOWEST_RANK else ORDINARY",
         "return LONG if is_long else ORDINARY",
-        "tests/unit/test_flow_lanes.py",
+        "tests/unit/gateway/flow/test_lanes.py",
     ),
     (
         "gateway/flow/dispatch_rules.py",
@@ -151,14 +151,14 @@ _BROKEN: list[Broken] = [
         "idle time earns reserved service",
         "            reserved.tag_s = max(reserved.tag_s, now_s)\n",
         "            pass\n",
-        "tests/unit/test_flow_reservations.py",
+        "tests/unit/gateway/flow/test_mclock.py",
     ),
     (
         "gateway/flow/mclock.py",
         "reserved service is counted as predicted",
         "            reserved.tag_s += cost / reserved.rate\n",
         "            pass\n",
-        "tests/unit/test_flow_reservations.py",
+        "tests/unit/gateway/flow/test_mclock.py",
     ),
     # ---- early refusal, routing, displaced tokens
     (
@@ -166,56 +166,56 @@ _BROKEN: list[Broken] = [
         "a request is refused by the p90",
         "ahead.wait_s[0] if",
         "ahead.wait_s[1] if",
-        "tests/unit/test_flow_early_refusal.py",
+        "tests/unit/gateway/flow/test_deadline_check.py",
     ),
     (
         "gateway/flow/deadline_check.py",
         "an instant that has passed refuses nothing",
         "if allowed_s <= 0 or expected_s > allowed_s:",
         "if expected_s > max(0.0, allowed_s):",
-        "tests/unit/test_flow_early_refusal.py",
+        "tests/unit/gateway/flow/test_deadline_check.py",
     ),
     (
         "gateway/flow/deadline_check.py",
         "a target refuses by the median",
         "for metric, what, (_, expected_s) in (",
         "for metric, what, (expected_s, _) in (",
-        "tests/unit/test_flow_early_refusal.py",
+        "tests/unit/gateway/flow/test_deadline_check.py",
     ),
     (
         "gateway/dispatch/admission.py",
         "nobody is tried",
         "return late if self._out_of_reach % TRIED_ONE_IN else None",
         "return late",
-        "tests/unit/test_admission.py",
+        "tests/unit/gateway/dispatch/test_admission.py",
     ),
     (
         "gateway/dispatch/admission.py",
         "a quote is refused for a target",
         "if call.binding is not None or estimate is None",
         "if estimate is None",
-        "tests/unit/test_admission.py",
+        "tests/unit/gateway/dispatch/test_admission.py",
     ),
     (
         "gateway/flow/routing.py",
         "a hit counts on however full a replica",
         "            if share[0] <= emptiest + MAX_IMBALANCE\n",
         "            if True\n",
-        "tests/unit/test_flow_routing.py",
+        "tests/unit/gateway/flow/test_routing.py",
     ),
     (
         "gateway/flow/routing.py",
         "prompts under way do not count",
         "sum(each.prefill_tokens for each in under if each.rank <= rank)",
         "0",
-        "tests/unit/test_flow_routing.py",
+        "tests/unit/gateway/flow/test_routing.py",
     ),
     (
         "engine/core/decision_log.py",
         "who stands back does not count what it sat out",
         "        _add(of, STANDS_BACK, None, steps)\n",
         "",
-        "tests/unit/test_displacements.py",
+        "tests/unit/engine/core/test_displacements.py",
     ),
     # ---- several gateways, one queue
     (

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tests.mutants.mutations import Broken, mutations_of
 
-REFUSALS = "tests/unit/test_refusals.py"
-HEADERS = "tests/unit/test_gateway_headers.py"
-BREAKER = "tests/unit/test_upstream_breaker.py"
-STREAM = "tests/unit/test_upstream_stream.py"
+REFUSALS = "tests/unit/gateway/test_error_mapping.py"
+HEADERS = "tests/unit/gateway/test_response_headers.py"
+BREAKER = "tests/unit/gateway/upstream/test_breaker.py"
+STREAM = "tests/unit/gateway/upstream/test_openai_response.py"
 
 _BROKEN: list[Broken] = [
     # ---- what a refusal tells
@@ -124,7 +124,7 @@ _BROKEN: list[Broken] = [
         "of a header that comes twice the last counts",
         'found.setdefault(name.decode("latin-1"), value.decode("latin-1"))',
         'found[name.decode("latin-1")] = value.decode("latin-1")',
-        "tests/unit/test_wire.py",
+        "tests/unit/gateway/http/test_asgi.py",
     ),
     # ---- other servers
     (

@@ -34,7 +34,7 @@ def mutations_of(area: str, broken: Sequence[Broken]) -> list[Mutation]:
 
 
 HISTORIES = "tests/property/test_engine_histories.py::test_random_histories"
-SCHEDULER = "tests/unit/test_scheduler.py"
+SCHEDULER = "tests/unit/engine/core/test_scheduler.py"
 
 MUTATIONS = [
     Mutation(
@@ -42,7 +42,7 @@ MUTATIONS = [
         "engine/scheduling/order/by_tenant.py",
         "            self._comes(tenant_id, preempted=front)\n",
         "",
-        "tests/unit/test_fair_order.py",
+        "tests/unit/engine/scheduling/order/test_vtc.py",
     ),
     Mutation(
         "charge recomputation",
@@ -78,7 +78,7 @@ MUTATIONS = [
         "engine/kv/prefix.py",
         "return key + salt.encode() if depth == 0 else key",
         "return key",
-        "tests/unit/test_kv_cache.py",
+        "tests/unit/engine/kv/test_cache.py",
     ),
     Mutation(
         "leave no token to compute on a full hit",
@@ -120,7 +120,7 @@ MUTATIONS = [
         "engine/kv/blocks.py",
         "if self._is_fenced:\n                    self._fenced",
         "if False:\n                    self._fenced",
-        "tests/unit/test_block_pool.py",
+        "tests/unit/engine/kv/test_blocks.py",
     ),
     Mutation(
         "take memory from a higher tier",
@@ -144,7 +144,7 @@ MUTATIONS = [
         "            else:\n"
         "                self._drop(sequence)\n",
         "            else:\n                continue\n",
-        "tests/unit/test_kv_moves.py",
+        "tests/unit/engine/kv/test_moves.py",
     ),
     Mutation(
         "bring one host block too few back",
@@ -158,7 +158,7 @@ MUTATIONS = [
         "gateway/budget/lease.py",
         "    room = covered - kept\n",
         "    room = covered - kept + 1\n",
-        "tests/unit/test_lease.py",
+        "tests/unit/gateway/budget/test_lease.py",
     ),
     Mutation(
         "empty a bucket in one go",
@@ -214,13 +214,13 @@ MUTATIONS = [
         "engine/core/gpu_time.py",
         "        if again > 0:\n",
         "        if again < 0:\n",
-        "tests/unit/test_gpu_time.py",
+        "tests/unit/engine/core/test_gpu_time.py",
     ),
     Mutation(
         "ignore the weights",
         "engine/scheduling/counters.py",
         "    return round(cost * COUNTER_SCALE / weight)",
         "    return round(cost * COUNTER_SCALE)",
-        "tests/unit/test_fair_order.py",
+        "tests/unit/engine/scheduling/order/test_vtc.py",
     ),
 ]

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from tests import services
 from tests.mutants.fallback import FALLBACK_MUTATIONS
 from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
+from tests.support import services
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("engine", "gateway", "kernels", "migrations", "ops", "tenants", "tests", "pyproject.toml")

@@ -17,7 +17,7 @@ import pytest
 from engine.step_time.model import PRIOR
 from gateway.explain.attribution import Cause, Facts, Metric, judge
 from ops.simulate.step_pool import PoolMachine, PoolRequest
-from tests.incident_pool import IncidentPool, Reader
+from tests.support.incident_pool import IncidentPool, Reader
 
 SHARE = 0.95
 MACHINE = PoolMachine(PRIOR, max_sequences=8, max_batched_tokens=256, num_blocks=4096, context_tokens=40_000)

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from engine.forecast.length.length import LengthForecast
-from tests.virtual_gateway import MODEL_ID, Done, Job, VirtualGateway, share_within
+from tests.support.virtual_gateway import MODEL_ID, Done, Job, VirtualGateway, share_within
 
 PLACES = 16
 STEP_S = 0.006

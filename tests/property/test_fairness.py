@@ -12,7 +12,7 @@ import pytest
 from engine.core.core import EngineConfig
 from engine.messages import Submit
 from engine.virtual.replica import VirtualReplica
-from tests.virtual_gateway import Done, Job, VirtualGateway, service
+from tests.support.virtual_gateway import Done, Job, VirtualGateway, service
 
 # ---------------------------------------------------------------- gateway and engine together
 

@@ -1,7 +1,7 @@
 """Does everybody get from the queue what was promised, whatever the others send?
 
-The real controller in front of an ideal engine (`tests/flow_pool.py`), on virtual time. Each promise is shown
-beside what happens without it, so that a test in which nothing was at stake fails.
+The real controller in front of an ideal engine (`tests/support/flow_pool.py`), on virtual time. Each promise
+is shown beside what happens without it, so that a test in which nothing was at stake fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.entry import OUTPUT_TOKEN_COST
 from gateway.flow.lanes import LaneRule
-from tests.flow_pool import FlowPool, Party
+from tests.support.flow_pool import FlowPool, Party
 
 pytestmark = pytest.mark.long
 

@@ -33,7 +33,7 @@ from gateway.flow.shared import codec as wire
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import Replica, WindowRule
-from tests.shared_pool import Pool, PoolGateway
+from tests.support.shared_pool import Pool, PoolGateway
 
 MAX_QUEUED = 14
 MAX_QUEUED_PER_TENANT = 6

@@ -18,7 +18,7 @@ from engine.messages import StepTime
 from gateway.domain.outcomes import RequestOutcome
 from tenants.storage.database import Database, open_database
 from tenants.types import Limit, Meter, SubjectKind, Window
-from tests.virtual_streams import Stream, VirtualStreams
+from tests.support.virtual_streams import Stream, VirtualStreams
 
 STEP = StepTime(0.004, 0.00001, 0.0, 0.0001, 1, 0.0)
 REQUESTS = 40

@@ -2,7 +2,8 @@
 
 Random histories: arrivals, turns, turns taken by name, preempted entries that come back, cancellations,
 charges, corrections and counters replaced from elsewhere, tenants forgotten, clones. After each event the
-order and its plain twin (`tests/plain_orders.py`), each over counters of its own, must name the same entry.
+order and its plain twin (`tests/support/plain_orders.py`), each over counters of its own, must name the same
+entry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.scheduling.order.locality import MAX_PASSES
 from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.policy import ORDERS, make_order
 from engine.scheduling.tiers import BandCounters
-from tests.plain_orders import (
+from tests.support.plain_orders import (
     PLAIN,
     Plain,
     PlainBuckets,

@@ -28,8 +28,8 @@ from ops.bench.policies.workloads import (
     long_prompts,
     unlike_prompts,
 )
-from ops.simulate.arrivals import Arrival, all_at_once, exact, shuffled
 from ops.simulate.engine_run import Run, run_load, tenants_of
+from ops.simulate.traffic.arrivals import Arrival, all_at_once, exact, shuffled
 
 SEED = 7
 OVERLOAD_S = 90.0

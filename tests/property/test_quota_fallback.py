@@ -32,8 +32,8 @@ from tenants.quota.store import (
     QuotaStoreUnavailable,
 )
 from tenants.types import Amounts, Limit, Meter, Mode
-from tests import services
-from tests.quota import Clock, filled, limit
+from tests.support import services
+from tests.support.quota import Clock, filled, limit
 
 AMOUNT = 300
 PERCENT = 20

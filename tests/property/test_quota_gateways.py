@@ -33,7 +33,7 @@ from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, QuotaStore, QuotaStoreRecovering
 from tenants.types import Amounts, Meter, Window
 from tests.property.registry_twin import Gateway, Shared
-from tests.quota import Clock, histories, limit, stepwise
+from tests.support.quota import Clock, histories, limit, stepwise
 
 SEQUENCES = 400
 STEPS = 10

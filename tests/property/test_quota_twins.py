@@ -43,7 +43,7 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
 )
 from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
-from tests.quota import Clock, histories, limit
+from tests.support.quota import Clock, histories, limit
 
 T = TypeVar("T")
 

@@ -22,10 +22,10 @@ from engine.scheduling.policy import POLICIES
 from engine.virtual.fast_replica import SimulatedReplica
 from engine.virtual.replica import VirtualReplica
 from engine.virtual.step_shapes import LinearTiming, make_shapes
-from ops.simulate.machines import Machine, roofline_machine
+from ops.simulate.machines.machines import Machine, roofline_machine
 from ops.simulate.pool import SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS
-from ops.simulate.requests import Request
+from ops.simulate.traffic.requests import Request
 
 pytestmark = pytest.mark.long
 

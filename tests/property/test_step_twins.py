@@ -24,7 +24,7 @@ from engine.scheduling.admit.base import Batch
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.sequence import Sequence
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
-from tests.scheduling_states import make_batch, random_sequence, start
+from tests.support.scheduling_states import make_batch, random_sequence, start
 
 POLICIES = ("hybrid", "vtc", "fcfs", "priority", "mlfq")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
 
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 

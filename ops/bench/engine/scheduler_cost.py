@@ -23,7 +23,7 @@ from engine.sequence import Sequence
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
 from ops import reporting
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
 
 SEED = 20
 PROMPT_TOKENS = 64

@@ -18,9 +18,9 @@ from engine.scheduling.policy import Policy, make_policy
 from ops.bench.engine.workload import SHIPPED_WORKLOAD, load_workload, sample_workload
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
 from ops.reporting import table
-from ops.simulate.arrivals import Arrival
 from ops.simulate.engine_run import Machine, Run, run_load
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
+from ops.simulate.traffic.arrivals import Arrival
 
 MACHINE = A100_LLAMA_3_8B
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096)

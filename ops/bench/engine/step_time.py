@@ -23,7 +23,7 @@ from engine.core.detokenizer import load_texts
 from engine.messages import SamplingParams, Submit
 from engine.step_time.model import StepTimeModel
 from ops.reporting import table
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
 
 MAX_SEQUENCES = 32
 MAX_BATCHED_TOKENS = 512

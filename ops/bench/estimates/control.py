@@ -18,12 +18,12 @@ from gateway.flow.control_rules import REVERSAL_S, Knob, Mode, Move
 from gateway.flow.deadline_check import LENIENT, STRICT
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.reporting import table
-from ops.simulate.machines import Machine, profile_machine
+from ops.simulate.figures.records import Records
+from ops.simulate.figures.slo import Slo
+from ops.simulate.machines.machines import Machine, profile_machine
 from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
-from ops.simulate.records import Records
-from ops.simulate.requests import Request, Source
-from ops.simulate.slo import Slo
 from ops.simulate.steering import Steering
+from ops.simulate.traffic.requests import Request, Source
 
 POLICY = "vtc"
 MOST_BELOW = 0.01

@@ -9,7 +9,7 @@ from typing import Any
 from ops.bench.common.load import Party, closed_loops, fresh_bench
 from ops.reporting import table
 from ops.sandbox.server import ServerFailed
-from ops.simulate.figures import covered, percentile, within_factor
+from ops.simulate.figures.figures import covered, percentile, within_factor
 
 MAX_SEQUENCES = 16
 LOOKAHEAD = 2

@@ -2,12 +2,12 @@
 
 For each policy a fresh server of the shipped model serves a drawn stream of requests in real time: three
 tenants of unlike rates, prompts and answers of lognormal lengths, answers of exactly the length asked for, at
-a stated part of what the server can do (measured first, with its places always taken). What it served is
-read from its ledger and timelines, as `fairgate whatif` does, and simulated under the same policy with the
-step times that its engine has learned, and with what the simulations of the policy's *other* replays fell
-short of (`shortfall.py`; no replay has a part in its own simulation). Compared with the simulated times are
-its own, from when a request is in line: what comes before (HTTP, authentication, the hold in the ledger) is
-not simulated.
+a stated part of what the server can do (measured first, with its places always taken). What it served is read
+from its ledger and timelines, as `fairgate whatif` does, and simulated under the same policy with the step
+times that its engine has learned, and with what the simulations of the policy's *other* replays fell short of
+(`ops/simulate/figures/shortfall.py`; no replay has a part in its own simulation). Compared with the simulated
+times are its own, from when a request is in line: what comes before (HTTP, authentication, the hold in the
+ledger) is not simulated.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.reporting import table
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import Settings
-from ops.simulate.machines import Machine
-from ops.simulate.profile import read_profile
-from ops.simulate.recorded import Recorded, as_it_was, read, records_of
+from ops.simulate.figures.shortfall import Shortfall
+from ops.simulate.figures.slo import Slo
+from ops.simulate.machines.machines import Machine
+from ops.simulate.machines.profile import read_profile
 from ops.simulate.run import Scenario, run_policy, simulate
-from ops.simulate.shortfall import Shortfall
-from ops.simulate.slo import Slo
+from ops.simulate.traffic.recorded import Recorded, as_it_was, read, records_of
 from tenants.ledger import timelines
 from tenants.storage.database import open_database
 from tenants.storage.task_stop import stop

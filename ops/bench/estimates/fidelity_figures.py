@@ -21,7 +21,7 @@ SPREADS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One real run and its simulation: figures as `ops.simulate.figures` has them."""
+    """One real run and its simulation: figures as `ops.simulate.figures.figures` has them."""
 
     real: Mapping[str, Any]
     simulated: Mapping[str, Any]

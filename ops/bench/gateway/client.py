@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ops.bench.gateway.mock_upstream import MARK
-from ops.simulate.figures import percentile
+from ops.simulate.figures.figures import percentile
 
 READ_BYTES = 262_144
 DRAIN_S = 60.0

@@ -11,8 +11,8 @@ from ops.bench.policies.figures import Slo, latency_figures, over_seeds
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, ARENA_TRACE
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import number
-from ops.simulate.arrivals import Arrival, all_at_once, from_trace, poisson_times, stream
 from ops.simulate.engine_run import Machine, run_load
+from ops.simulate.traffic.arrivals import Arrival, all_at_once, from_trace, poisson_times, stream
 
 REQUESTS = 300
 UNPADDED = A10G_LLAMA_2_7B

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from engine.scheduling.policy import Policy
 from ops.bench.policies.figures import Slo, attainment
-from ops.simulate.arrivals import Arrival, Predictions, all_at_once, exact, slowed
 from ops.simulate.engine_run import Machine, run_load
+from ops.simulate.traffic.arrivals import Arrival, Predictions, all_at_once, exact, slowed
 
 BISECTIONS = 5
 

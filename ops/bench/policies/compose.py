@@ -12,8 +12,8 @@ from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import Policy
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B
 from ops.bench.policies.report import Check, Report
-from ops.simulate.arrivals import fixed, merged, stream
 from ops.simulate.engine_run import Moment, Run, run_load
+from ops.simulate.traffic.arrivals import fixed, merged, stream
 
 WINDOW_STEPS = 64
 SLOTS = 25

@@ -14,7 +14,8 @@ from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.bench.policies.workloads import FEW_PLACES, heavy_tail
 from ops.reporting import number
-from ops.simulate.arrivals import (
+from ops.simulate.engine_run import Machine, run_load
+from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
     Arrival,
     all_at_once,
@@ -24,7 +25,6 @@ from ops.simulate.arrivals import (
     stream,
     uniform,
 )
-from ops.simulate.engine_run import Machine, run_load
 
 MIXED_POLICIES = ("fcfs", "hrrn", "vtc", "hybrid")
 INTERACTIVE = "hybrid, short ones in the interactive tier"

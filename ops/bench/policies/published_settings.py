@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.messages import StepTime
-from ops.simulate.arrivals import (
+from ops.simulate.engine_run import Machine
+from ops.simulate.traffic.arrivals import (
     Arrival,
     even_times,
     fixed,
@@ -31,7 +32,6 @@ from ops.simulate.arrivals import (
     stream,
     uniform,
 )
-from ops.simulate.engine_run import Machine
 
 A10G_LLAMA_2_7B = Machine(
     name="Llama-2-7B on an A10G, 10,000 tokens of KV cache",

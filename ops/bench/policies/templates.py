@@ -12,7 +12,8 @@ from ops.bench.policies.figures import over_seeds, quantile
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import Spread, number
-from ops.simulate.arrivals import (
+from ops.simulate.engine_run import Run, run_load
+from ops.simulate.traffic.arrivals import (
     Arrival,
     all_at_once,
     even_times,
@@ -22,7 +23,6 @@ from ops.simulate.arrivals import (
     stream,
     uniform,
 )
-from ops.simulate.engine_run import Run, run_load
 
 SHORT_UNHURT_S = 0.5
 """A long prompt's time counts only where the short ones' P99 TTFT stays below it."""

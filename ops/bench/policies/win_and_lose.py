@@ -34,8 +34,8 @@ from ops.bench.policies.workloads import (
     with_deadlines,
 )
 from ops.reporting import Spread, number
-from ops.simulate.arrivals import PREDICTIONS, Arrival
 from ops.simulate.engine_run import Run, run_load, tenants_of
+from ops.simulate.traffic.arrivals import PREDICTIONS, Arrival
 
 Measure = Callable[[Run], float]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from ops.bench.policies.capacity import at_load
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_8B
-from ops.simulate.arrivals import (
+from ops.simulate.engine_run import Machine
+from ops.simulate.traffic.arrivals import (
     Arrival,
     Lengths,
     all_at_once,
@@ -23,7 +24,6 @@ from ops.simulate.arrivals import (
     stream,
     uniform,
 )
-from ops.simulate.engine_run import Machine
 
 Draw = Callable[[int], list[Arrival]]
 PLACES = 16

@@ -163,10 +163,10 @@ def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str)
        "most_reversals_a_minute": 1, "advice_changes_nothing": true, "ok": true}, …], "ok": true}
     """
     from ops.bench.estimates import control as measuring
-    from ops.cli.simulate_options import cut, trace_of
-    from ops.simulate.machines import roofline_machine
-    from ops.simulate.requests import BadTrace
-    from ops.simulate.slo import Slo
+    from ops.cli.simulate.options import cut, trace_of
+    from ops.simulate.figures.slo import Slo
+    from ops.simulate.machines.machines import roofline_machine
+    from ops.simulate.traffic.requests import BadTrace
 
     try:
         targets = Slo.of(slo)

@@ -1,0 +1,145 @@
+"""`fairgate key`: which API keys open what?"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.admin.administer import actor, administer
+from ops.cli.base import answer, group
+from ops.cli.options import Duration
+from ops.reporting import table
+from tenants.directory.records import ApiKey
+from tenants.types import SCOPES
+
+if TYPE_CHECKING:
+    from tenants.admin.admin import Admin
+
+
+@group()
+def key() -> None:
+    """API keys: made for a tenant, shown once, revoked within a second.
+
+    \b
+      fairgate key create --tenant acme
+      fairgate key create --tenant acme --scope usage:read --expires-in 30d
+      fairgate key list --tenant acme
+      fairgate key rotate key_… --grace 1h
+      fairgate key revoke key_…
+    """
+
+
+@key.command()
+@click.option("--tenant", required=True, help="Whose key it is (name or id).")
+@click.option("--project", help="Project of the tenant; made when it is new.  [default: default]")
+@click.option("--name", default="", help="A name for people.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(sorted(SCOPES)),
+    help="What the key may do (repeat).  [default: inference, quote and usage:read]",
+)
+@click.option("--expires-in", type=Duration(), help="Life time, such as 12h or 30d.  [default: for ever]")
+@click.option("--model", "models", multiple=True, help="Model it may use (repeat; default: all).")
+def create(
+    tenant: str,
+    project: str | None,
+    name: str,
+    scopes: tuple[str, ...],
+    expires_in: float | None,
+    models: tuple[str, ...],
+) -> None:
+    """Creates a key and shows its secret, this once.
+
+    \b
+    --json answers:
+      {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "project_id": "prj_…", "name": "",
+       "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote", "usage:read"], "models": null,
+       "expires_at": null, …}
+    """
+    optional: dict[str, Any] = {}
+    if scopes:
+        optional["scopes"] = frozenset(scopes)
+    if models:
+        optional["models"] = frozenset(models)
+    if name:
+        optional["name"] = name
+
+    async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
+        if project is not None and project not in {item.name for item in await admin.list_projects(tenant)}:
+            await admin.create_project(actor(), tenant, project)
+        return await admin.create_key(actor(), tenant, project=project, expires_in_s=expires_in, **optional)
+
+    made, secret = administer(create_in_project)
+    answer(
+        {"key": secret} | made.as_json(),
+        f"{secret}\n\nThis is the only time that the secret is shown. Its id is {made.key_id}.",
+    )
+
+
+@key.command(name="list")
+@click.option("--tenant", help="Only this tenant's (name or id).")
+def list_(tenant: str | None) -> None:
+    """Lists keys, without their secrets.
+
+    \b
+    --json answers a list of what `key create` answers, without "key", with "status":
+      [{"id": "key_…", "prefix": "fg_live_4kXb…", "status": "active", …}]
+    """
+    found = administer(lambda admin: admin.list_keys(tenant))
+    now = datetime.now(UTC)
+
+    def row(item: ApiKey) -> tuple[str, ...]:
+        expires = "" if item.expires_at is None else item.expires_at.strftime("%Y-%m-%d %H:%M")
+        return (
+            item.key_id,
+            item.prefix,
+            item.status(now),
+            ", ".join(sorted(item.scopes)),
+            expires,
+            item.name,
+        )
+
+    answer(
+        [item.as_json() | {"status": item.status(now)} for item in found],
+        lambda: table(
+            "keys", ("id", "prefix", "status", "scopes", "expires", "name"), [row(item) for item in found]
+        ),
+    )
+
+
+@key.command()
+@click.argument("key_id")
+def revoke(key_id: str) -> None:
+    """Revokes a key, at once and for good. KEY_ID may be its prefix.
+
+    \b
+    --json answers what `key create` answers, without "key", with "revoked_at".
+    """
+    revoked = administer(lambda admin: admin.revoke_key(actor(), key_id))
+    answer(revoked.as_json(), f"key {revoked.key_id} revoked")
+
+
+@key.command()
+@click.argument("key_id")
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="How long the old secret goes on working.",
+)
+def rotate(key_id: str, grace: float) -> None:
+    """Gives a key a new secret, shown once; the old one works for the grace time.
+
+    \b
+    --json answers what `key create` answers.
+    """
+    rotated, secret = administer(lambda admin: admin.rotate_key(actor(), key_id, grace_s=grace))
+    answer(
+        {"key": secret} | rotated.as_json(),
+        f"{secret}\n\nThe secret is shown this once. The old one works for {grace:g} s more.",
+    )

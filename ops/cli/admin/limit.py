@@ -1,0 +1,308 @@
+"""`fairgate limit`: who may use how much?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from ops.cli.admin.administer import actor, administer
+from ops.cli.base import answer, group
+from ops.cli.options import Duration
+from ops.reporting import table
+from tenants.admin import validation
+from tenants.admin.limits import LimitView, newest_window
+from tenants.directory.records import from_us, limit_as_json
+from tenants.errors import Invalid
+from tenants.quota.alerts import EventKind, LimitEvent
+from tenants.types import Limit, Meter, Mode, Tier, Window
+
+
+@group()
+def limit() -> None:
+    """Limits on a tenant, a project or a key: budgets per window, rates, concurrency.
+
+    \b
+      fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
+      fairgate limit set --tenant acme --meter output_tokens --rate 500 --burst 5000 --tier interactive
+      fairgate limit set --tenant acme --meter concurrency --amount 20
+      fairgate limit set --tenant acme --meter cost_nanousd --window month --amount 5000000000 --soft
+      fairgate limit override lim_… --amount 2000000 --for 12h --reason "launch day"
+      fairgate limit list --tenant acme
+      fairgate limit show lim_…
+      fairgate limit remove lim_…
+    """
+
+
+@limit.command(name="set")
+@click.option("--tenant", required=True, help="Whom it binds (name or id).")
+@click.option("--project", help="Only this project of the tenant.")
+@click.option("--key", "key_id", help="Only this key (id) of the tenant.")
+@click.option("--tier", type=click.Choice([tier.value for tier in Tier]), help="Only requests in this tier.")
+@click.option(
+    "--meter", type=click.Choice([meter.value for meter in Meter]), required=True, help="What is counted."
+)
+@click.option(
+    "--window", type=click.Choice([window.value for window in Window]), help="Calendar window of the amount."
+)
+@click.option(
+    "--amount",
+    type=click.IntRange(min=0),
+    help="Size of the window, or the concurrency, in the meter's unit. 0 admits nothing.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Token bucket instead of a window: it refills at so much a second,",
+)
+@click.option("--burst", type=click.IntRange(min=1), help="up to so much.")
+@click.option("--time-zone", default="UTC", show_default=True, help="Where the window's days begin.")
+@click.option("--soft", is_flag=True, help="Alert instead of refusing.")
+@click.option("--shadow", is_flag=True, help="Only count what it would have refused.")
+@click.option(
+    "--threshold",
+    "thresholds",
+    type=click.IntRange(1, validation.MAX_THRESHOLD),
+    multiple=True,
+    help="Where a --soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
+)
+def set_(
+    tenant: str,
+    project: str | None,
+    key_id: str | None,
+    tier: str | None,
+    meter: str,
+    window: str | None,
+    amount: int | None,
+    rate: float | None,
+    burst: int | None,
+    time_zone: str,
+    soft: bool,
+    shadow: bool,
+    thresholds: tuple[int, ...],
+) -> None:
+    """Sets a limit; the same subject, meter, shape and tier are replaced, and what was used stays used.
+
+    \b
+    Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
+    A hard limit (the default) is never exceeded by a single token; gpu_ms is exact to one step.
+    --json answers:
+      {"id": "lim_…", "tenant_id": "ten_…", "kind": "tenant", "subject_id": "ten_…", "meter": "total_tokens",
+       "window": "day", "time_zone": "UTC", "amount": 1000000, "rate_per_s": null, "mode": "hard",
+       "tier": null, "thresholds": [], "override": null}
+    """
+    if soft and shadow:
+        raise click.UsageError("--soft and --shadow exclude each other")
+    if thresholds and not soft:
+        raise click.UsageError("--threshold belongs to --soft: other limits do not alert")
+    if project and key_id:
+        raise click.UsageError("--project and --key exclude each other: a limit binds one subject")
+    if (rate is None) != (burst is None):
+        raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
+    if rate is not None and (window or amount is not None):
+        raise click.UsageError("--rate and --burst make a bucket: give no --window and no --amount with them")
+    if rate is None and amount is None:
+        raise click.UsageError("give --window and --amount, or --rate and --burst")
+    is_concurrency = meter == Meter.CONCURRENCY.value
+    if is_concurrency and (window or rate is not None):
+        raise click.UsageError("--meter concurrency takes --amount only")
+    if rate is None and window is None and not is_concurrency:
+        raise click.UsageError("--amount needs a --window (minute, hour, day, month or lifetime)")
+    size = burst if rate is not None else amount
+    assert size is not None
+    made = administer(
+        lambda admin: admin.set_limit(
+            actor(),
+            tenant,
+            project=project,
+            key=key_id,
+            meter=Meter(meter),
+            amount=size,
+            window=Window(window) if window else None,
+            rate_per_s=rate,
+            time_zone=time_zone,
+            mode=Mode.SOFT if soft else Mode.SHADOW if shadow else Mode.HARD,
+            tier=Tier(tier) if tier else None,
+            thresholds=thresholds or None,
+        )
+    )
+    answer(limit_as_json(made), f"limit {made.limit_id} set: {in_words(made)}")
+
+
+@limit.command()
+@click.argument("limit_id")
+@click.option(
+    "--amount",
+    type=click.IntRange(min=0),
+    help="The window's size, the bucket's burst or the concurrency meanwhile.",
+)
+@click.option(
+    "--rate-per-s",
+    type=click.FloatRange(0, min_open=True),
+    help="A bucket's rate meanwhile.  [default: its own]",
+)
+@click.option("--until", metavar="INSTANT", help="Its end, such as 2026-01-31T18:00:00+01:00,")
+@click.option("--for", "for_s", type=Duration(), help="or how long, such as 2h or 3d.")
+@click.option("--reason", help="Why, for those who find it later.")
+@click.option("--clear", is_flag=True, help="End the override now.")
+def override(
+    limit_id: str,
+    amount: int | None,
+    rate_per_s: float | None,
+    until: str | None,
+    for_s: float | None,
+    reason: str | None,
+    clear: bool,
+) -> None:
+    """Puts another amount in force for a time; then the limit is by itself as it was set.
+
+    \b
+      fairgate limit override lim_… --amount 2000000 --for 12h --reason "launch day"
+      fairgate limit override lim_… --clear
+    --json answers what `limit set` answers, with the override:
+      {"id": "lim_…", "amount": 1000000, …, "override": {"amount": 2000000, "rate_per_s": null,
+       "until": "2026-01-31T18:00:00+00:00", "reason": "launch day"}}
+    """
+    if clear:
+        if any(value is not None for value in (amount, rate_per_s, until, for_s, reason)):
+            raise click.UsageError("--clear takes no other option")
+        cleared = administer(lambda admin: admin.clear_override(actor(), limit_id))
+        answer(limit_as_json(cleared), f"limit {limit_id} is as it was set: {in_words(cleared)}")
+        return
+    if amount is None or reason is None:
+        raise click.UsageError("an override needs --amount and --reason (or --clear ends one)")
+    if (until is None) == (for_s is None):
+        raise click.UsageError("say when it ends: --until or --for, one of them")
+    try:
+        ends = None if until is None else validation.instant("--until", until)
+    except Invalid as error:
+        raise click.UsageError(str(error)) from None
+    made = administer(
+        lambda admin: admin.override_limit(
+            actor(), limit_id, amount=amount, rate_per_s=rate_per_s, until=ends, for_s=for_s, reason=reason
+        )
+    )
+    assert made.override is not None
+    ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
+    answer(
+        limit_as_json(made), f"limit {limit_id} has {amount} until {ends_at}; then again: {in_words(made)}"
+    )
+
+
+def in_words(limit: Limit) -> str:
+    """`1,000,000 total_tokens a day (hard)`."""
+    if limit.is_bucket:
+        shape = f"{limit.rate_per_s:g} {limit.meter.value} a second, bursts up to {limit.amount:,}"
+    elif limit.window is None:
+        shape = f"{limit.amount:,} requests at once"
+    elif limit.window is Window.LIFETIME:
+        shape = f"{limit.amount:,} {limit.meter.value} altogether"
+    else:
+        shape = f"{limit.amount:,} {limit.meter.value} a {limit.window.value}"
+    tier = f", tier {limit.tier.value}" if limit.tier else ""
+    return f"{shape} ({limit.mode.value}{tier})"
+
+
+def override_in_words(shown: LimitView) -> str:
+    """`2,000,000 until 2026-01-31 18:00 UTC: launch day`; empty where there is none."""
+    override = shown.limit.override
+    if override is None:
+        return ""
+    until = f"{from_us(override.until_us):%Y-%m-%d %H:%M} UTC"
+    if not shown.is_overridden:
+        return f"ended {until}"
+    rate = "" if override.rate_per_s is None else f" at {override.rate_per_s:g} a second"
+    return f"{override.amount:,}{rate} until {until}: {override.reason}"
+
+
+def noticed_in_words(events: Sequence[LimitEvent]) -> str:
+    """`80 % reached, 100 % reached`, or `would have refused 12`, of the newest window."""
+    words = [
+        f"would have refused {event.count:,}"
+        if event.key.kind is EventKind.WOULD_DENY
+        else f"{event.key.level} % reached"
+        for event in newest_window(events)
+    ]
+    return ", ".join(words)
+
+
+@limit.command(name="list")
+@click.option("--tenant", help="Only this tenant's (name or id).")
+def list_(tenant: str | None) -> None:
+    """Lists limits, what overrides them now, and what soft and shadow ones noticed in their newest window.
+
+    \b
+    --json answers a list of what `limit show` answers, with the events of the newest window:
+      [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
+    """
+    found = administer(lambda admin: admin.view_limits(tenant))
+
+    def text() -> None:
+        if not found and tenant is not None:
+            click.echo(f"{tenant} has no limits: nothing bounds what it may use")
+            return
+        rows = [
+            (
+                shown.limit.limit_id,
+                shown.limit.kind.value,
+                shown.limit.subject_id,
+                in_words(shown.limit),
+                override_in_words(shown),
+                noticed_in_words(shown.events),
+            )
+            for shown in found
+        ]
+        table("limits", ("id", "binds", "subject", "limit", "override", "noticed"), rows)
+
+    answer([shown.as_json() for shown in found], text)
+
+
+@limit.command()
+@click.argument("limit_id")
+def show(limit_id: str) -> None:
+    """Shows one limit with everything it noticed: thresholds reached, requests it would have refused.
+
+    \b
+    --json answers what `limit set` answers, with:
+      {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null},
+       "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
+                   "count": 12, "first": "…", "last": "…"}]}
+    """
+    shown = administer(lambda admin: admin.show_limit(limit_id))
+
+    def text() -> None:
+        one = shown.limit
+        click.echo(f"{one.limit_id}: {in_words(one)}, on {one.kind.value} {one.subject_id}")
+        if one.override is not None:
+            click.echo(f"override: {override_in_words(shown)}")
+        if one.thresholds:
+            click.echo(f"alerts at {', '.join(f'{level} %' for level in one.thresholds)}")
+        rows = [
+            (
+                f"{from_us(event.key.window_start_s * 1_000_000):%Y-%m-%d %H:%M}"
+                if event.key.window_start_s
+                else "",
+                event.key.kind.value,
+                f"{event.key.level} %" if event.key.level else "",
+                event.count,
+                f"{event.first:%Y-%m-%d %H:%M:%S}",
+                f"{event.last:%Y-%m-%d %H:%M:%S}",
+            )
+            for event in shown.events
+        ]
+        table("noticed", ("window from (UTC)", "what", "level", "requests", "first", "last"), rows)
+
+    answer(shown.as_json(), text)
+
+
+@limit.command()
+@click.argument("limit_id")
+def remove(limit_id: str) -> None:
+    """Removes a limit, with its override.
+
+    \b
+    --json answers:
+      {"id": "lim_…", "removed": true}
+    """
+    administer(lambda admin: admin.remove_limit(actor(), limit_id))
+    answer({"id": limit_id, "removed": True}, f"limit {limit_id} removed")

@@ -1,0 +1,212 @@
+"""`fairgate slo`: what is promised of how fast, how was it kept, and whose doing was it where it was not?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from ops.cli.admin.administer import actor, administer
+from ops.cli.base import answer, group
+from ops.reporting import table
+from tenants.slo.slo import METRICS, PERIOD_DAYS, SloReport
+from tenants.types import Tier
+
+CAUSES = ("request", "quota", "capacity", "scheduling", "fault", "client", "unknown")
+TIERS = [tier.value for tier in Tier]
+
+
+@group()
+def slo() -> None:
+    """Targets of a tier or a tenant, error budgets, and the causes of misses.
+
+    \b
+      fairgate slo set --tier interactive --metric ttft --target 0.5 --percentile 95
+      fairgate slo set --tier interactive --metric ttft --target 0.3 --tenant acme
+      fairgate slo list
+      fairgate slo report --tenant acme
+      fairgate slo misses --cause scheduling
+      fairgate slo remove slo_…
+    """
+
+
+@slo.command(name="set")
+@click.option("--tier", type=click.Choice(TIERS), required=True, help="Whose requests it binds.")
+@click.option(
+    "--metric",
+    type=click.Choice(METRICS),
+    required=True,
+    help="ttft: arrival to first token; tpot: per further token; e2e: arrival to last token.",
+)
+@click.option("--target", type=click.FloatRange(0, min_open=True), required=True, help="Seconds.")
+@click.option(
+    "--percentile",
+    type=click.FloatRange(1, 100),
+    default=95.0,
+    show_default=True,
+    help="Per cent of the requests that must meet it; the rest is the error budget.",
+)
+@click.option("--tenant", help="Only this tenant's (name or id); then the tier's does not bind it.")
+def set_(tier: str, metric: str, target: float, percentile: float, tenant: str | None) -> None:
+    """Sets a target; the same tenant, tier and metric are replaced, and what was counted stays.
+
+    \b
+    --json answers:
+      {"id": "slo_…", "tenant_id": null, "tier": "interactive", "metric": "ttft", "target_s": 0.5,
+       "percentile": 95.0}
+    """
+    made = administer(
+        lambda admin: admin.set_slo(
+            actor(), tier=tier, metric=metric, target_s=target, percentile=percentile, tenant=tenant
+        )
+    )
+    whose = f"of {tenant} " if tenant else ""
+    answer(
+        made.as_json(),
+        f"target {made.slo_id} set: {metric} within {target:g} s for {percentile:g} % of the requests {whose}"
+        f"in tier {tier}",
+    )
+
+
+@slo.command(name="list")
+@click.option("--tenant", help="Only those that bind this tenant.")
+def list_(tenant: str | None) -> None:
+    """Lists targets.
+
+    \b
+    --json answers:
+      [{"id": "slo_…", "tenant_id": null, "tier": "interactive", "metric": "ttft", "target_s": 0.5,
+        "percentile": 95.0}, …]
+    """
+    found = administer(lambda admin: admin.list_slos(tenant))
+    rows = [
+        (
+            each.slo_id,
+            each.tenant_id or "every tenant",
+            each.tier.value,
+            each.metric,
+            f"{each.target_s:g} s",
+            f"{each.per_mille / 10:g} %",
+        )
+        for each in found
+    ]
+    answer(
+        [each.as_json() for each in found],
+        lambda: table("targets", ("id", "binds", "tier", "metric", "within", "of requests"), rows),
+    )
+
+
+@slo.command()
+@click.argument("slo_id")
+def remove(slo_id: str) -> None:
+    """Removes a target.
+
+    \b
+    --json answers:
+      {"id": "slo_…", "removed": true}
+    """
+    administer(lambda admin: admin.remove_slo(actor(), slo_id))
+    answer({"id": slo_id, "removed": True}, f"target {slo_id} removed")
+
+
+@slo.command()
+@click.option("--tenant", help="Only this tenant (name or id).")
+@click.option("--tier", type=click.Choice(TIERS), help="Only this tier.")
+def report(tenant: str | None, tier: str | None) -> None:
+    """How targets were met over thirty days: attainment, budget left, burn rates, causes of the misses.
+
+    A burn rate of 1 uses the error budget up exactly at the end of the period. An alert fires when both its
+    windows burn at its rate: 14.4 over an hour and five minutes, 6 over six hours and thirty minutes (page),
+    1 over three days and six hours (ticket).
+
+    \b
+    --json answers:
+      [{"id": "slo_…", "tenant": "acme", "tier": "interactive", "metric": "ttft", "target_s": 0.5,
+        "percentile": 95.0, "requests": 1200, "missed": 30, "attainment": 0.975, "budget_left": 0.5,
+        "burn": [{"long_s": 3600, "short_s": 300, "long_rate": 2.1, "short_rate": 0.0, "fires_at": 14.4,
+                  "severity": "page", "fires": false}, …],
+        "causes": {"capacity": 25, "request": 5}}]
+    """
+    found = administer(lambda admin: admin.slo_report(tenant, tier))
+
+    def text() -> None:
+        if not found:
+            click.echo("nothing to report: no target is set (`fairgate slo set`), or nothing was sent since")
+            return
+        columns: tuple[str, ...]
+        columns = ("tenant", "tier", "metric", "within", "wanted", "met", "requests", "budget left")
+        columns += ("burn 1h/6h/3d", "misses by cause")
+        table(f"targets over {PERIOD_DAYS} days", columns, [_row(each) for each in found])
+        for each in found:
+            for burn in each.burning:
+                if burn.fires:
+                    where = f"{each.tenant_name}, {each.slo.tier.value} {each.slo.metric}"
+                    click.secho(
+                        f"{burn.alert.severity}: {where} burns its budget {burn.long_rate:.1f} times as fast"
+                        f" as it may over {_hours(burn.alert.long_s)}",
+                        fg="red" if burn.alert.severity == "page" else "yellow",
+                    )
+
+    answer([each.as_json() for each in found], text)
+
+
+@slo.command()
+@click.option("--tenant", help="Only this tenant (name or id).")
+@click.option("--tier", type=click.Choice(TIERS), help="Only this tier.")
+@click.option("--cause", type=click.Choice(CAUSES), help="Only this cause.")
+@click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True)
+def misses(tenant: str | None, tier: str | None, cause: str | None, most: int) -> None:
+    """The newest missed targets, each with its cause and what that was found by.
+
+    \b
+    --json answers:
+      [{"request_id": "req_…", "tenant_id": "ten_…", "tier": "standard", "metric": "ttft", "cause": "quota",
+        "target_s": 0.5, "actual_s": 2.1, "ended_us": 1760000000000000,
+        "evidence": {"alone_s": 0.04, "fair_s": 1.9, "fair_without_own_s": 0.2, …}}]
+    """
+    found = administer(lambda admin: admin.list_misses(tenant=tenant, tier=tier, cause=cause, most=most))
+    rows = [
+        (
+            each.request_id,
+            each.tenant_id,
+            each.tier,
+            each.metric,
+            f"{each.target_us / 1e6:g} s",
+            "never" if each.actual_us is None else f"{each.actual_us / 1e6:.3g} s",
+            each.cause,
+            _evidence(each.evidence),
+        )
+        for each in found
+    ]
+    columns = ("request", "tenant", "tier", "metric", "target", "actual", "cause", "had it been")
+    answer([each.as_json() for each in found], lambda: table("missed targets", columns, rows))
+
+
+def _row(each: SloReport) -> Sequence[object]:
+    total, missed = each.period.total, each.period.missed
+    left = each.period.budget_left(each.slo.per_mille)
+    rates = "/".join("-" if one.long_rate is None else f"{one.long_rate:.1f}" for one in each.burning)
+    return (
+        each.tenant_name,
+        each.slo.tier.value,
+        each.slo.metric,
+        f"{each.slo.target_s:g} s",
+        f"{each.slo.per_mille / 10:g} %",
+        f"{100 * (1 - missed / total):.2f} %" if total else "",
+        f"{total:,}",
+        "" if left is None else f"{100 * left:.0f} %",
+        rates,
+        ", ".join(f"{cause} {count:,}" for cause, count in each.causes.items()),
+    )
+
+
+def _evidence(evidence: Mapping[str, float | None]) -> str:
+    names = {"alone_s": "alone", "fair_s": "fair", "fair_without_own_s": "without its own"}
+    said = [
+        f"{name} {value:.3g} s" for key, name in names.items() if (value := evidence.get(key)) is not None
+    ]
+    return ", ".join(said)
+
+
+def _hours(seconds: int) -> str:
+    return f"{seconds // 86_400} days" if seconds >= 86_400 else f"{seconds / 3600:g} h"

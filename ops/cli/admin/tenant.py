@@ -1,0 +1,210 @@
+"""`fairgate tenant`: who shares the engines?"""
+
+from __future__ import annotations
+
+import click
+
+from ops.cli.admin.administer import actor, administer
+from ops.cli.admin.limit import in_words
+from ops.cli.base import answer, group
+from ops.reporting import table
+from tenants.types import OnLowBudget, Tier
+
+LOW_BUDGET = click.Choice([choice.value for choice in OnLowBudget])
+TIERS = click.Choice([tier.value for tier in Tier])
+
+
+@group()
+def tenant() -> None:
+    """Tenants: who shares the engines, and with which weight.
+
+    \b
+      fairgate tenant create acme --weight 2 --tier interactive
+      fairgate tenant list
+      fairgate tenant show acme
+      fairgate tenant set acme --on-low-budget truncate
+      fairgate tenant set acme --reserve 2000
+      fairgate tenant suspend acme
+      fairgate tenant resume acme
+    """
+
+
+@tenant.command()
+@click.argument("name")
+@click.option(
+    "--weight", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Its share."
+)
+@click.option(
+    "--tier", type=TIERS, default=Tier.STANDARD.value, show_default=True, help="Tier of its requests."
+)
+@click.option(
+    "--may-use",
+    "tiers",
+    type=TIERS,
+    multiple=True,
+    help="Tiers it may ask for (repeat).  [default: --tier and the ones served after it]",
+)
+@click.option(
+    "--on-low-budget",
+    type=LOW_BUDGET,
+    default=OnLowBudget.REFUSE.value,
+    show_default=True,
+    help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
+)
+@click.option(
+    "--reserve",
+    "reserved",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
+)
+def create(
+    name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_budget: str, reserved: float
+) -> None:
+    """Creates a tenant.
+
+    \b
+    Two tenants that both wait in the same tier are served in proportion to their weights.
+    --json answers:
+      {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
+       "on_low_budget": "refuse", "default_tier": "interactive", "tiers": ["interactive", "standard",
+       "batch"], "models": null, "created_at": "2026-01-31T12:00:00+00:00"}
+    """
+    allowed = [Tier(item) for item in tiers] or None
+    made = administer(
+        lambda admin: admin.create_tenant(
+            actor(),
+            name,
+            weight=weight,
+            tier=Tier(tier),
+            tiers=allowed,
+            on_low_budget=on_low_budget,
+            reserved_tokens_per_s=reserved,
+        )
+    )
+    answer(made.as_json(), f"tenant {made.name} created ({made.tenant_id})")
+
+
+@tenant.command(name="set")
+@click.argument("name")
+@click.option("--weight", type=click.FloatRange(0, min_open=True), help="Its share.")
+@click.option("--tier", type=TIERS, help="Tier of its requests.")
+@click.option("--may-use", "tiers", type=TIERS, multiple=True, help="Tiers it may ask for (repeat).")
+@click.option("--model", "models", multiple=True, help="Models it may use (repeat).")
+@click.option(
+    "--on-low-budget",
+    type=LOW_BUDGET,
+    help="When a budget no longer covers a request's worst case: refuse it, or cut its answer.",
+)
+@click.option(
+    "--reserve",
+    "reserved",
+    type=click.FloatRange(0),
+    help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
+)
+def set_(
+    name: str,
+    weight: float | None,
+    tier: str | None,
+    tiers: tuple[str, ...],
+    models: tuple[str, ...],
+    on_low_budget: str | None,
+    reserved: float | None,
+) -> None:
+    """Changes a tenant; what is not named stays. NAME may be its id.
+
+    \b
+    A new --tier without --may-use allows it and the ones served after it.
+    --json answers what `tenant create` answers.
+    """
+    if weight is None and reserved is None and not (tier or tiers or models or on_low_budget):
+        raise click.UsageError(
+            "say what changes: --weight, --tier, --may-use, --model, --reserve or --on-low-budget"
+        )
+    changed = administer(
+        lambda admin: admin.update_tenant(
+            actor(),
+            name,
+            weight=weight,
+            tier=tier,
+            tiers=tiers or None,
+            models=models or None,
+            on_low_budget=on_low_budget,
+            reserved_tokens_per_s=reserved,
+        )
+    )
+    answer(changed.as_json(), f"tenant {changed.name} changed")
+
+
+@tenant.command(name="list")
+def list_() -> None:
+    """Lists all tenants.
+
+    \b
+    --json answers a list of what `tenant create` answers:
+      [{"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, …}]
+    """
+    found = administer(lambda admin: admin.list_tenants())
+    rows = [
+        (item.name, item.status, f"{item.weight:g}", item.default_tier.value, item.tenant_id)
+        for item in found
+    ]
+    answer(
+        [item.as_json() for item in found],
+        lambda: table("tenants", ("name", "status", "weight", "tier", "id"), rows),
+    )
+
+
+@tenant.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Shows one tenant with its projects, keys and limits. NAME may be its id.
+
+    \b
+    --json answers:
+      {"id": "ten_…", "name": "acme", …, "projects": […], "keys": […], "limits": […], "has_limits": true}
+    """
+    shown = administer(lambda admin: admin.show_tenant(name))
+
+    def text() -> None:
+        one = shown.tenant
+        click.echo(f"{one.name} ({one.tenant_id}), {one.status}")
+        click.echo(f"weight {one.weight:g}, tier {one.default_tier.value}, may use {', '.join(one.tiers)}")
+        if one.reserved_tokens_per_s:
+            click.echo(f"reserved: {one.reserved_tokens_per_s:g} cost tokens per second")
+        click.echo(f"on a low budget: {one.on_low_budget.value}")
+        projects = [(item.name, item.status, item.project_id) for item in shown.projects]
+        table("projects", ("name", "status", "id"), projects)
+        keys = [(item.key_id, item.prefix, ", ".join(sorted(item.scopes))) for item in shown.keys]
+        table("keys", ("id", "prefix", "scopes"), keys)
+        if shown.limits:
+            table("limits", ("id", "limit"), [(item.limit_id, in_words(item)) for item in shown.limits])
+        else:
+            click.echo("no limits: nothing bounds what it may use")
+
+    answer(shown.as_json(), text)
+
+
+@tenant.command()
+@click.argument("name")
+def suspend(name: str) -> None:
+    """Suspends a tenant: its keys open nothing any more. Requests that run go on to their end.
+
+    \b
+    --json answers what `tenant create` answers, with "status": "suspended".
+    """
+    suspended = administer(lambda admin: admin.suspend_tenant(actor(), name))
+    answer(suspended.as_json(), f"tenant {suspended.name} suspended")
+
+
+@tenant.command()
+@click.argument("name")
+def resume(name: str) -> None:
+    """Undoes a suspension.
+
+    \b
+    --json answers what `tenant create` answers, with "status": "active".
+    """
+    resumed = administer(lambda admin: admin.resume_tenant(actor(), name))
+    answer(resumed.as_json(), f"tenant {resumed.name} is active again")

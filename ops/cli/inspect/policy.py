@@ -1,0 +1,392 @@
+"""`fairgate policy`: which scheduling policies are there, what do they do, and when is it worth waiting?"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.base import Failure, answer, group, settings_now, wants_json
+from ops.cli.inspect.policy_live import set_policy, show
+from ops.reporting import table
+
+if TYPE_CHECKING:
+    from engine.messages import StepTime
+    from engine.scheduling.batch_or_wait.batch_model import Lengths
+    from engine.scheduling.options import PolicyOptions
+
+MOST_BATCH = 64
+
+
+@group()
+def policy() -> None:
+    """Scheduling policies: those there are, what they do, and tables worked out in advance.
+
+    \b
+      fairgate policy list
+      fairgate policy explain hybrid
+      fairgate policy show
+      fairgate policy set hybrid
+      fairgate policy solve --max-batch 8 --slo-s 1.5 --out table.json
+    """
+
+
+@policy.command("list")
+def list_policies() -> None:
+    """The presets: one choice of each of the four decisions, and what the whole promises.
+
+    A promise is kept by a policy if all four choices keep it: work conservation, freedom from starvation, the
+    fairness bound, exactness, conservation of KV blocks, progress.
+
+    \b
+    --json answers:
+      {"policies": [{"policy": "vtc", "order": "vtc", "admit": "predicted-reserve", "compose": "decode-first",
+       "evict": "fair-victim", "options": {}, "claims": ["exactness", …]}, …], "need_table": ["table"]}
+    """
+    from engine.scheduling.policy import POLICIES, TABLE_POLICIES, make_policy
+
+    options = _options()
+    has_table = options.batch_or_wait_table is not None
+    names = [*POLICIES, *(TABLE_POLICIES if has_table else ())]
+    needing = [] if has_table else list(TABLE_POLICIES)
+    described = [make_policy(name, options).describe() for name in names]
+
+    def text() -> None:
+        table(
+            "policies",
+            ("policy", "order", "admit", "compose", "evict", "promises"),
+            [
+                (
+                    item["policy"],
+                    item["order"],
+                    item["admit"],
+                    item["compose"],
+                    item["evict"],
+                    ", ".join(item["claims"]),
+                )
+                for item in described
+            ],
+        )
+        for name in needing:
+            click.echo(f"{name}: needs a table (`fairgate policy solve`) in the setting policy_table")
+
+    answer({"policies": described, "need_table": needing}, text)
+
+
+def _options() -> PolicyOptions:
+    """With the table that the settings name."""
+    from engine.scheduling.batch_or_wait.table import options_with
+    from engine.scheduling.batch_or_wait.table_file import BadTable
+
+    try:
+        return options_with(settings_now().resolved_policy_table)
+    except BadTable as error:
+        raise Failure(f"setting policy_table: {error}") from None
+
+
+@policy.command()
+@click.argument("name")
+def explain(name: str) -> None:
+    """What each of the four choices of policy NAME does, in its own words.
+
+    \b
+    --json answers:
+      {"policy": "vtc", "claims": ["exactness", …], "options": {},
+       "choices": [{"decision": "order", "choice": "vtc", "rule": "Who has had the least service? …"}, …]}
+    """
+    from engine.scheduling.counters import ServiceCounters
+    from engine.scheduling.policy import UnknownPolicy, make_order, make_policy
+
+    try:
+        made = make_policy(name, _options())
+    except UnknownPolicy as error:
+        raise click.UsageError(f"{error} (`fairgate policy list` shows them)") from None
+    described = made.describe()
+    parts = {
+        "order": make_order(made.order, ServiceCounters()),
+        "admit": made.admit,
+        "compose": made.compose,
+        "evict": made.evict,
+    }
+    choices = [
+        {"decision": decision, "choice": described[decision], "rule": _rule(type(part))}
+        for decision, part in parts.items()
+    ]
+
+    def text() -> None:
+        for choice in choices:
+            click.secho(f"{choice['decision']}: {choice['choice']}", bold=True)
+            click.echo("  " + choice["rule"].replace("\n", "\n  ").replace("\n  \n", "\n\n") + "\n")
+        click.echo(f"{name} promises: {', '.join(described['claims'])}")
+
+    claims, options = described["claims"], described["options"]
+    answer({"policy": name, "claims": claims, "options": options, "choices": choices}, text)
+
+
+def _rule(choice: type) -> str:
+    """What the choice's own file says of it, and what the class adds."""
+    texts = [inspect.getdoc(sys.modules[choice.__module__]), inspect.getdoc(choice)]
+    return "\n\n".join(dict.fromkeys(text for text in texts if text))
+
+
+class _Lengths(click.ParamType["Lengths"]):
+    """`96,16`: prompt and output tokens."""
+
+    name = "prompt,output"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
+        """Raises a usage error."""
+        from engine.scheduling.batch_or_wait.batch_model import Lengths
+
+        try:
+            prompt, output = (int(part) for part in str(value).split(","))
+            return Lengths(prompt, output)
+        except ValueError:
+            self.fail(
+                f"{value!r} must be prompt and output tokens, both at least 1, such as 96,16", param, ctx
+            )
+
+
+class _StepTime(click.ParamType["StepTime"]):
+    """A JSON file, or the coefficients."""
+
+    name = "file|numbers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> StepTime:
+        """Raises a usage error."""
+        from engine.messages import StepTime
+
+        names = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")
+        text = str(value)
+        try:
+            if Path(text).is_file():
+                stored = json.loads(Path(text).read_text())
+                numbers = [float(stored[name]) for name in names]
+            else:
+                numbers = [float(part) for part in text.split(",")]
+                numbers += [0.0] * (len(names) - len(numbers))
+        except (OSError, ValueError, KeyError, TypeError):
+            numbers = []
+        if len(numbers) != len(names) or not (numbers[0] > 0 and all(0 <= item < 1e6 for item in numbers)):
+            self.fail(
+                f"{text!r} must be a JSON file with {', '.join(names)}, or these numbers, the first above 0"
+                " and none negative, such as 0.012,0.0003",
+                param,
+                ctx,
+            )
+        return StepTime(**dict(zip(names, numbers, strict=True)), samples=0, relative_error=0.0)
+
+
+def _rates(ctx: click.Context, param: click.Parameter, value: str | None) -> list[float]:
+    try:
+        rates = [float(part) for part in value.split(",")] if value else []
+    except ValueError:
+        raise click.BadParameter(f"{value!r} must be numbers, such as 0.5,1,2") from None
+    if any(not 0 < rate < 1e6 for rate in rates):
+        raise click.BadParameter(f"{value!r}: arrivals a second lie above 0 and below a million")
+    return sorted(set(rates))
+
+
+def _pressures(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} must be parts of the pool, such as 0,0.5,0.75") from None
+
+
+@policy.command()
+@click.option(
+    "--rates",
+    "--lambda",
+    callback=_rates,
+    metavar="RATE,...",
+    help="Arrivals a second to solve for.  [default: 8, from a tenth to all of what full batches serve]",
+)
+@click.option(
+    "--alpha", type=float, default=1.0, show_default=True, help="Cost of a second of mean latency; 0 or more."
+)
+@click.option(
+    "--beta", type=float, default=0.005, show_default=True, help="Cost of a watt of mean power; 0 or more."
+)
+@click.option(
+    "--gamma", type=float, default=2.0, show_default=True, help="Cost of all starting too late; 0 or more."
+)
+@click.option(
+    "--slo-s", type=float, default=1.5, show_default=True, help="Starting later than this is too late."
+)
+@click.option(
+    "--max-batch", type=click.IntRange(1, MOST_BATCH), default=8, show_default=True, help="Largest batch."
+)
+@click.option(
+    "--step-time",
+    type=_StepTime(),
+    default="0.012,0.0003,0.00000015,0.0004",
+    show_default=True,
+    help="Seconds of a step: constant, per token, per token attended to, per sequence.",
+)
+@click.option(
+    "--short", type=_Lengths(), default="96,16", show_default=True, help="A short request's tokens."
+)
+@click.option(
+    "--long", type=_Lengths(), default="512,128", show_default=True, help="A long request's tokens."
+)
+@click.option(
+    "--long-share", type=float, default=0.2, show_default=True, help="Part of them that is long, 0 to 1."
+)
+@click.option("--padded", is_flag=True, help="Every row is computed at the longest row's length.")
+@click.option(
+    "--busy-watts", type=float, default=200.0, show_default=True, help="Power of running, above idle."
+)
+@click.option("--launch-joules", type=float, default=0.0, show_default=True, help="Energy to start a batch.")
+@click.option(
+    "--longest-wait-s", type=float, help="Nobody waits longer for others.  [default: twice --slo-s]"
+)
+@click.option(
+    "--wait-buckets",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Steps of time waited that are told apart, up to --longest-wait-s.",
+)
+@click.option(
+    "--line",
+    type=click.Choice(["length", "arrival"]),
+    default="length",
+    show_default=True,
+    help="What the queue is ordered by: short ones first (sjf, srpt), or first come, first served.",
+)
+@click.option(
+    "--pool-tokens",
+    type=int,
+    default=0,
+    show_default=True,
+    help="KV pool; 0: it never limits a batch, and the next two do not matter.",
+)
+@click.option(
+    "--kv-pressures",
+    callback=_pressures,
+    default="0,0.5,0.75",
+    metavar="PART,...",
+    show_default=True,
+    help="Parts of the pool that others may hold (paused sequences), told apart.",
+)
+@click.option(
+    "--pressure-hold-s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Mean seconds until the KV pressure changes to one next to it.",
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the table."
+)
+def solve(
+    rates: list[float],
+    alpha: float,
+    beta: float,
+    gamma: float,
+    slo_s: float,
+    max_batch: int,
+    step_time: StepTime,
+    short: Lengths,
+    long: Lengths,
+    long_share: float,
+    padded: bool,
+    busy_watts: float,
+    launch_joules: float,
+    longest_wait_s: float | None,
+    wait_buckets: int,
+    line: str,
+    pool_tokens: int,
+    kv_pressures: tuple[float, ...],
+    pressure_hold_s: float,
+    out: Path,
+) -> None:
+    """Works out when a batch should run and when it should wait, and stores the answers as a table.
+
+    \b
+    For batches that run to completion. What is minimised, at each arrival rate:
+      alpha x mean latency [s] + beta x mean power [W] + gamma x share that starts later than --slo-s
+    over the number waiting, how long the first has waited, how many are long and how much KV others hold. How
+    it is done, and where it is worth it: docs/batch-or-wait.md. `run from` in the answer: from how many
+    waiting, 0, 1, 2, ... of them long, a batch runs at once. Some seconds an arrival rate without a pool,
+    up to a minute with one.
+    --json answers:
+      {"out": "table.json", "bytes": 18300, "capacity_per_s": 3.93, "longest_wait_s": 3.0, "long_tokens": 268,
+       "policies": [{"rate_per_s": 0.39, "kv_pressure": 0.0, "cost": 1.02, "least_cost": 1.02,
+       "most_cost": 1.02, "saturated": false, "run_from": [1, 1, 2, 3, 4, 5]}, …]}
+    """
+    from engine.scheduling.batch_or_wait.batch_model import BatchModel
+    from engine.scheduling.batch_or_wait.kv_pool import Pool
+    from engine.scheduling.batch_or_wait.objective import Objective
+    from engine.scheduling.batch_or_wait.states import Grid
+    from engine.scheduling.batch_or_wait.table import solve_table
+    from engine.scheduling.batch_or_wait.value_iteration import NotSolved
+
+    try:
+        model = BatchModel(step_time, short, long, long_share, padded, busy_watts, launch_joules)
+        objective = Objective(alpha, beta, gamma, slo_s)
+        wait_s = 2 * slo_s if longest_wait_s is None else longest_wait_s
+        grid = Grid(max_batch, wait_s, wait_buckets, short_first=line == "length")
+        capacity = model.capacity_per_s(max_batch)
+        rates = rates or [capacity * 0.1 ** (1 - step / 7) for step in range(8)]
+        with progress_bar(f"solving {len(rates)} arrival rates") as progress:
+            pool = Pool(pool_tokens, kv_pressures, pressure_hold_s)
+            solved = solve_table(model, rates, objective, grid, pool, progress=progress)
+    except NotSolved as error:
+        raise Failure(str(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        solved.save(out)
+    except OSError as error:
+        raise Failure(f"the table could not be written: {error}") from None
+    report: dict[str, Any] = {
+        "out": str(out),
+        "bytes": out.stat().st_size,
+        "capacity_per_s": capacity,
+        "longest_wait_s": solved.longest_wait_s,
+        "long_tokens": solved.long_tokens,
+        "policies": solved.summary(),
+    }
+
+    def text() -> None:
+        table(
+            f"cost and control limits; full batches serve {capacity:.3g}/s",
+            ("arrivals/s", "KV held by others", "cost", "run from", ""),
+            [
+                (
+                    f"{item['rate_per_s']:.3g}",
+                    f"{100 * item['kv_pressure']:.0f} %",
+                    f"{item['cost']:.4f}",
+                    " ".join(str(count) for count in item["run_from"]),
+                    "more arrives than can be served" if item["saturated"] else "",
+                )
+                for item in report["policies"]
+            ],
+        )
+        click.echo(f"{out}: {report['bytes']:,} bytes")
+
+    answer(report, text)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr for people, told what part is done; none for JSON or where nobody looks."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=wants_json() or not console.is_terminal) as bars:
+        task = bars.add_task(title, total=1.0)
+        yield lambda done: bars.update(task, completed=done)
+
+
+policy.add_command(show)
+policy.add_command(set_policy)

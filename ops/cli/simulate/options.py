@@ -1,0 +1,238 @@
+"""What do `fairgate simulate` and `fairgate whatif` share: who serves, what is drawn, how far it is?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.base import Failure, answer
+
+if TYPE_CHECKING:
+    from ops.simulate.machines.machines import Machine
+    from ops.simulate.run import Report, Scenario
+    from ops.simulate.traffic.presets import Preset
+    from ops.simulate.traffic.requests import Source
+
+DEFAULT_POLICIES = "fcfs,hybrid"
+TABLE_POLICIES = "static-padded,static,dynamic,buckets,fcfs,sjf,vtc,hybrid"
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Policies, machine, targets, forecasts."""
+    options = (
+        click.option(
+            "--policy", metavar="A,B,…", help=f"Policies to compare, or all.  [default: {DEFAULT_POLICIES}]"
+        ),
+        click.option(
+            "--replicas", type=click.IntRange(1, 256), default=1, show_default=True, help="Engines."
+        ),
+        click.option("--gpu", help="h200, h100, a100, l40s or cpu.  [default: h200]"),
+        click.option("--model", "model_name", help="1b, 8b or 70b.  [default: 8b]"),
+        click.option(
+            "--tensor-parallel", type=click.IntRange(1, 16), help="GPUs that compute a model together."
+        ),
+        click.option(
+            "--profile",
+            metavar="FILE",
+            help="Step times that an engine measured, instead of a GPU's roofline.",
+        ),
+        click.option(
+            "--kv-tokens", type=click.IntRange(16), help="KV cache of a replica.  [default: what fits]"
+        ),
+        click.option(
+            "--max-sequences", type=click.IntRange(1, 4096), help="That run at once.  [default: 256]"
+        ),
+        click.option(
+            "--max-batched-tokens", type=click.IntRange(1, 1 << 20), help="Of one step.  [default: 2048]"
+        ),
+        click.option("--batch-size", type=click.IntRange(1, 4096), help="Of static and dynamic batches."),
+        click.option("--padded", is_flag=True, help="All steps have padded shapes, whatever the policy."),
+        click.option(
+            "--slo",
+            metavar="TARGETS",
+            help="Such as ttft=2,tpot=0.1,e2e=30, in seconds.  [default: ttft=2,tpot=0.1]",
+        ),
+        click.option(
+            "--predictions",
+            type=click.Choice(["learned", "exact", "none"]),
+            default="learned",
+            show_default=True,
+            help="What the gateway knows of an answer's length on arrival.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is drawn."""
+    options = (
+        click.option("--plot", metavar="FILE", help="A picture (.png, .svg, .pdf); needs matplotlib."),
+        click.option("--html", metavar="FILE", help="A page with everything in it."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def machine_of(chosen: Preset | None, asked: dict[str, Any]) -> Machine:
+    from ops.simulate.machines.machines import roofline_machine
+    from ops.simulate.machines.profile import read_profile
+
+    sizes = {name: asked[name] for name in ("max_sequences", "max_batched_tokens")}
+    if asked["profile"] is not None:
+        for name in ("gpu", "model_name", "tensor_parallel"):
+            if asked[name] is not None:
+                raise click.UsageError(
+                    "--profile stands for a machine: leave out --gpu, --model, --tensor-parallel"
+                )
+        return read_profile(Path(asked["profile"]), kv_tokens=asked["kv_tokens"], **sizes)
+    return roofline_machine(
+        asked["gpu"] or (chosen.gpu if chosen else "h200"),
+        asked["model_name"] or (chosen.model if chosen else "8b"),
+        gpus=asked["tensor_parallel"] or (chosen.tensor_parallel if chosen else 1),
+        max_sequences=sizes["max_sequences"] or (chosen.max_sequences if chosen else 256),
+        max_batched_tokens=sizes["max_batched_tokens"] or 2048,
+        kv_tokens=asked["kv_tokens"],
+    )
+
+
+def scenario_of(source: Source, machine: Machine, chosen: Preset | None, asked: dict[str, Any]) -> Scenario:
+    from engine.scheduling.options import PolicyOptions
+    from ops.simulate.figures.slo import Slo
+    from ops.simulate.run import Scenario
+
+    options = chosen.options if chosen else PolicyOptions()
+    if asked["batch_size"] is not None:
+        options = replace(options, batch_size=asked["batch_size"])
+    return Scenario(
+        source,
+        machine,
+        asked["replicas"],
+        Slo.of(asked["slo"]) if asked["slo"] else chosen.slo if chosen else Slo(),
+        asked["predictions"],
+        options,
+        asked["padded"],
+        dict(chosen.claims) if chosen else {},
+    )
+
+
+def policies_of(policy: str | None, chosen: Preset | None, sustained: bool) -> list[str]:
+    from engine.scheduling.policy import POLICIES
+
+    default = TABLE_POLICIES if sustained else ",".join(chosen.policies) if chosen else DEFAULT_POLICIES
+    names = [each.strip() for each in (policy or default).split(",") if each.strip()]
+    names = list(POLICIES) if names == ["all"] else list(dict.fromkeys(names))
+    for name in names:
+        if name not in POLICIES:
+            raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+    if not names:
+        raise ValueError("--policy names no policy")
+    return names
+
+
+def check_outputs(plot: str | None, html: str | None) -> None:
+    """Better before the work than after it."""
+    from ops.simulate.figures.plot import NoMatplotlib, require
+
+    if plot is not None:
+        if not plot.lower().endswith(PICTURES):
+            raise click.UsageError(f"--plot writes {', '.join(PICTURES)}, not {plot!r}")
+        try:
+            require()
+        except NoMatplotlib as error:
+            raise Failure(str(error)) from None
+    for path in (plot, html):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise click.UsageError(f"there is no directory for {path!r}")
+
+
+def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None]:
+    from ops.simulate.figures.curves import curves
+
+    return lambda name, pool: found.append(curves(pool, scenario.slo))
+
+
+def write_pictures(
+    report: Report, found: list[Any], scenario: Scenario, plot: str | None, html: str | None
+) -> None:
+    from ops.simulate.figures.page import write_page
+    from ops.simulate.figures.plot import save
+    from ops.simulate.figures.show import heading
+
+    try:
+        if plot is not None:
+            save(Path(plot), heading(report), found, scenario.slo)
+        if html is not None:
+            write_page(Path(html), report, found, scenario.slo)
+    except OSError as error:
+        raise Failure(f"{error.filename}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def progress_of(
+    scenario: Scenario, policies: list[str]
+) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """A bar for each policy, on stderr and only where that is a terminal: half of it when all have arrived,
+    all of it when the last answer ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        total = 2 * sum(1 for _ in scenario.source)
+        tasks = {name: progress.add_task(name, total=total, start=False) for name in policies}
+        now = tasks[policies[0]]
+
+        def on_policy(name: str) -> None:
+            nonlocal now
+            now = tasks[name]
+            progress.start_task(now)
+
+        yield on_policy, lambda rows: progress.advance(now, rows)
+
+
+def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
+    """A file, or one that ships: `azure`, `arena`. Raises `BadTrace`."""
+    from ops.simulate.traffic.generate import ARENA, AZURE
+    from ops.simulate.traffic.trace import open_trace
+
+    path = {"azure": AZURE, "arena": ARENA}.get(name, Path(name))
+    return open_trace(path, rate=rate, seed=seed)
+
+
+def cut(source: Source, speed: float, limit: int | None) -> Source:
+    from ops.simulate.traffic.requests import Sped
+
+    return Sped(source, speed, limit) if speed != 1 or limit is not None else source
+
+
+def run_and_answer(
+    scenario: Scenario, policies: list[str], plot: str | None, html: str | None, **more: Any
+) -> None:
+    """Simulates, draws and answers; `more` stands in the report beside what was simulated. Raises
+    `BadTrace`, ValueError."""
+    from ops.reporting import plain
+    from ops.simulate.figures.show import show
+    from ops.simulate.run import simulate
+
+    found: list[Any] = []
+    with progress_of(scenario, policies) as (on_policy, on_rows):
+        report = simulate(
+            scenario,
+            policies,
+            on_policy=on_policy,
+            on_rows=on_rows,
+            on_pool=collector(found, scenario) if plot or html else lambda name, pool: None,
+        )
+    report |= plain(more)
+    write_pictures(report, found, scenario, plot, html)
+    answer(report, lambda: show(report))

@@ -1,0 +1,67 @@
+"""What is kept of a run's requests for its plots? A few hundred numbers, whatever the number of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ops.simulate.figures.records import Records
+from ops.simulate.figures.slo import Slo
+from ops.simulate.pool import SimulatedPool
+
+POINTS = 200
+BINS = 60
+TENANTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One policy's."""
+
+    policy: str
+    span_s: float
+    ttft_s: list[float] = field(repr=False)
+    """Quantiles, `POINTS` of them evenly from the least to the most; infinite ones left out at the end."""
+    tpot_s: list[float] = field(repr=False)
+    arrived_per_s: list[float] = field(repr=False)
+    """In `BINS` equal parts of the span."""
+    met_per_s: list[float] = field(repr=False)
+    """Of those that ended in each part: how many a second had met the SLO."""
+    attainment: dict[str, float]
+    """Of the tenants with the most requests."""
+
+
+def curves(pool: SimulatedPool, slo: Slo) -> Curves:
+    """Of a run that is over."""
+    records = pool.records
+    span_s = max(pool.now_s, 1e-9)
+    rows = range(len(records))
+    met = [slo.met(records, row) for row in rows]
+    arrived, good = [0] * BINS, [0] * BINS
+    for row in rows:
+        arrived[_bin(records.arrival_s[row], span_s)] += 1
+        if met[row]:
+            good[_bin(records.last_s[row], span_s)] += 1
+    by_tenant = sorted(records.rows_by_tenant().items(), key=lambda item: -len(item[1]))[:TENANTS]
+    width_s = span_s / BINS
+    return Curves(
+        pool.policy,
+        span_s,
+        _quantiles(records, "ttft_s"),
+        _quantiles(records, "tpot_s"),
+        [count / width_s for count in arrived],
+        [count / width_s for count in good],
+        {tenant: sum(met[row] for row in its) / len(its) for tenant, its in by_tenant},
+    )
+
+
+def _bin(at_s: float, span_s: float) -> int:
+    return min(BINS - 1, int(at_s / span_s * BINS))
+
+
+def _quantiles(records: Records, name: str) -> list[float]:
+    of = getattr(records, name)
+    ordered = sorted(map(of, range(len(records))))
+    if not ordered:
+        return []
+    picked = [ordered[min(len(ordered) - 1, place * len(ordered) // POINTS)] for place in range(POINTS)]
+    return [value for value in picked if value != float("inf")]

@@ -1,0 +1,156 @@
+"""Which figures does a simulated run come down to?
+
+Times are nearest-rank quantiles over *all* requests submitted: one that was refused or never ended counts as
+infinitely slow (null in JSON) and as a miss, so that dropping requests improves nothing (arXiv 2410.14257).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ops.simulate.figures.fairness import Fairness, service_bound
+from ops.simulate.figures.records import Records
+from ops.simulate.figures.slo import Slo
+from ops.simulate.machines.machines import Machine
+from ops.simulate.pool import SimulatedPool, busy
+
+Figures = dict[str, Any]
+QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))
+TIMES = ("ttft_s", "tpot_s", "e2e_s")
+MOST_TENANTS = 200
+"""In a report: those with the most requests."""
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """Nearest rank, and the mean; NaN for none."""
+    ordered = sorted(values)
+    if not ordered:
+        return dict.fromkeys(("mean", *(name for name, _ in QUANTILES)), math.nan)
+    found = {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in QUANTILES}
+    return {"mean": sum(ordered) / len(ordered), **found}
+
+
+def latencies(records: Records, rows: Sequence[int], slo: Slo, span_s: float) -> Figures:
+    """Of some requests: their times, how many met the SLO, and how many of those a second."""
+    met = sum(slo.met(records, row) for row in rows)
+    of: dict[str, Callable[[int], float]] = {
+        "ttft_s": records.ttft_s,
+        "tpot_s": records.tpot_s,
+        "e2e_s": records.e2e_s,
+    }
+    return {
+        "requests": len(rows),
+        "refused": sum(records.refused[row] for row in rows),
+        **{name: quantiles(map(of[name], rows)) for name in TIMES},
+        "attainment": met / len(rows) if rows else math.nan,
+        "violation_rate": 1 - met / len(rows) if rows else math.nan,
+        "goodput_per_s": met / span_s if span_s else math.nan,
+    }
+
+
+def figures(pool: SimulatedPool, fairness: Fairness, slo: Slo) -> Figures:
+    """Everything of one run under one policy."""
+    records, machine = pool.records, pool.machine
+    replicas = len(pool.members)
+    span_s = max(pool.now_s, 1e-9)
+    spent = busy(pool)
+    rows = range(len(records))
+    done = list(records.done())
+    output_tokens = sum(records.output_tokens[row] for row in done)
+    input_tokens = sum(records.input_tokens[row] for row in done)
+    cached_tokens = sum(records.cached_tokens)
+    last_s = max(records.arrival_s)
+    bound = service_bound(
+        longest_input=max(records.input_tokens, default=0),
+        longest_output=max(records.output_tokens, default=0),
+        kv_tokens=machine.kv_tokens * replicas,
+        sequences=machine.max_sequences * replicas,
+        least_weight=min(records.weights.values(), default=1.0),
+    )
+    by_tenant = sorted(records.rows_by_tenant().items(), key=lambda item: -len(item[1]))
+    return {
+        "policy": pool.policy,
+        "span_s": span_s,
+        "rate_per_s": len(records) / last_s if last_s else None,
+        **latencies(records, rows, slo, span_s),
+        "requests_per_s": len(done) / span_s,
+        "input_tokens_per_s": input_tokens / span_s,
+        "output_tokens_per_s": output_tokens / span_s,
+        "jain_index": fairness.jain_index,
+        "service_gap": fairness.widest_gap,
+        "service_gap_bound": bound,
+        "service_gap_over_bound": fairness.widest_gap / bound if bound else None,
+        "preemptions": spent.preemptions,
+        "recomputed_tokens": sum(records.recomputed_tokens),
+        "busy_share": spent.busy_s / (span_s * replicas),
+        "idle_gaps": spent.idle_gaps,
+        "longest_idle_s": spent.longest_idle_s,
+        "kv_use": spent.kv_use,
+        "kv_use_most": spent.most_kv_use,
+        "prefix_hit_rate": cached_tokens / input_tokens if input_tokens else None,
+        "padding_share": spent.padded_tokens / max(1, spent.padded_tokens + spent.computed_tokens),
+        "energy": energy(machine, replicas, spent.busy_s, span_s, output_tokens),
+        "steps": spent.steps,
+        "steps_in_runs": spent.steps_in_runs,
+        "tenants": {tenant: latencies(records, its, slo, span_s) for tenant, its in by_tenant[:MOST_TENANTS]},
+    }
+
+
+def energy(
+    machine: Machine, replicas: int, busy_s: float, span_s: float, output_tokens: int
+) -> Figures | None:
+    """Busy steps at the most that the data sheet allows, all other time at idle power: more than it will
+    really be, since a step that waits for memory takes less than the most. None: the device's power is not
+    known."""
+    if not machine.watts:
+        return None
+    idle_s = span_s * replicas - busy_s
+    joules = machine.gpus * (machine.watts * busy_s + machine.idle_watts * idle_s)
+    return {
+        "joules": joules,
+        "joules_per_output_token": joules / output_tokens if output_tokens else None,
+        "mean_watts": joules / span_s,
+        "basis": f"{machine.watts:g} W busy, {machine.idle_watts:g} W idle, "
+        f"{machine.gpus * replicas} devices",
+    }
+
+
+# How are many measurements said in a few numbers?
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest-rank percentile (`share` 0 to 1); None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:
+    """Share of (estimate, actual) pairs that lie within `factor` of each other.
+
+    Values below `floor` count as `floor`: nobody cares whether 2 ms were 5 ms.
+    """
+    if not pairs:
+        return None
+    good = 0
+    for estimate, actual in pairs:
+        low, high = sorted((max(estimate, floor), max(actual, floor)))
+        good += high <= low * factor
+    return good / len(pairs)
+
+
+def covered(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Share of (upper estimate, actual) pairs where the actual stayed at or below the estimate."""
+    if not pairs:
+        return None
+    return sum(actual <= estimate for estimate, actual in pairs) / len(pairs)
+
+
+def jain_index(values: Sequence[float]) -> float | None:
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    total = sum(values)
+    squares = sum(value * value for value in values)
+    return total * total / (len(values) * squares) if squares else None

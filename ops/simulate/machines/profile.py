@@ -1,0 +1,83 @@
+"""What did an engine learn about its own steps, as a file says?
+
+Either what an engine keeps in its data directory (`<engine>.learned.json`), or JSON with the coefficients
+`base_s`, `per_token_s`, `per_context_token_s` and `per_sequence_s`, at the top or under `step_time`. Sizes
+(`kv_tokens`, `context_tokens`, `max_sequences`, `max_batched_tokens`) may stand beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from engine.messages import StepTime
+from engine.step_time.model import StepTimeModel
+from ops.simulate.machines.machines import Machine, profile_machine
+
+COEFFICIENTS = ("base_s", "per_token_s", "per_context_token_s", "per_sequence_s")
+DEFAULT_SIZES = {
+    "kv_tokens": 65_536,
+    "context_tokens": 8192,
+    "max_sequences": 64,
+    "max_batched_tokens": 512,
+}
+MOST_BYTES = 1 << 20
+MOST_STEP_S = 60.0
+
+
+class BadProfile(ValueError):
+    """The file is no profile; the message says what is wrong with which field."""
+
+
+def read_profile(path: Path, **sizes: int | None) -> Machine:
+    """`sizes` that are not None go before those of the file. Raises `BadProfile`."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise BadProfile(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise BadProfile(f"{path}: must be a JSON object")
+    step_time = content.get("step_time", content)
+    if not isinstance(step_time, dict):
+        raise BadProfile(f"{path}: step_time must be an object")
+    if "coefficients" in step_time:
+        try:
+            step_time = dict(zip(COEFFICIENTS, _coefficients(step_time), strict=True))
+        except ValueError as error:
+            raise BadProfile(f"{path}: {error}") from None
+    values = {name: _seconds(path, step_time, name) for name in COEFFICIENTS}
+    if not values["base_s"] + values["per_token_s"] > 0:
+        raise BadProfile(f"{path}: base_s or per_token_s must be above 0")
+    chosen = {
+        name: sizes.get(name) or _whole(path, content, name, default)
+        for name, default in DEFAULT_SIZES.items()
+    }
+    return profile_machine(
+        f"profile {path.name}",
+        StepTime(**values, samples=1000, relative_error=0.0),
+        **chosen,
+    )
+
+
+def _coefficients(learned: dict[str, Any]) -> list[float]:
+    """Of what an engine keeps: of steps as they are in the mean, for times are sums of many. Raises
+    ValueError."""
+    mean = StepTimeModel.from_dict(learned).mean()
+    return [getattr(mean, name) for name in COEFFICIENTS]
+
+
+def _seconds(path: Path, content: dict[str, Any], name: str) -> float:
+    value = content.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= MOST_STEP_S:
+        raise BadProfile(f"{path}: {name} must be between 0 and {MOST_STEP_S:g} seconds, not {value!r}")
+    return float(value)
+
+
+def _whole(path: Path, content: dict[str, Any], name: str, default: int) -> int:
+    value = content.get(name, default)
+    if not isinstance(value, int) or value < 1:
+        raise BadProfile(f"{path}: {name} must be a whole number of at least 1, not {value!r}")
+    return value

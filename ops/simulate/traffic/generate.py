@@ -1,0 +1,228 @@
+"""Which tenants would send what, if a trace names none?
+
+Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; who
+sends them and when is drawn from a seed. No public trace has tenants, prefixes and arrivals together, so this
+is how the odd ones are had: `SPEC` is `name=number` pairs separated by commas.
+
+| name | meaning | default |
+|---|---|---|
+| `tenants` | ordinary tenants, with Zipf shares of the rate | 8 |
+| `skew` | exponent of the Zipf law; 0: all alike | 1 |
+| `rate` | requests a second of the ordinary tenants together | 4 |
+| `seconds` | for so long requests arrive | 300 |
+| `onoff` | tenants silent every other 30 s, each with an even part of the rate | 0 |
+| `flooder` | one tenant that sends so many times the ordinary rate; 0: none | 0 |
+| `long` | tenants with eight times the context (at most 32,768 tokens) | 0 |
+| `hot` | tenants whose prompts begin with the same 2,048 tokens, one each | 0 |
+| `cold` | tenants with prompts as long that share nothing | 0 |
+| `lengths` | `azure`, `arena` (real), `code`, `long-form` or `even` (laws) | azure |
+
+The other kinds of tenant send an even part of the rate each, beside it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+
+from ops.simulate.traffic.requests import MOST_REQUESTS, PREFIX_BLOCK_TOKENS, Request
+from ops.simulate.traffic.trace import open_trace
+
+DATA = Path(__file__).parents[1] / "data"
+AZURE = DATA / "azure2023_conv.csv.gz"
+ARENA = Path(__file__).parents[2] / "demo" / "data" / "arena_slice.csv"
+SILENT_S = 30.0
+LONG_FACTOR = 8
+LONGEST_CONTEXT = 32_768
+SHARED_BLOCKS = 4
+MOST_TENANTS = 10_000
+_BOUNDS = {
+    "tenants": (1, MOST_TENANTS),
+    "skew": (0, 10),
+    "rate": (1e-3, 1e5),
+    "seconds": (1, 1e6),
+    "onoff": (0, 1000),
+    "flooder": (0, 1000),
+    "long": (0, 1000),
+    "hot": (0, 1000),
+    "cold": (0, 1000),
+}
+Draw = Callable[[random.Random], tuple[int, int]]
+
+
+@cache
+def _real(path: Path) -> list[tuple[int, int]]:
+    return [(request.input_tokens, request.output_tokens) for request in open_trace(path)]
+
+
+def _lognormal(rng: random.Random, median: float, sigma: float, most: int) -> int:
+    return min(most, max(1, round(median * rng.lognormvariate(0.0, sigma))))
+
+
+LENGTHS: dict[str, Draw] = {
+    "azure": lambda rng: rng.choice(_real(AZURE)),
+    "arena": lambda rng: rng.choice(_real(ARENA)),
+    # Azure's code service of 2023 (AzurePublicDataset): input mean 2,048, p99 7,436; output p50 13, p99 252.
+    "code": lambda rng: (_lognormal(rng, 1500, 0.75, 7436), _lognormal(rng, 13, 1.2, 1899)),
+    "long-form": lambda rng: (_lognormal(rng, 200, 0.8, 4096), _lognormal(rng, 1200, 0.6, 8192)),
+    "even": lambda rng: (rng.randint(50, 1000), rng.randint(50, 1000)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """See above. Raises ValueError naming the field, its bounds and the value."""
+
+    tenants: int = 8
+    skew: float = 1.0
+    rate: float = 4.0
+    seconds: float = 300.0
+    onoff: int = 0
+    flooder: float = 0.0
+    long: int = 0
+    hot: int = 0
+    cold: int = 0
+    lengths: str = "azure"
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be between {least:g} and {most:g}, not {value:g}")
+        if self.lengths not in LENGTHS:
+            raise ValueError(f"lengths must be one of {', '.join(LENGTHS)}, not {self.lengths!r}")
+        expected = self.seconds * self.rate * (1 + self.flooder + self._others / max(1, self.tenants))
+        if expected > MOST_REQUESTS:
+            raise ValueError(
+                f"that would be about {expected:,.0f} requests, at most {MOST_REQUESTS:,} are simulated: "
+                "lower rate, seconds or flooder"
+            )
+
+    @property
+    def _others(self) -> int:
+        return self.onoff + self.long + self.hot + self.cold
+
+    @staticmethod
+    def of(text: str) -> Spec:
+        """From `tenants=20,rate=8`. Raises ValueError."""
+        names = [each.name for each in fields(Spec)]
+        values: dict[str, int | float | str] = {}
+        for part in filter(None, (each.strip() for each in text.split(","))):
+            name, equals, value = part.partition("=")
+            if not equals or name not in names:
+                raise ValueError(f"{part!r} is not NAME=NUMBER; names are {', '.join(names)}")
+            is_whole = name not in ("skew", "rate", "seconds", "flooder")
+            try:
+                values[name] = value if name == "lengths" else int(value) if is_whole else float(value)
+            except ValueError:
+                wanted = "a whole number" if is_whole else "a number"
+                raise ValueError(f"{name} must be {wanted}, not {value!r}") from None
+        return Spec(**values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        changed = [
+            f"{each.name}={getattr(self, each.name)}"
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        ]
+        return ",".join(changed) or "defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    name: str
+    rate: float
+    kind: str = "ordinary"
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Requests drawn from a spec; implements `Source`. The same seed draws the same ones."""
+
+    spec: Spec
+    seed: int = 0
+    tier: int = field(default=1)
+
+    @property
+    def name(self) -> str:
+        """The spec and the seed."""
+        return f"generated ({self.spec}; seed {self.seed})"
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Where there are tenants that share, or on purpose do not."""
+        return self.spec.hot + self.spec.cold > 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return heapq.merge(
+            *(self._stream(number, tenant) for number, tenant in enumerate(self._tenants())),
+            key=lambda request: request.arrival_s,
+        )
+
+    def _tenants(self) -> list[_Tenant]:
+        spec = self.spec
+        shares = [1 / rank**spec.skew for rank in range(1, spec.tenants + 1)]
+        tenants = [
+            _Tenant(f"zipf-{rank}", spec.rate * share / sum(shares)) for rank, share in enumerate(shares, 1)
+        ]
+        if spec.flooder:
+            tenants.append(_Tenant("flooder", spec.rate * spec.flooder))
+        for kind in ("onoff", "long", "hot", "cold"):
+            for number in range(1, getattr(spec, kind) + 1):
+                tenants.append(_Tenant(f"{kind}-{number}", spec.rate / spec.tenants, kind))
+        return tenants
+
+    def _stream(self, number: int, tenant: _Tenant) -> Iterator[Request]:
+        spec = self.spec
+        rng = random.Random(f"{self.seed} {tenant.name}")
+        draw = LENGTHS[spec.lengths]
+        shared = SHARED_BLOCKS * PREFIX_BLOCK_TOKENS
+        own_block = 1_000_000 * (number + 1)
+        at_s = rng.expovariate(tenant.rate)
+        while at_s < spec.seconds:
+            input_tokens, output_tokens = draw(rng)
+            blocks: tuple[int, ...] = ()
+            if tenant.kind == "long":
+                input_tokens = min(LONGEST_CONTEXT, LONG_FACTOR * input_tokens)
+            elif tenant.kind in ("hot", "cold"):
+                input_tokens = min(LONGEST_CONTEXT, shared + input_tokens)
+            if tenant.kind == "hot":
+                blocks = tuple(range(own_block, own_block + SHARED_BLOCKS))
+            if tenant.kind != "onoff" or int(at_s / SILENT_S) % 2 == 0:
+                yield Request(at_s, tenant.name, input_tokens, output_tokens, blocks, self.tier)
+            at_s += rng.expovariate(tenant.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class AllAtOnce:
+    """The first `count` requests of a source, all waiting from the first instant; implements `Source`."""
+
+    source: Generated
+    count: int
+
+    @property
+    def name(self) -> str:
+        """How many of what."""
+        return f"{self.count:,} at once of {self.source.name}"
+
+    @property
+    def has_prefixes(self) -> bool:
+        """As the source."""
+        return self.source.has_prefixes
+
+    def __iter__(self) -> Iterator[Request]:
+        for number, request in enumerate(self.source):
+            if number == self.count:
+                return
+            yield Request(
+                0.0,
+                request.tenant,
+                request.input_tokens,
+                request.output_tokens,
+                request.prefix_blocks,
+                request.tier,
+            )

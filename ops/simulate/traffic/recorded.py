@@ -1,0 +1,153 @@
+"""What traffic did a gateway record, and what became of it?
+
+From the timelines (who sent how much when, how long the answer became, when its tokens came) and the ledger
+(which model). A request with several sequences becomes as many requests. What ended without a token is
+counted and left out: how long its answer would have become nobody knows. Prompts are not kept, so neither is
+what they had in common: in a simulation no prefix is found in a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.domain.timeline import Event, Kind, UnreadableTimeline, first, number, unpack
+from ops.simulate.figures.figures import MOST_TENANTS, latencies
+from ops.simulate.figures.records import Records
+from ops.simulate.figures.slo import Slo
+from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, Request
+from tenants.ledger.timelines import RecordedTimeline
+
+AS_IT_WAS = "as it was"
+"""What stands in the place of a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One answer that had at least one token. Instants in microseconds since 1970."""
+
+    tenant: str
+    weight: float
+    tier: int
+    sequences: int
+    input_tokens: int
+    output_tokens: int
+    """Of all sequences together."""
+    arrived_us: int
+    in_line_us: int
+    """Authenticated, and held in the ledger."""
+    first_us: int
+    last_us: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Implements `Source`."""
+
+    name: str
+    served: tuple[Served, ...]
+    """In order of arrival."""
+    unserved: int
+    """Left out: they ended without a token."""
+    has_prefixes: bool = False
+
+    def __iter__(self) -> Iterator[Request]:
+        for each in self.served:
+            for output_tokens in _parts(each):
+                yield Request(
+                    (each.arrived_us - self.served[0].arrived_us) / 1e6,
+                    each.tenant,
+                    each.input_tokens,
+                    output_tokens,
+                    (),
+                    each.tier,
+                    each.weight,
+                )
+
+
+def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
+    """The traffic in these rows. Raises `BadTrace` where there is none in them."""
+    served, unserved = [], 0
+    for row in rows:
+        try:
+            found = served_of(row, unpack(row.packed))
+        except UnreadableTimeline as error:
+            raise BadTrace(f"a timeline of {row.tenant} cannot be read: {error}") from None
+        if found is None:
+            unserved += 1
+        else:
+            served.append(found)
+    if not served:
+        raise BadTrace(
+            f"{name}: no answer was recorded in that time ({unserved} requests ended without a token); take "
+            "a longer one (--last 24h), or see that timelines are kept (gateway.timeline_days)"
+        )
+    return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)), unserved)
+
+
+def served_of(row: RecordedTimeline, events: list[Event]) -> Served | None:
+    """None: no token came."""
+    received, first_token = first(events, Kind.RECEIVED), first(events, Kind.FIRST_TOKEN)
+    last_token, ended = first(events, Kind.LAST_TOKEN), first(events, Kind.ENDED)
+    output_tokens = number(last_token, "output_tokens")
+    if received is None or first_token is None or last_token is None or ended is None or output_tokens < 1:
+        return None
+    arrived_us = row.ended_us - ended.at_us
+    queued = first(events, Kind.QUEUED)
+    return Served(
+        row.tenant,
+        row.weight,
+        number(received, "tier"),
+        max(1, number(received, "sequences")),
+        min(max(1, number(received, "input_tokens")), MOST_TOKENS),
+        min(output_tokens, MOST_TOKENS),
+        arrived_us,
+        arrived_us + (queued.at_us if queued is not None else 0),
+        arrived_us + first_token.at_us,
+        arrived_us + last_token.at_us,
+        sum(event.kind == Kind.PREEMPTED for event in events),
+    )
+
+
+def as_it_was(recorded: Recorded, slo: Slo, *, from_line: bool = False) -> dict[str, Any]:
+    """The figures of a policy's run (`ops/simulate/figures/figures.py`), as far as the record has them;
+    `from_line` as `records_of`."""
+    records = records_of(recorded, from_line=from_line)
+    span_s = max(1e-9, max(records.last_s))
+    rows = range(len(records))
+    by_tenant = sorted(records.rows_by_tenant().items(), key=lambda item: -len(item[1]))
+    return {
+        "policy": AS_IT_WAS,
+        "span_s": span_s,
+        **latencies(records, rows, slo, span_s),
+        "requests_per_s": len(records) / span_s,
+        "input_tokens_per_s": sum(records.input_tokens) / span_s,
+        "output_tokens_per_s": sum(records.output_tokens) / span_s,
+        "jain_index": None,
+        "service_gap_over_bound": None,
+        "preemptions": sum(each.preemptions for each in recorded.served),
+        "tenants": {tenant: latencies(records, its, slo, span_s) for tenant, its in by_tenant[:MOST_TENANTS]},
+    }
+
+
+def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
+    """What became of every request, a row for each that the source has. `from_line`: without what passed
+    before a request was in line, which is not simulated either."""
+    records = Records()
+    begun_us = recorded.served[0].arrived_us
+    by_part = (each for each in recorded.served for _ in _parts(each))
+    for served, request in zip(by_part, recorded, strict=True):
+        row = records.arrive(request)
+        before_us = served.in_line_us - served.arrived_us if from_line else 0
+        records.first_s[row] = (served.first_us - before_us - begun_us) / 1e6
+        records.last_s[row] = (served.last_us - before_us - begun_us) / 1e6
+    return records
+
+
+def _parts(served: Served) -> list[int]:
+    """Output tokens of each sequence, as nearly alike as may be."""
+    sequences = min(served.sequences, served.output_tokens)
+    each, more = divmod(served.output_tokens, sequences)
+    return [each + (index < more) for index in range(sequences)]

@@ -1,0 +1,73 @@
+"""When is a gateway dead, and when does one that stood still notice?"""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cluster.liveness import MARGIN_S, Presence
+from tenants.directory.gateways import GatewaySeen
+from tenants.errors import DatabaseUnavailable
+from tests.support.quota import Clock
+
+STALE_S = 10.0
+
+
+def seen(gateway_id: str, silent_s: float) -> GatewaySeen:
+    return GatewaySeen(gateway_id, "", frozenset(), silent_s)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def presence(clock: Clock) -> Presence:
+    return Presence("me", STALE_S, clock)
+
+
+def beat(presence: Presence, clock: Clock, *others: GatewaySeen) -> list[str]:
+    return [each.gateway_id for each in presence.beaten(clock(), [seen("me", 0.0), *others])]
+
+
+def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Presence, clock: Clock) -> None:
+    for _ in range(6):
+        beat(presence, clock)
+        clock.advance(2)
+    silent, quick = seen("silent", STALE_S + 0.1), seen("quick", STALE_S)
+    assert beat(presence, clock, silent, quick, seen("me", 99)) == ["silent"]
+
+
+def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Presence, clock: Clock) -> None:
+    silent = seen("silent", 1e9)
+    found = []
+    for _ in range(7):
+        found.append((clock() - 100, beat(presence, clock, silent)))
+        clock.advance(2)
+    assert found[:5] == [(second, []) for second in (0, 2, 4, 6, 8)]
+    assert found[5:] == [(10, ["silent"]), (12, ["silent"])]
+    # The database was away: everybody gets the time to say that he lives.
+    clock.advance(STALE_S + 1)
+    assert beat(presence, clock, silent) == []
+    clock.advance(STALE_S - 1)
+    assert beat(presence, clock, silent) == []
+    clock.advance(1)
+    assert beat(presence, clock, silent) == ["silent"]
+
+
+def test_who_stood_still_starts_nothing_until_its_next_heartbeat(presence: Presence, clock: Clock) -> None:
+    with pytest.raises(DatabaseUnavailable):
+        presence.require()
+    beat(presence, clock)
+    clock.advance(STALE_S - MARGIN_S)
+    presence.require()
+    clock.advance(0.1)
+    with pytest.raises(DatabaseUnavailable, match="out of touch"):
+        presence.require()
+    beat(presence, clock)
+    presence.require()
+
+
+def test_the_last_moment_to_start_something_lies_before_anybody_calls_it_dead(clock: Clock) -> None:
+    with pytest.raises(ValueError, match="gateway_stale_s"):
+        Presence("me", MARGIN_S, clock)

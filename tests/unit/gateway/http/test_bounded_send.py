@@ -1,0 +1,88 @@
+"""Is a client that does not read given up, and nobody else?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.http.asgi import BoundedSend
+from tests.support.freed import no_cycles_left
+
+Send = Callable[[object], Awaitable[None]]
+
+
+class Client:
+    """Reads after so many seconds of the loop's clock; None: never."""
+
+    def __init__(self, reads_after_s: float | None = 0.0) -> None:
+        self.reads_after_s = reads_after_s
+        self.got: list[object] = []
+
+    async def send(self, message: object) -> None:
+        if self.reads_after_s is None:
+            await asyncio.get_running_loop().create_future()
+        elif self.reads_after_s:
+            await asyncio.sleep(self.reads_after_s)
+        self.got.append(message)
+
+
+async def test_what_is_read_at_once_passes() -> None:
+    client = Client()
+    bounded = BoundedSend(client.send, 0.02)
+    await bounded("one")
+    await bounded.json(200, b"{}", [(b"a", b"b")])
+    assert len(client.got) == 3
+    start = client.got[1]
+    assert isinstance(start, dict)
+    assert (b"a", b"b") in start["headers"]
+
+
+async def test_a_write_that_nobody_reads_is_given_up() -> None:
+    client = Client()
+    bounded = BoundedSend(client.send, 0.02)
+    await bounded("one")
+    client.reads_after_s = None
+    with pytest.raises(TimeoutError):
+        await bounded("two")
+    assert client.got == ["one"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_each_write_has_the_whole_time() -> None:
+    client = Client(reads_after_s=0.06)
+    bounded = BoundedSend(client.send, 0.1)
+    for number in range(3):
+        await bounded(number)
+    assert client.got == [0, 1, 2]
+
+
+async def test_time_in_which_nothing_is_written_does_not_count() -> None:
+    client = Client()
+    bounded = BoundedSend(client.send, 0.01)
+    await bounded("one")
+    await asyncio.sleep(0.03)  # the subject, not a wait for anybody
+    await bounded("two")
+    client.reads_after_s = None
+    with pytest.raises(TimeoutError):
+        await bounded("three")
+    assert client.got == ["one", "two"]
+
+
+async def test_who_cancels_the_task_is_not_told_of_a_timeout() -> None:
+    bounded = BoundedSend(Client(None).send, 60.0)
+    task = asyncio.create_task(bounded("one"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_answer_that_was_written_is_freed_at_once() -> None:
+    with no_cycles_left():
+        bounded = BoundedSend(Client().send, 60.0)
+        await bounded("one")
+        del bounded

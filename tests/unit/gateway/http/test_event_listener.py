@@ -1,0 +1,87 @@
+"""Does a stream that says nothing show that it lives, and no more often than that?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.messages import SamplingParams
+from gateway.domain.call import Call
+from gateway.domain.estimate import Times
+from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.usage import SequenceUse
+from gateway.http.completion_response import _ChunkWriter
+from gateway.http.event_listener import Listener
+from gateway.requests.run import Begun, Events, InLine, Piece, Run, Silence
+from tenants.pricing.pricing import Price, uniform_book
+from tenants.types import Principal, Tier
+from tests.support.freed import no_cycles_left
+
+PRINCIPAL = Principal("t", "t", "p", "k", "x", 1.0, frozenset(), Tier.STANDARD, frozenset(Tier), None)
+CALL = Call("req_1", True, "m", PRINCIPAL, Tier.STANDARD, ([1],), 1, 9, SamplingParams(), True, True, 1)
+AWHILE_S = 0.02
+
+
+def run() -> Run:
+    return Run(CALL, Times(0.0), [SequenceUse(1)], uniform_book({"m": Price(1, 1, 1)}), Events(8))
+
+
+async def test_a_silence_is_heard_again_and_again_until_something_comes() -> None:
+    running = run()
+    listener = Listener(running)
+    listener.note_silence(AWHILE_S)
+    assert [await listener.next() for _ in range(3)] == [Silence()] * 3
+    running.events.put(Begun())
+    assert await listener.next() == Begun()
+    listener.end()
+
+
+async def test_what_comes_in_time_moves_the_next_silence() -> None:
+    running = run()
+    listener = Listener(running)
+    clock = asyncio.get_running_loop().time
+    for _ in range(5):
+        listener.note_silence(AWHILE_S)
+        running.events.put(InLine())
+        assert await listener.next() == InLine()
+        assert listener.at_once() == []
+        await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
+    since_s = clock()
+    listener.note_silence(AWHILE_S)
+    assert await listener.next() == Silence()
+    assert clock() - since_s >= AWHILE_S
+    listener.end()
+
+
+async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> None:
+    running = run()
+    listener = Listener(running)
+    listener.note_silence(AWHILE_S)
+    piece = Piece(0, "a", ())
+    running.events.put(piece)
+    await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
+    assert [await listener.next(), *listener.at_once()] == [piece]
+    listener.end()
+
+
+async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
+    running = run()
+    listener = Listener(running)
+    listener.note_silence(AWHILE_S)
+    listener.end()
+    await asyncio.sleep(AWHILE_S * 3)
+    assert not len(running.events)
+    running.interrupt(RequestOutcome.DISCONNECTED)
+
+
+def test_a_silence_is_a_comment() -> None:
+    assert _ChunkWriter(CALL).write(Silence()) == b": keep-alive\n\n"
+
+
+async def test_a_listener_that_heard_all_is_freed_at_once() -> None:
+    with no_cycles_left():
+        running = run()
+        listener = Listener(running)
+        listener.note_silence(AWHILE_S)
+        assert await listener.next() == Silence()
+        listener.end()
+        del running, listener

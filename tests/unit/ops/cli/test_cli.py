@@ -1,0 +1,400 @@
+"""The command line: is it worth reading, does it refuse well, does it say the same in JSON?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from ops.cli.admin.limit import in_words
+from ops.cli.main import COMMANDS, cli
+from ops.cli.options import Duration
+from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+
+
+def fairgate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="fairgate")
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> str:
+    path = str(tmp_path / "data")
+    assert fairgate("db", "upgrade", "--data-dir", path).exit_code == 0
+    return path
+
+
+def answer_of(*arguments: str) -> object:
+    result = fairgate(*arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def commands(
+    group: click.Group, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL = dict(commands(cli))
+
+
+def test_the_commands_are_those_of_the_documentation() -> None:
+    assert set(COMMANDS) == {path[0] for path in ALL}
+    assert {
+        ("db", "upgrade"),
+        ("db", "downgrade"),
+        ("db", "current"),
+        ("tenant", "create"),
+        ("tenant", "list"),
+        ("tenant", "show"),
+        ("tenant", "suspend"),
+        ("key", "create"),
+        ("key", "list"),
+        ("key", "revoke"),
+        ("key", "rotate"),
+        ("limit", "set"),
+        ("limit", "override"),
+        ("limit", "list"),
+        ("limit", "show"),
+        ("limit", "remove"),
+        ("price", "set"),
+        ("price", "list"),
+        ("price", "history"),
+        ("tenant", "set"),
+        ("tenant", "resume"),
+        ("ledger", "verify"),
+        ("bench", "fairness"),
+        ("bench", "estimates"),
+    } <= set(ALL)
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_takes_the_data_directory_and_explains_itself(path: tuple[str, ...]) -> None:
+    result = fairgate(*path, "--help")
+    assert result.exit_code == 0
+    assert "--data-dir" in result.output
+    assert "fairgate" in result.output or "--json answers" in result.output
+    if not isinstance(ALL[path], click.Group):
+        assert "--json" in result.output
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, command in ALL.items() if not isinstance(command, click.Group)], ids=" ".join
+)
+def test_every_answer_in_json_is_documented_by_an_example(path: tuple[str, ...]) -> None:
+    if path == ("engine",):
+        assert "answers nothing on stdout" in fairgate(*path, "--help").output
+        return
+    text = fairgate(*path, "--help").output
+    assert "--json" in text
+    assert "{" in text or "answers what" in text
+
+
+def test_start_up_loads_neither_torch_nor_the_gateway() -> None:
+    code = (
+        "import sys, ops.cli.main as m\n"
+        "try: m.cli.main(['--help'], prog_name='fairgate')\n"
+        "except SystemExit: pass\n"
+        "loaded = {'torch', 'transformers', 'litestar', 'uvicorn'} & set(sys.modules)\n"
+        "print('loaded', sorted(loaded))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.endswith("loaded []\n")
+
+
+def test_version_is_said() -> None:
+    assert fairgate("--version").output.startswith("fairgate, version ")
+
+
+def test_the_data_directory_may_stand_at_every_level_and_the_innermost_wins(tmp_path: Path) -> None:
+    inner, outer = str(tmp_path / "inner"), str(tmp_path / "outer")
+    for arguments in (
+        ["--data-dir", outer, "db", "--data-dir", outer, "upgrade", "--data-dir", inner],
+        ["--data-dir", inner, "db", "current"],
+        ["db", "--data-dir", inner, "current"],
+    ):
+        assert fairgate(*arguments).exit_code == 0
+    assert (tmp_path / "inner" / "fairgate.db").exists()
+    assert not (tmp_path / "outer").exists()
+
+
+def test_a_tenant_its_key_and_its_limits_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    tenant = answer_of("tenant", "create", "acme", "--weight", "2", "--tier", "interactive", *at)
+    assert isinstance(tenant, dict)
+    assert (tenant["name"], tenant["weight"], tenant["default_tier"]) == ("acme", 2.0, "interactive")
+    key = answer_of("key", "create", "--tenant", "acme", "--project", "new", "--expires-in", "30d", *at)
+    assert isinstance(key, dict)
+    assert key["key"].startswith(key["prefix"])
+    assert key["id"].startswith("key_")
+    limit = answer_of(
+        "limit", "set", "--tenant", "acme", "--key", key["id"], "--meter", "total_tokens", "--window", "day",
+        "--amount", "1000", *at,
+    )  # fmt: skip
+    assert isinstance(limit, dict)
+    assert (limit["kind"], limit["amount"], limit["mode"]) == ("key", 1000, "hard")
+    shown = answer_of("tenant", "show", "acme", *at)
+    assert isinstance(shown, dict)
+    assert [item["id"] for item in shown["limits"]] == [limit["id"]]
+    assert [item["id"] for item in shown["keys"]] == [key["id"]]
+    assert key["key"] not in json.dumps(shown)
+    assert answer_of("limit", "remove", limit["id"], *at) == {"id": limit["id"], "removed": True}
+    assert answer_of("limit", "list", *at) == []
+    rotated = answer_of("key", "rotate", key["id"], "--grace", "1m", *at)
+    assert isinstance(rotated, dict)
+    assert rotated["id"] == key["id"]
+    assert rotated["key"] != key["key"]
+    assert answer_of("key", "revoke", key["id"], *at)["revoked_at"] is not None  # type: ignore[index]
+    listed = answer_of("key", "list", "--tenant", "acme", *at)
+    assert [item["status"] for item in listed] == ["revoked"]  # type: ignore[attr-defined]
+    assert answer_of("tenant", "suspend", "acme", *at)["status"] == "suspended"  # type: ignore[index]
+
+
+def test_an_override_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    answer_of("tenant", "create", "acme", *at)
+    assert "acme has no limits" in fairgate("limit", "list", "--tenant", "acme", *at[:2]).stdout
+    assert "no limits" in fairgate("tenant", "show", "acme", *at[:2]).stdout
+    limit = answer_of(
+        "limit", "set", "--tenant", "acme", "--meter", "gpu_ms", "--window", "day", "--amount", "1000",
+        "--soft", "--threshold", "90", "--threshold", "50", *at,
+    )  # fmt: skip
+    assert isinstance(limit, dict)
+    assert (limit["thresholds"], limit["override"]) == ([50, 90], None)
+    id_ = limit["id"]
+    made = answer_of("limit", "override", id_, "--amount", "5000", "--for", "2h", "--reason", "launch", *at)
+    assert isinstance(made, dict)
+    assert (made["amount"], made["override"]["amount"], made["override"]["reason"]) == (1000, 5000, "launch")
+    shown = answer_of("limit", "show", id_, *at)
+    assert isinstance(shown, dict)
+    assert shown["in_force"] == {"amount": 5000, "rate_per_s": None}
+    assert (shown["overridden"], shown["events"]) == (True, [])
+    assert answer_of("limit", "list", *at) == [shown]
+    assert "5,000 until" in fairgate("limit", "list", *at[:2]).stdout
+    text = fairgate("limit", "show", id_, *at[:2]).stdout
+    assert "launch" in text
+    assert "alerts at 50 %, 90 %" in text
+    cleared = answer_of("limit", "override", id_, "--clear", *at)
+    assert cleared == limit
+    past = fairgate(
+        "limit", "override", id_, "--amount", "1", "--until", "2020-01-01T00:00:00Z", "--reason", "r", *at[:2]
+    )
+    assert past.exit_code == 1
+    assert "until: has passed already" in past.stderr
+
+
+def test_prices_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    assert answer_of("price", "list", *at) == []
+    made = answer_of("price", "set", "my/model", "--input", "150", "--output", "600", *at)
+    assert isinstance(made, list)
+    assert [(row["tier"], row["multiplier"], row["cached_input_nanousd"]) for row in made] == [
+        ("interactive", 2000, 150), ("standard", 1000, 150), ("batch", 500, 150),
+    ]  # fmt: skip
+    answer_of("price", "set", "my/model", "--tier", "batch", "--cached-weight", "100", *at)
+    answer_of("price", "set", "tiny", "--free", *at)
+    listed = answer_of("price", "list", *at)
+    assert isinstance(listed, list)
+    assert {(row["model"], row["tier"], row["version"]) for row in listed} == {
+        ("my/model", "interactive", 1), ("my/model", "standard", 1), ("my/model", "batch", 2),
+        ("tiny", "interactive", 3), ("tiny", "standard", 3), ("tiny", "batch", 3),
+    }  # fmt: skip
+    history = answer_of("price", "history", "my/model", *at)
+    assert [row["version"] for row in history] == [2, 1, 1, 1]  # type: ignore[attr-defined]
+    assert "1/0.1/1/1" in fairgate("price", "list", *at[:2]).stdout
+    unpriced = fairgate("price", "set", "other", "--output", "5", *at[:2])
+    assert (unpriced.exit_code, "input_nanousd: is missing" in unpriced.stderr) == (1, True)
+
+
+def test_multipliers_of_a_new_model_come_from_the_settings(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRGATE_TIER_PRICES", "interactive=7000")
+    made = answer_of("price", "set", "m", "--free", "--data-dir", data_dir, "--json")
+    assert [row["multiplier"] for row in made] == [7000, 1000, 500]  # type: ignore[attr-defined]
+
+
+def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    assert answer_of("tenant", "create", "acme", *at)["on_low_budget"] == "refuse"  # type: ignore[index]
+    changed = answer_of("tenant", "set", "acme", "--on-low-budget", "truncate", "--weight", "3", *at)
+    assert isinstance(changed, dict)
+    assert (changed["on_low_budget"], changed["weight"], changed["default_tier"]) == (
+        "truncate",
+        3,
+        "standard",
+    )
+    reserved = answer_of("tenant", "set", "acme", "--reserve", "2000", *at)
+    assert reserved["reserved_tokens_per_s"] == 2000  # type: ignore[index,call-overload]
+    answer_of("tenant", "suspend", "acme", *at)
+    assert answer_of("tenant", "resume", "acme", *at)["status"] == "active"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tenant", "create", "x", "--weight", "0"), "--weight"),
+        (("tenant", "create", "x", "--on-low-budget", "ignore"), "--on-low-budget"),
+        (("tenant", "set", "x"), "--weight"),
+        (("tenant", "set", "x", "--reserve", "-1"), "--reserve"),
+        (("limit", "override", "lim_x", "--amount", "5", "--for", "2h"), "--reason"),
+        (("limit", "override", "lim_x", "--amount", "5", "--reason", "r"), "--until"),
+        (("limit", "override", "lim_x", "--amount", "-5", "--for", "2h", "--reason", "r"), "--amount"),
+        (
+            ("limit", "override", "lim_x", "--amount", "5", "--until", "tomorrow", "--reason", "r"),
+            "--until",
+        ),
+        (("limit", "override", "lim_x", "--clear", "--amount", "5"), "--clear"),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--threshold", "80"),
+            "--threshold",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--soft", "--threshold", "0"),
+            "--threshold",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--tier", "gold"),
+            "--tier",
+        ),
+        (("price", "set", "m"), "--input"),
+        (("price", "set", "m", "--input", "-1"), "--input"),
+        (("price", "set", "m", "--free", "--tier", "gold"), "--tier"),
+        (("tenant", "create", "x", "--weight", "nan"), "weight"),
+        (("tenant", "create", "x", "--tier", "express"), "--tier"),
+        (("key", "create"), "--tenant"),
+        (("key", "create", "--tenant", "a", "--scope", "everything"), "--scope"),
+        (("key", "create", "--tenant", "a", "--expires-in", "soon"), "--expires-in"),
+        (("limit", "set", "--tenant", "a", "--meter", "total_tokens"), "--window"),
+        (("limit", "set", "--tenant", "a", "--meter", "total_tokens", "--amount", "5"), "--window"),
+        (("limit", "set", "--tenant", "a", "--meter", "requests", "--rate", "5"), "--burst"),
+        (("limit", "set", "--tenant", "a", "--meter", "gpu", "--window", "day", "--amount", "5"), "--meter"),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "-5"),
+            "--amount",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
+             "--soft", "--shadow"),
+            "--soft",
+        ),
+        (("frobnicate",), "frobnicate"),
+    ],
+)  # fmt: skip
+def test_asked_wrongly_is_exit_code_2_and_names_the_option(
+    arguments: tuple[str, ...], said: str, data_dir: str
+) -> None:
+    result = fairgate(*arguments, *(("--data-dir", data_dir) if len(arguments) > 1 else ()))
+    if arguments[-1] == "nan":  # a float that no range check of the parser refuses
+        assert result.exit_code == 1
+    else:
+        assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tenant", "show", "nobody"), "nobody"),
+        (("key", "create", "--tenant", "nobody"), "nobody"),
+        (("key", "revoke", "key_nothing"), "key_nothing"),
+        (("limit", "remove", "lim_nothing"), "lim_nothing"),
+        (("limit", "show", "lim_nothing"), "lim_nothing"),
+        (("limit", "override", "lim_nothing", "--clear"), "lim_nothing"),
+        (("price", "history", "nothing"), "nothing"),
+        (("limit", "list", "--tenant", "nobody"), "nobody"),
+        (("price", "set", "m", "--input", "1", "--cached", "2", "--output", "1"), "cached_input_nanousd"),
+        (("tenant", "create", "a name that is / no name"), "name"),
+    ],
+)
+def test_what_fails_is_one_line_on_stderr_and_exit_code_1(
+    arguments: tuple[str, ...], said: str, data_dir: str
+) -> None:
+    result = fairgate(*arguments, "--data-dir", data_dir)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_name_that_is_taken_is_refused(data_dir: str) -> None:
+    assert fairgate("tenant", "create", "acme", "--data-dir", data_dir).exit_code == 0
+    again = fairgate("tenant", "create", "acme", "--data-dir", data_dir)
+    assert again.exit_code == 1
+    assert "acme" in again.stderr
+
+
+def test_without_a_database_the_way_out_is_named(tmp_path: Path) -> None:
+    result = fairgate("tenant", "list", "--data-dir", str(tmp_path / "nothing"))
+    assert result.exit_code == 1
+    assert "fairgate serve" in result.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_bad_setting_stops_any_command_with_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_PROT", "1")
+    result = fairgate("tenant", "list")
+    assert result.exit_code == 2
+    assert "FAIRGATE_PROT" in result.stderr
+
+
+def test_the_database_goes_down_and_up_again(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    up = answer_of("db", "current", *at)
+    assert isinstance(up, dict)
+    assert up["is_current"]
+    assert answer_of("db", "downgrade", "base", *at) == {
+        "revision": None,
+        "head": up["head"],
+        "is_current": False,
+    }
+    assert answer_of("db", "upgrade", *at) == up
+    unknown = fairgate("db", "upgrade", "no-such-revision", "--data-dir", data_dir)
+    assert unknown.exit_code == 1
+    assert "no-such-revision" in unknown.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("30d", 2_592_000)])
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-5m", "1.5h", "forever", "5y"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Duration().convert(text, None, None)
+
+
+def test_limits_are_said_in_words() -> None:
+    def limit(**fields: object) -> str:
+        base = {"limit_id": "l", "tenant_id": "t", "kind": SubjectKind.TENANT, "subject_id": "t"}
+        return in_words(Limit(**(base | fields)))  # type: ignore[arg-type]
+
+    assert (
+        limit(meter=Meter.TOTAL_TOKENS, amount=1_000_000, window=Window.DAY)
+        == "1,000,000 total_tokens a day (hard)"
+    )
+    assert limit(meter=Meter.REQUESTS, amount=5, window=Window.LIFETIME) == "5 requests altogether (hard)"
+    assert (
+        limit(meter=Meter.OUTPUT_TOKENS, amount=50, rate_per_s=2.5, mode=Mode.SOFT, tier=Tier.BATCH)
+        == "2.5 output_tokens a second, bursts up to 50 (soft, tier batch)"
+    )
+    assert limit(meter=Meter.CONCURRENCY, amount=3) == "3 requests at once (hard)"
