@@ -11,7 +11,7 @@ COUNTER_SCALE = 1_000_000
 """Counters are integers: cost x COUNTER_SCALE / weight, so that sums never drift."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class QueueEntry(msgspec.Struct, frozen=True):
     """What an order may know of a waiting request or sequence."""
 
     entry_id: str

@@ -230,7 +230,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     to it), or by itself (`pause`, `suspend`: until it went on)."""
 
 
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a sequence: the engine's final word, kept until it is acknowledged.
 
     Times are seconds since the engine received the sequence; None: it never came to that.
@@ -280,7 +280,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_us: int = 0
     """Its device time so far, as in the outcome. A delta with nothing else says that it rests because its
     lease of device time is used up."""
-    outcome: Outcome | None = None
+    outcome: SequenceOutcome | None = None
     """Set on the sequence's last delta."""
 
 
@@ -367,7 +367,7 @@ class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
 
     engine_id: str
     running: list[RunningSequence]
-    outcomes: list[Outcome]
+    outcomes: list[SequenceOutcome]
     gateways: list[str] = []
     """Which gateways the engine hears."""
 

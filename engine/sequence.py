@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine.entry import Entry
-from engine.messages import Decision, Outcome, RunningSequence, SequenceState, Submit
+from engine.entry import QueueEntry
+from engine.messages import Decision, RunningSequence, SequenceOutcome, SequenceState, Submit
 
 if TYPE_CHECKING:
     from engine.kv.host import SwapOut
     from engine.kv.prefix import Match, PrefixCursor
 
 
-class State(StrEnum):
+class SequenceStatus(StrEnum):
     """Where a sequence is in its life."""
 
     WAITING = "waiting"
@@ -38,13 +38,19 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.RUNNING, State.FINISHED}),
-    State.RUNNING: frozenset({State.PAUSED, State.SWAPPED, State.PREEMPTED, State.FINISHED}),
-    State.PAUSED: frozenset({State.RUNNING, State.SWAPPED, State.PREEMPTED, State.FINISHED}),
-    State.SWAPPED: frozenset({State.RUNNING, State.PREEMPTED, State.FINISHED}),
-    State.PREEMPTED: frozenset({State.WAITING, State.FINISHED}),
-    State.FINISHED: frozenset(),
+MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
+    SequenceStatus.WAITING: frozenset({SequenceStatus.RUNNING, SequenceStatus.FINISHED}),
+    SequenceStatus.RUNNING: frozenset(
+        {SequenceStatus.PAUSED, SequenceStatus.SWAPPED, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
+    ),
+    SequenceStatus.PAUSED: frozenset(
+        {SequenceStatus.RUNNING, SequenceStatus.SWAPPED, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
+    ),
+    SequenceStatus.SWAPPED: frozenset(
+        {SequenceStatus.RUNNING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
+    ),
+    SequenceStatus.PREEMPTED: frozenset({SequenceStatus.WAITING, SequenceStatus.FINISHED}),
+    SequenceStatus.FINISHED: frozenset(),
 }
 
 MAX_CHUNKS = 16
@@ -87,7 +93,7 @@ class Sequence:
     seed: int
     predicted_high_tokens: int = 0
     """The 90th percentile of its output; 0: not known."""
-    state: State = State.WAITING
+    state: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)
     computed_tokens: int = 0
     """Tokens whose keys and values are in the cache now."""
@@ -120,7 +126,7 @@ class Sequence:
     locality: int = 0
     """Equal, non-zero: the prompts start alike."""
     yields_cost: int = 0
-    """0: it is small beside its engine's cache; else see `Entry.yields_cost`. Set by the scheduler."""
+    """0: it is small beside its engine's cache; else see `QueueEntry.yields_cost`. Set by the scheduler."""
     token_charge: int = 0
     """What an emitted token adds to its tenant's counter; set by the scheduler that takes it."""
     decisions: list[Decision] = field(default_factory=list)
@@ -164,7 +170,7 @@ class Sequence:
             sequence.host_kv = exported.kv
             sequence.host_kv_tokens = exported.kv_tokens
         if not sequence.may_emit:
-            sequence.state = State.PREEMPTED
+            sequence.state = SequenceStatus.PREEMPTED
         return sequence
 
     @property
@@ -228,9 +234,9 @@ class Sequence:
         self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)
         self.ever_computed_tokens = max(self.ever_computed_tokens, tokens)
 
-    def entry(self) -> Entry:
+    def entry(self) -> QueueEntry:
         """What the queue may know of it."""
-        return Entry(
+        return QueueEntry(
             entry_id=self.submit.sequence_id,
             tenant_id=self.submit.tenant_id,
             arrived_s=self.submitted_s,
@@ -277,9 +283,9 @@ class Sequence:
             gateway_id=self.gateway_id,
         )
 
-    def outcome(self, finish: str, message: str, now_s: float) -> Outcome:
+    def outcome(self, finish: str, message: str, now_s: float) -> SequenceOutcome:
         """The final word; times are relative to the submission."""
-        return Outcome(
+        return SequenceOutcome(
             sequence_id=self.submit.sequence_id,
             request_id=self.submit.request_id,
             tenant_id=self.submit.tenant_id,
@@ -304,7 +310,7 @@ class Sequence:
         )
 
 
-def move(sequence: Sequence, state: State) -> None:
+def move(sequence: Sequence, state: SequenceStatus) -> None:
     """The one place where a sequence changes its state. Raises `IllegalMove`."""
     if state not in MOVES[sequence.state]:
         raise IllegalMove(f"sequence {sequence.sequence_id!r}: {sequence.state} cannot become {state}")

@@ -73,7 +73,7 @@ LOOK_S = 4.0
 """The timer looks at the deadline at least so often: one that comes nearer seldom needs another timer."""
 
 
-class Patience:
+class IdleTimeout:
     """A deadline that moves. Use from one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, on_late: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from engine.scheduling.options import PolicyOptions
-from gateway.flow.control_rules import Mode
+from gateway.flow.control_rules import ControlMode
 from tenants.types import Tier
 
 
@@ -108,7 +108,7 @@ class GatewayConfig:
     estimate_cache_s: float = 0.05
     quotes_per_s: float = 5.0
     """`POST /v1/quotes` per key, sustained; bursts of twice that."""
-    control: Mode = Mode.OFF
+    control: ControlMode = ControlMode.OFF
     """Whether the control loop moves knobs, or says how it would."""
     quote_valid_s: float = 10.0
     """For so long a quote can be redeemed."""

@@ -13,8 +13,8 @@ from tenants.directory.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
-    from gateway.cluster.peer_requests import Elsewhere
-    from gateway.dispatch.queue_sharing import Sharing
+    from gateway.cluster.peer_requests import PeerRequests
+    from gateway.dispatch.queue_sharing import QueueSharing
     from gateway.pools.pool import PoolSpec
     from gateway.requests.parse import Renderer
     from gateway.upstream.base import Upstream
@@ -69,9 +69,9 @@ class GatewayDeps:
     """Every served model; empty: `model_name` on `upstreams` is the only one."""
     aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Other names of models: weights of pools."""
-    sharing: Sharing | None = None
+    sharing: QueueSharing | None = None
     """How queues are shared with other gateways; None: each gateway has its own."""
-    elsewhere: Elsewhere | None = None
+    elsewhere: PeerRequests | None = None
     """How other gateways are asked about their requests; None: without a Redis they are not."""
     registry: GatewayRegistry = field(init=False)
     """Which gateways live."""

@@ -8,7 +8,7 @@ from litestar.exceptions import HTTPException
 
 from gateway import errors
 from gateway.budget.holds import BudgetDenied
-from gateway.dispatch.dispatcher import Closing, NoEngine, QueueExpired, QueueRefused
+from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import LONGEST_RETRY_S, ApiError
 from gateway.response_headers import go_duration, limit_headers
@@ -47,7 +47,7 @@ def as_api_error(
             )
         case QueueExpired():
             return errors.queue_timeout(tier, waited_s, errors.RETRY_SOON_S)
-        case NoEngine() | UpstreamUnavailable():
+        case NoEngineAvailable() | UpstreamUnavailable():
             return errors.engine_unavailable()
         case Closing():
             return errors.shutting_down()
@@ -85,7 +85,7 @@ def outcome_of(exception: BaseException) -> RequestOutcome:
     match exception:
         case QueueExpired():
             return RequestOutcome.EXPIRED
-        case NoEngine() | UpstreamUnavailable():
+        case NoEngineAvailable() | UpstreamUnavailable():
             return RequestOutcome.NO_ENGINE
         case Closing():
             return RequestOutcome.SHUTDOWN

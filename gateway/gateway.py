@@ -13,21 +13,21 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.calibration import Calibration
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from gateway import errors
-from gateway.budget.holds import Books
-from gateway.budget.limit_alerts import LimitEvents
+from gateway.budget.holds import Holds
+from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
-from gateway.cluster.liveness import Presence
+from gateway.cluster.liveness import Liveness
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.estimates.persistence import (
     as_text,
     load_calibrations,
@@ -35,11 +35,11 @@ from gateway.estimates.persistence import (
     save_calibrations,
     save_lengths,
 )
-from gateway.explain.recorder import Aftermath, machine_of
-from gateway.explain.slo_monitor import SloKeeper
+from gateway.explain.recorder import RequestRecorder, machine_of
+from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.spans import open_spans
-from gateway.explain.timeline_writer import Timelines
-from gateway.flow.control_rules import Knob, Mode
+from gateway.explain.timeline_writer import TimelineWriter
+from gateway.flow.control_rules import ControlMode, Knob
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import LaneRule
 from gateway.flow.placement import LeastLoaded
@@ -50,12 +50,12 @@ from gateway.metrics.forecasts import CalibrationCollector, LengthCollector
 from gateway.metrics.registry import Metrics
 from gateway.pools.catalogue import Catalogue
 from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
-from gateway.pools.control_loop import Controlling, setters_of
-from gateway.pools.pool import Lifecycles, Pool, PoolSpec, pools_of
-from gateway.pools.request_actions import UnderWay
+from gateway.pools.control_loop import ControlLoop, setters_of
+from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
+from gateway.pools.request_actions import RequestActions
 from gateway.quotes.quotes import Quotes
-from gateway.requests.idempotency_keys import Idempotency
-from gateway.requests.lifecycle import Lifecycle, Rule
+from gateway.requests.idempotency_keys import IdempotencyKeys
+from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable, Invalid
 from tenants.pricing.redeemed_quotes import RedeemedQuotes
@@ -84,21 +84,21 @@ class Gateway:
         """Name of the policy in force, of the queue and of the engines."""
         self.deps = deps
         self.metrics = Metrics()
-        self.presence = Presence(deps.gateway_id, config.gateway_stale_s, deps.clock)
-        self.limit_events = LimitEvents(deps.database, self.metrics, deps.wall_clock)
+        self.presence = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
+        self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
         self._spans = open_spans()
         self._replica_counts: list[Callable[[], None]] = []
-        self.timelines = Timelines(
+        self.timelines = TimelineWriter(
             deps.database,
             self.metrics.registry,
             deps.wall_clock,
             retention_s=config.timeline_retention_s,
             max_rows=config.max_timelines,
         )
-        self.slo = SloKeeper(
+        self.slo = SloMonitor(
             deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
         )
-        self.books = Books(
+        self.books = Holds(
             deps.ledger,
             deps.quota_store,
             deps.gateway_id,
@@ -118,8 +118,8 @@ class Gateway:
         """The model of our own engine, or the first one."""
         self.flow, self.dispatcher, self.estimates = self.pool.flow, self.pool.dispatcher, self.pool.estimates
         self.lifecycle = Lifecycles(self.pools, self.pool.name)
-        self.under_way = UnderWay(self.lifecycle, deps.clock)
-        self.idempotency = Idempotency(deps)
+        self.under_way = RequestActions(self.lifecycle, deps.clock)
+        self.idempotency = IdempotencyKeys(deps)
         self._redeemed = RedeemedQuotes(deps.database)
         self.quotes = Quotes(
             deps.quote_secret,
@@ -151,7 +151,7 @@ class Gateway:
             pool.estimates.are_told = are_told
         return are_told
 
-    def _make_pool(self, spec: PoolSpec) -> Pool:
+    def _make_pool(self, spec: PoolSpec) -> ModelPool:
         """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
         deps = self.deps
         config = deps.config
@@ -184,7 +184,7 @@ class Gateway:
             if sharing is not None and isinstance(flow, Mirror)
             else None,
         )
-        estimates = Estimates(
+        estimates = Estimator(
             flow=flow,
             upstreams=spec.upstreams,
             lengths=self.lengths,
@@ -197,7 +197,7 @@ class Gateway:
         admission = Admission(
             lambda tenant_id, tier: self.slo.book.targets_s(tenant_id, tier), self.slo.refused
         )
-        recorder = Aftermath(
+        recorder = RequestRecorder(
             spec.name,
             self.timelines,
             self.slo,
@@ -224,7 +224,7 @@ class Gateway:
             metrics=self.metrics,
             clock=deps.clock,
             wall_clock=deps.wall_clock,
-            rule=Rule(
+            rule=LifecycleLimits(
                 reserve_quantile=config.reserve_quantile,
                 outcome_wait_s=config.outcome_wait_s,
                 settle_wait_s=config.settle_wait_s,
@@ -237,11 +237,11 @@ class Gateway:
                 quote_credit_share=config.quote_credit_share,
             ),
         )
-        return Pool(spec, flow, dispatcher, estimates, lifecycle)
+        return ModelPool(spec, flow, dispatcher, estimates, lifecycle)
 
-    def _make_control(self, name: str, pool: Pool) -> Controlling:
+    def _make_control(self, name: str, pool: ModelPool) -> ControlLoop:
         config, lifecycle = self.deps.config, pool.lifecycle
-        return Controlling(
+        return ControlLoop(
             config.control,
             name,
             pool.flow,
@@ -265,7 +265,7 @@ class Gateway:
             mistaken=lambda: lifecycle.admission.mistaken.value,
         )
 
-    def _count_replicas(self, spec: PoolSpec, recorder: Aftermath) -> None:
+    def _count_replicas(self, spec: PoolSpec, recorder: RequestRecorder) -> None:
         recorder.serving(self.deps.clock(), sum(upstream.is_up for upstream in spec.upstreams))
 
     # ------------------------------------------------------------ start and stop
@@ -387,7 +387,7 @@ class Gateway:
                     log.exception("the forecasts of %s were not renewed; they go on", pool.name)
 
     async def _keep_controlled(self) -> None:
-        while self.deps.config.control is not Mode.OFF:
+        while self.deps.config.control is not ControlMode.OFF:
             await asyncio.sleep(CONTROL_EVERY_S)
             for controlling in self.controls.values():
                 try:
@@ -471,7 +471,7 @@ class Gateway:
         """By served model."""
         return {name: pool.estimates.calibration for name, pool in self.pools.items()}
 
-    def _promised(self, pool: str, _now_s: float) -> list[Entry]:
+    def _promised(self, pool: str, _now_s: float) -> list[QueueEntry]:
         return self.quotes.promised(pool)
 
     def take_quote(self, key_id: str) -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from gateway.domain.estimate import Estimate
 from tenants.quota.store import LimitState
-from tenants.types import Limit, Meter, Mode, Principal, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, Principal, Tier, Window
 
 MAX_POLICIES = 8
 """Limits that the structured fields name, the tightest first: headers have to stay small."""
@@ -58,7 +58,7 @@ def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
         ("requests", (Meter.REQUESTS,)),
         ("tokens", TOKEN_METERS),
     )
-    counted = [state for state in states if state.limit.mode is not Mode.SHADOW]
+    counted = [state for state in states if state.limit.mode is not LimitMode.SHADOW]
     for kind, meters in kinds:
         matching = [state for state in counted if state.limit.meter in meters]
         if not matching:
@@ -76,7 +76,7 @@ def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
 
     Hard limits only: no other refuses anything. A token bucket is its burst (`q`) and the time in which that
     refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`."""
-    hard = [state for state in states if state.limit.mode is Mode.HARD]
+    hard = [state for state in states if state.limit.mode is LimitMode.HARD]
     hard.sort(key=lambda state: (state.available / max(1, state.limit.amount), -state.reset_s))
     policies: list[str] = []
     left: list[str] = []

@@ -42,7 +42,7 @@ class Window(StrEnum):
     LIFETIME = "lifetime"
 
 
-class Mode(StrEnum):
+class LimitMode(StrEnum):
     """What happens when a limit is reached: refuse, alert, or only count."""
 
     HARD = "hard"
@@ -104,7 +104,7 @@ class Limit:
     window: Window | None = None
     time_zone: str = "UTC"
     rate_per_s: float | None = None
-    mode: Mode = Mode.HARD
+    mode: LimitMode = LimitMode.HARD
     tier: Tier | None = None
     """None: all tiers together."""
     thresholds: tuple[int, ...] = ()

@@ -28,8 +28,8 @@ from engine.client.stream import (
     EngineRefused,
     EngineStream,
     EngineUnavailable,
-    SequenceRefused,
     SlowReader,
+    SubmitRefused,
 )
 from engine.client.zmq_link import RECEIVE_QUEUE_MESSAGES, Link
 from engine.messages import (
@@ -49,8 +49,8 @@ __all__ = [
     "EngineRefused",
     "EngineStream",
     "EngineUnavailable",
-    "SequenceRefused",
     "SlowReader",
+    "SubmitRefused",
 ]
 
 SILENCE_S = 10.0
@@ -425,7 +425,7 @@ class EngineClient:
         if refused.sequence_id:
             stream = self._streams.pop(refused.sequence_id, None)
             if stream is not None:
-                stream.end(SequenceRefused(refused.code, refused.message))
+                stream.end(SubmitRefused(refused.code, refused.message))
             return
         if refused.code == "no_session":
             if self._up:

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from engine.messages import Delta, Outcome
+from engine.messages import Delta, SequenceOutcome
 
 MAX_BUFFERED_DELTAS = 1024
 
@@ -43,7 +43,7 @@ class EngineLost(Exception):
         self.reason = reason
 
 
-class SequenceRefused(Exception):
+class SubmitRefused(Exception):
     """The sequence can never run; it left no outcome. `code` is stable, `message` is for people."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -58,7 +58,7 @@ class SlowReader(Exception):
     Raised after the last delta: `outcome` is that delta's.
     """
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: SequenceOutcome) -> None:
         super().__init__(
             f"sequence {outcome.sequence_id} was cancelled after {outcome.emitted_tokens} tokens: "
             "its reader was too slow"
@@ -70,7 +70,7 @@ class SlowReader(Exception):
 class EngineStream:
     """The deltas of one sequence, in order, for one reader; the last one carries the outcome.
 
-    Iterating raises, after everything that was received: `SequenceRefused`, `EngineLost`, `SlowReader`.
+    Iterating raises, after everything that was received: `SubmitRefused`, `EngineLost`, `SlowReader`.
     The stream of an exported sequence ends without an outcome.
     """
 
@@ -85,7 +85,7 @@ class EngineStream:
         self.sequence_id = sequence_id
         self.received_tokens = received_tokens
         """Tokens that reached this gateway, read or not."""
-        self.outcome: Outcome | None = None
+        self.outcome: SequenceOutcome | None = None
         self._on_overflow = on_overflow
         self._max_buffered_deltas = max_buffered_deltas
         self._buffer: deque[Delta] = deque()
@@ -144,7 +144,7 @@ class EngineStream:
                 self._waiter = None
         return self._buffer.popleft()
 
-    async def drain(self) -> Outcome | None:
+    async def drain(self) -> SequenceOutcome | None:
         """Reads on to the end, throws the tokens away and returns the outcome (None: exported).
 
         For a reader that has cancelled and still owes a settlement. Raises as iterating does, but for

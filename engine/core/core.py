@@ -26,7 +26,7 @@ from engine.core.plan import Plan
 from engine.core.scheduler import schedule
 from engine.core.sequence_table import SequenceTable
 from engine.core.validation import refuse_state, refuse_submit
-from engine.forecast.length.probe_gate import LengthWatch
+from engine.forecast.length.probe_gate import ProbeGate
 from engine.forecast.length.samples import LengthSamples
 from engine.kv.cache import KvCache
 from engine.messages import (
@@ -45,7 +45,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.scheduling.room import attended_tokens
-from engine.sequence import FINISHES, Sequence, State
+from engine.sequence import FINISHES, Sequence, SequenceStatus
 from engine.step_time.model import StepTimeModel
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class EngineCore:
         self.config = config
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
-        self.lengths = LengthWatch()
+        self.lengths = ProbeGate()
         """What the model's state says of output lengths."""
         self.samples = LengthSamples()
         """States and the lengths that followed, where the runner hands them on."""
@@ -510,7 +510,7 @@ class EngineCore:
         """The engine's load now."""
         pool = self.table.pool
         live = self.table.sequences.values()
-        holds_kv = (State.RUNNING, State.PAUSED)
+        holds_kv = (SequenceStatus.RUNNING, SequenceStatus.PAUSED)
         return Snapshot(
             engine_id=engine_id,
             step=self._step,

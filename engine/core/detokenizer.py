@@ -33,18 +33,18 @@ class NoTokenizer(Exception):
     """The model directory has no tokenizer that can be read; the message says which file is at fault."""
 
 
-def load_texts(model_dir: Path) -> TextFactory:
+def load_texts(model_dir: Path) -> DetokenizerFactory:
     """Reads `tokenizer.json` of a model directory. Raises `NoTokenizer`."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise NoTokenizer(f"{model_dir} has no tokenizer.json; save the model's fast tokenizer beside it")
     try:
-        return TextFactory(Tokenizer.from_file(str(path)))
+        return DetokenizerFactory(Tokenizer.from_file(str(path)))
     except Exception as error:  # the Rust side raises bare Exception
         raise NoTokenizer(f"{path} cannot be read: {error}") from None
 
 
-class TextFactory:
+class DetokenizerFactory:
     """Makes one `IncrementalText` for each sequence. Implements the engine core's factory protocol."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -98,7 +98,7 @@ class IncrementalText:
     `push` and `flush` return text that nobody has seen yet; all of it together is the answer.
     """
 
-    def __init__(self, factory: TextFactory, context: list[int], stop: Sequence[str]) -> None:
+    def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
         self._factory = factory
         self._detokenizer = Detokenizer(factory, context)
         self._stops = StopStrings(stop)
@@ -133,7 +133,7 @@ class Detokenizer:
     some tokenizers take back the whole run; characters of it that are out already stay.
     """
 
-    def __init__(self, factory: TextFactory, context: list[int]) -> None:
+    def __init__(self, factory: DetokenizerFactory, context: list[int]) -> None:
         self._factory = factory
         self._window = list(context)
         self._neighbours = len(context)

@@ -112,7 +112,7 @@ def read_samples(path: Path, fingerprint: str) -> Samples:
     return samples
 
 
-class Keeper:
+class LearnedStateWriter:
     """Writes what a core learned, every `KEEP_EVERY_S` and at the end. For the engine's one thread."""
 
     def __init__(

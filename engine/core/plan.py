@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.kv.host import Copies
-from engine.scheduling.admit.base import Hold
+from engine.scheduling.admit.base import Defer
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
 
@@ -22,7 +22,7 @@ class Plan:
     """Lost their place to another; their KV is kept."""
     copies: Copies = field(default_factory=lambda: Copies([], []))
     """KV that moves to host memory and back before the step."""
-    hold: Hold | None = None
+    hold: Defer | None = None
     """Why the head of the line may not join yet."""
 
     @property

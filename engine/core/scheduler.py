@@ -33,7 +33,7 @@ from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
 from engine.scheduling.room import Room
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from engine.core.sequence_table import SequenceTable
@@ -104,7 +104,7 @@ class Scheduler:
                 tokens == 1
                 and computed >= sequence.prompt_tokens
                 and computed < len(sequence.block_table) * block_tokens
-                and sequence.state is State.RUNNING
+                and sequence.state is SequenceStatus.RUNNING
             ):
                 # The common case: a decode inside its last block. Nothing to charge, nothing to allocate.
                 ones.append(sequence)
@@ -113,7 +113,7 @@ class Scheduler:
                 room.take_decodes(ones)
                 ones = []
             # One that gave way to an earlier one in this very loop is no longer running.
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceStatus.RUNNING:
                 continue
             if computed < sequence.prompt_tokens and table.pool.defer(
                 sequence.cursor, sequence.token_ids, computed
@@ -417,7 +417,7 @@ class Scheduler:
         if victims is None:
             return False
         for victim in victims:
-            if victim.state is State.RUNNING:
+            if victim.state is SequenceStatus.RUNNING:
                 victim.times_displaced += 1
             self._preempt(victim, "memory for a higher tier", sequence)
         batch.memo.clear()

@@ -22,7 +22,7 @@ from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.policy import Policy
 from engine.scheduling.room import yields_cost
 from engine.scheduling.tiers import TieredQueue
-from engine.sequence import Sequence, State, move
+from engine.sequence import Sequence, SequenceStatus, move
 from engine.step_time.model import PRIOR
 
 MAX_PAUSED_PERMILLE = 500
@@ -95,14 +95,14 @@ class SequenceTable:
         sequence.found_tokens = self.pool.cached_tokens(sequence.token_ids, sequence.salt)
         predicted = sequence.prompt_tokens + sequence.predicted_output_tokens
         sequence.yields_cost = yields_cost(predicted, self.pool.num_blocks * self.block_tokens)
-        if sequence.state is State.WAITING:
+        if sequence.state is SequenceStatus.WAITING:
             self._enqueue(sequence)
             self.policy.admit.arrived(sequence.submitted_s)
 
     def finish(self, sequence: Sequence) -> None:
         """Ends a sequence in whatever state it is; its blocks are free when this returns."""
         self._leave(sequence)
-        move(sequence, State.FINISHED)
+        move(sequence, SequenceStatus.FINISHED)
         del self.sequences[sequence.sequence_id]
 
     def forget(self, sequence: Sequence) -> None:
@@ -118,10 +118,10 @@ class SequenceTable:
             sequence.lease_gpu_us = max(sequence.lease_gpu_us, lease_gpu_us)
         if not sequence.may_emit:
             return
-        if sequence.state is State.PREEMPTED:
-            move(sequence, State.WAITING)
+        if sequence.state is SequenceStatus.PREEMPTED:
+            move(sequence, SequenceStatus.WAITING)
             self._enqueue(sequence, front=True)
-        elif sequence.state is State.SWAPPED and sequence.sequence_id not in self.waiting:
+        elif sequence.state is SequenceStatus.SWAPPED and sequence.sequence_id not in self.waiting:
             self._enqueue(sequence, front=True)
 
     def set_counter(self, tenant_id: str, value: int) -> None:
@@ -207,7 +207,7 @@ class SequenceTable:
 
     def pause(self, sequence: Sequence, now_s: float) -> None:
         """Takes a running sequence out of the steps; it keeps its KV."""
-        move(sequence, State.PAUSED)
+        move(sequence, SequenceStatus.PAUSED)
         self._rest(sequence)
         sequence.paused_since_s = now_s
         self.paused[sequence.sequence_id] = sequence
@@ -272,11 +272,11 @@ class SequenceTable:
         sequence.preemptions += 1
         self.preemptions += 1
         if swapped is None:
-            move(sequence, State.PREEMPTED)
+            move(sequence, SequenceStatus.PREEMPTED)
             if sequence.may_emit:
-                move(sequence, State.WAITING)
+                move(sequence, SequenceStatus.WAITING)
         else:
-            move(sequence, State.SWAPPED)
+            move(sequence, SequenceStatus.SWAPPED)
             sequence.swapped = swapped
             self.swaps += 1
         if sequence.may_emit:
@@ -295,9 +295,9 @@ class SequenceTable:
                 continue
             else:
                 self._drop(sequence)
-            move(sequence, State.PREEMPTED)
+            move(sequence, SequenceStatus.PREEMPTED)
             if sequence.may_emit:
-                move(sequence, State.WAITING)
+                move(sequence, SequenceStatus.WAITING)
                 if sequence.sequence_id not in self.waiting:
                     self._enqueue(sequence, front=True)
 
@@ -310,7 +310,7 @@ class SequenceTable:
             [sequence.swapped for sequence in live if sequence.swapped is not None],
         )
         assert len(self.running) <= self.max_sequences, "too many sequences run"
-        holders = {State.RUNNING: {*self.running}, State.PAUSED: {*self.paused.values()}}
+        holders = {SequenceStatus.RUNNING: {*self.running}, SequenceStatus.PAUSED: {*self.paused.values()}}
         waiting = {entry.entry_id for entry in self.waiting.entries()}
         assert self.prefills.keys() == {
             sequence for sequence in self.running if sequence.total_tokens - sequence.computed_tokens > 1
@@ -321,13 +321,13 @@ class SequenceTable:
         for sequence in live:
             slots = len(sequence.block_table) * self.block_tokens
             assert sequence.computed_tokens <= min(slots, sequence.total_tokens)
-            assert (sequence.swapped is not None) == (sequence.state is State.SWAPPED)
+            assert (sequence.swapped is not None) == (sequence.state is SequenceStatus.SWAPPED)
             if sequence.state in holders:
                 assert sequence in holders[sequence.state], "a sequence is not where its state says"
             else:
                 assert not sequence.block_table, f"a {sequence.state} sequence holds blocks"
-                expected = sequence.state is State.WAITING or (
-                    sequence.state is State.SWAPPED and sequence.may_emit
+                expected = sequence.state is SequenceStatus.WAITING or (
+                    sequence.state is SequenceStatus.SWAPPED and sequence.may_emit
                 )
                 assert (sequence.sequence_id in waiting) == expected
         for state, held in holders.items():
@@ -336,7 +336,7 @@ class SequenceTable:
     # ------------------------------------------------------------ inside
 
     def _run(self, sequence: Sequence) -> None:
-        move(sequence, State.RUNNING)
+        move(sequence, SequenceStatus.RUNNING)
         self.running.append(sequence)
         if sequence.total_tokens - sequence.computed_tokens > 1:
             self.prefills[sequence] = None
@@ -379,7 +379,7 @@ class SequenceTable:
 
     def _drop(self, sequence: Sequence) -> None:
         """Out of the steps, and its blocks back to the pool."""
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceStatus.RUNNING:
             self._rest(sequence)
         self.paused.pop(sequence.sequence_id, None)
         sequence.is_suspended = False

@@ -172,7 +172,7 @@ class Coverage:
 
 
 @dataclass(slots=True)
-class Refused:
+class RefusedForecasts:
     """Requests that never got what they were told about."""
 
     requests: int = 0
@@ -190,7 +190,7 @@ class Calibration:
         and changed by the few that are learned from."""
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
         """Of what was told, corrections included."""
-        self.refused = Refused()
+        self.refused = RefusedForecasts()
         self.changes = 0
         """So often corrections may have changed."""
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.kv.blocks import BlockPool, blocks_for
 from engine.kv.host import Copies, HostBlocks, SwapOut
-from engine.kv.prefill_sharing import Leaders
+from engine.kv.prefill_sharing import PrefillSharing
 from engine.kv.prefix import Match, PrefixCursor, PrefixTree
 from engine.kv.tables import BlockTables
 
@@ -30,7 +30,7 @@ def check_books(
     pool: BlockPool,
     tree: PrefixTree,
     host: HostBlocks,
-    leaders: Leaders,
+    leaders: PrefillSharing,
     holders: Iterable[tuple[list[int], PrefixCursor]],
     swapped: Iterable[SwapOut],
     block_tokens: int,
@@ -74,7 +74,7 @@ class KvCache(BlockTables):
     ) -> None:
         """Raises ValueError for a size that makes no sense. Without `prefix_caching` nothing is published."""
         super().__init__(num_blocks, block_tokens, num_host_blocks, prefix_caching)
-        self._leaders = Leaders()
+        self._leaders = PrefillSharing()
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
         """See `BlockTables.free`; nobody waits for its blocks any more."""

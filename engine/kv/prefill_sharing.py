@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from engine.kv.prefix import Node, PrefixCursor
 
 
-class Leaders:
+class PrefillSharing:
     """The announcements of one step. One block for each leader: behind it, its followers stand again."""
 
     def __init__(self) -> None:

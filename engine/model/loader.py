@@ -28,7 +28,7 @@ from engine.model.attention import (
     attending,
 )
 from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
-from engine.model.cpu.report import NotHere
+from engine.model.cpu.report import Unsupported
 from engine.model.forward import Forward
 from engine.model.runner import TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits
@@ -106,7 +106,7 @@ def load_runner(
         choice = choose_forward(
             model, probe.shapes, probe.options, check, attention=attention, fast_paths=fast_paths
         )
-    except NotHere as error:
+    except Unsupported as error:
         raise ModelRefused(f"{info.architecture} cannot be served: {error}") from None
     info = msgspec.structs.replace(info, attention=f"{choice.kernel.name}: {choice.kernel.reason}")
     if num_blocks is None:

@@ -15,7 +15,7 @@ import torch
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
-from engine.model.cpu.report import Trick
+from engine.model.cpu.report import PathReport
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip
 from engine.model.length_probe.probe import LengthReadings, StateReader
@@ -40,7 +40,7 @@ class TorchRunner:
         num_blocks: int,
         block_tokens: int,
         num_host_blocks: int = 0,
-        tricks: tuple[Trick, ...] = (),
+        tricks: tuple[PathReport, ...] = (),
     ) -> None:
         self.info = info
         self.num_blocks = num_blocks

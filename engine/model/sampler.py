@@ -22,7 +22,7 @@ import torch
 
 from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
-from engine.model.cpu.report import Trick
+from engine.model.cpu.report import PathReport
 from kernels.cpu import jit
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures would overflow the logits; they mean greedy."""
 TOP_P_CANDIDATES = 256
 _NO_CHANCE = float("-inf")
-GREEDY_TRICK = Trick("greedy tokens", True, "found and checked for soundness in one compiled pass")
+GREEDY_TRICK = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ import msgspec
 import zmq
 
 from engine import messages
-from engine.messages import GATEWAY_LOST_S, Delta, Outcome, Ready, TenantService
+from engine.messages import GATEWAY_LOST_S, Delta, Ready, SequenceOutcome, TenantService
 from engine.process.outcomes import OutcomeStore
-from engine.process.sessions import Gateways, HelloRefused, Session
+from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused
 
 if TYPE_CHECKING:
     from engine.core.core import EngineCore
@@ -45,7 +45,7 @@ log = logging.getLogger("fairgate.engine")
 
 
 @dataclass(slots=True)
-class Backlog:
+class UnsentMessages:
     """Messages that a session's socket did not take, oldest first."""
 
     since_s: float
@@ -78,13 +78,13 @@ class EngineLoop:
         self._clock = clock
         self._on_restored_settled = on_restored_settled
         self._on_tick = on_tick
-        self._gateways = Gateways(now_s=clock())
-        self._backlogs: dict[bytes, Backlog] = {}
-        self._questions: deque[tuple[Session, bool]] = deque()
+        self._gateways = GatewaySessions(now_s=clock())
+        self._backlogs: dict[bytes, UnsentMessages] = {}
+        self._questions: deque[tuple[GatewaySession, bool]] = deque()
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
-        self._budget_of: Session | None = None
+        self._budget_of: GatewaySession | None = None
         """Whose the token budget is."""
         self._unaudited_s: float | None = None
         """When the last step since the last audit was."""
@@ -137,7 +137,7 @@ class EngineLoop:
         """The core is broken: every live sequence ends as `failed`, with what it had emitted by then."""
         deltas = []
         for live in self._core.running():
-            outcome = Outcome(
+            outcome = SequenceOutcome(
                 sequence_id=live.sequence_id,
                 request_id=live.request_id,
                 tenant_id=live.tenant_id,
@@ -232,7 +232,7 @@ class EngineLoop:
             self._send(answer.session, messages.encode(self._ready))
 
     def _start(
-        self, session: Session, submit: messages.Submit, start: Callable[[], messages.Refused | None]
+        self, session: GatewaySession, submit: messages.Submit, start: Callable[[], messages.Refused | None]
     ) -> None:
         sequence_id = submit.sequence_id
         if self._drain_until_s is not None:
@@ -253,13 +253,13 @@ class EngineLoop:
             refused = accepted
         self._send(session, messages.encode(refused))
 
-    def _export(self, session: Session, sequence_id: str) -> None:
+    def _export(self, session: GatewaySession, sequence_id: str) -> None:
         state = self._core.export(sequence_id)
         if state is not None:
             self._gateways.release(sequence_id)
         self._send(session, messages.encode(messages.Exported(sequence_id, state)))
 
-    def _set_policy(self, session: Session, name: str) -> None:
+    def _set_policy(self, session: GatewaySession, name: str) -> None:
         error = ""
         try:
             self._core.set_policy(name)
@@ -268,7 +268,7 @@ class EngineLoop:
             error = str(failure)
         self._send(session, messages.encode(messages.PolicySet(name, error)))
 
-    def _set_token_budget(self, session: Session, share: float) -> None:
+    def _set_token_budget(self, session: GatewaySession, share: float) -> None:
         try:
             self._core.set_token_budget(share)
         except ValueError as error:
@@ -351,7 +351,7 @@ class EngineLoop:
 
     # --------------------------------------------------------------- sending
 
-    def _send(self, session: Session, payload: bytes, *, keep: bool = True) -> None:
+    def _send(self, session: GatewaySession, payload: bytes, *, keep: bool = True) -> None:
         """Sends, or keeps for later what the session's queue does not take (`keep`)."""
         backlog = self._backlogs.get(session.identity)
         if backlog is None:
@@ -359,13 +359,13 @@ class EngineLoop:
                 return
             if not self._gateways.lives(session):
                 return
-            backlog = self._backlogs[session.identity] = Backlog(self._clock())
+            backlog = self._backlogs[session.identity] = UnsentMessages(self._clock())
         backlog.payloads.append(payload)
         backlog.size_bytes += len(payload)
         if backlog.size_bytes > MAX_BACKLOG_BYTES:
             self._lose(session, f"it left {MAX_BACKLOG_BYTES >> 20} MiB unread")
 
-    def _try_send(self, session: Session, payload: bytes) -> bool:
+    def _try_send(self, session: GatewaySession, payload: bytes) -> bool:
         """False when the queue is full; a session whose connection is gone is lost."""
         try:
             self._socket.send_multipart([session.identity, payload], zmq.NOBLOCK)
@@ -399,12 +399,12 @@ class EngineLoop:
         except zmq.ZMQError as error:
             log.debug("no refusal sent to %s: %s", _name(identity), error)
 
-    def _lose(self, session: Session, why: str) -> None:
+    def _lose(self, session: GatewaySession, why: str) -> None:
         if self._gateways.lives(session):
             self._gateways.end(session)
             self._abandon(session, why)
 
-    def _abandon(self, session: Session, why: str) -> None:
+    def _abandon(self, session: GatewaySession, why: str) -> None:
         """Cancels what an ended session ran."""
         log.warning(
             "gateway %s lost: %s; %d sequences cancelled", session.gateway_id, why, len(session.tenants)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.messages import Outcome
+from engine.messages import SequenceOutcome
 
 MAX_OUTCOMES = 100_000
 FILE_VERSION = 1
@@ -30,7 +30,7 @@ class HeldOutcome(msgspec.Struct, frozen=True):
     """An outcome and the gateway that must settle it."""
 
     gateway_id: str
-    outcome: Outcome
+    outcome: SequenceOutcome
 
 
 class OutcomesFile(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class OutcomeStore:
         """Whether one more sequence may start beside `live_sequences`: each will leave an outcome."""
         return len(self._held) + live_sequences < self._max_outcomes
 
-    def keep(self, gateway_id: str, outcome: Outcome) -> None:
+    def keep(self, gateway_id: str, outcome: SequenceOutcome) -> None:
         """Keeps the final word on a sequence. Raises `ValueError` when there was one already."""
         if outcome.sequence_id in self._held:
             raise ValueError(f"sequence {outcome.sequence_id} has an outcome already")
@@ -79,7 +79,9 @@ class OutcomeStore:
         self._restored -= known
         return len(known)
 
-    def collect(self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None) -> list[Outcome]:
+    def collect(
+        self, gateway_id: str, *, adopt_from_all_but: Container[str] | None = None
+    ) -> list[SequenceOutcome]:
         """The outcomes that `gateway_id` must settle, oldest first.
 
         With `adopt_from_all_but` (the gateways that live), outcomes of all other gateways become

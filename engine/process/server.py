@@ -26,7 +26,13 @@ import zmq
 from engine.client.zmq_link import MAX_MESSAGE_BYTES
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import NoTokenizer, load_texts
-from engine.core.learned_state import Keeper, LearnedKey, learned_path, load_step_time, samples_path
+from engine.core.learned_state import (
+    LearnedKey,
+    LearnedStateWriter,
+    learned_path,
+    load_step_time,
+    samples_path,
+)
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.fingerprint import machine_name, model_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
@@ -169,7 +175,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     return code
 
 
-def _load(options: EngineOptions) -> tuple[EngineCore, Ready, Keeper]:
+def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter]:
     try:
         config = EngineConfig(
             policy=options.policy,
@@ -224,7 +230,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, Keeper]:
     )
     core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
     collected = samples_path(options.data_dir, options.engine_id)
-    keeper = Keeper(
+    keeper = LearnedStateWriter(
         core,
         learned,
         key,

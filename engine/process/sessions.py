@@ -19,7 +19,7 @@ REMEMBERED_SUPERSEDED = 256
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class GatewaySession:
     """One gateway's connection."""
 
     identity: bytes
@@ -33,8 +33,8 @@ class Session:
 class Opened:
     """A session was opened; `superseded` is the same gateway's older one, ended by it."""
 
-    session: Session
-    superseded: Session | None
+    session: GatewaySession
+    superseded: GatewaySession | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class HelloRefused:
     message: str
 
 
-class Gateways:
+class GatewaySessions:
     """The sessions that live, and who owns each live sequence. One writer: the engine's loop."""
 
     def __init__(
@@ -53,13 +53,13 @@ class Gateways:
     ) -> None:
         self._lost_s = lost_s
         self._max_gateways = max_gateways
-        self._sessions: dict[bytes, Session] = {}
-        self._owners: dict[str, Session] = {}
+        self._sessions: dict[bytes, GatewaySession] = {}
+        self._owners: dict[str, GatewaySession] = {}
         self._superseded: OrderedDict[bytes, None] = OrderedDict()
         self._heard_s = now_s
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[GatewaySession]:
         """The sessions that live."""
         return list(self._sessions.values())
 
@@ -77,11 +77,11 @@ class Gateways:
         """How long no gateway at all was heard."""
         return now_s - self._heard_s
 
-    def find(self, identity: bytes) -> Session | None:
+    def find(self, identity: bytes) -> GatewaySession | None:
         """The session that lives under `identity`."""
         return self._sessions.get(identity)
 
-    def hear(self, identity: bytes, now_s: float) -> Session | None:
+    def hear(self, identity: bytes, now_s: float) -> GatewaySession | None:
         """Notes a sign of life; None when there is no such session."""
         session = self._sessions.get(identity)
         if session is not None:
@@ -123,33 +123,33 @@ class Gateways:
             self._superseded[superseded.identity] = None
             if len(self._superseded) > REMEMBERED_SUPERSEDED:
                 self._superseded.popitem(last=False)
-        session = Session(identity, hello.gateway_id, now_s)
+        session = GatewaySession(identity, hello.gateway_id, now_s)
         self._sessions[identity] = session
         self._heard_s = now_s
         return Opened(session, superseded)
 
-    def silent(self, now_s: float) -> list[Session]:
+    def silent(self, now_s: float) -> list[GatewaySession]:
         """Sessions unheard for so long that their gateway is lost."""
         return [s for s in self._sessions.values() if now_s - s.heard_s >= self._lost_s]
 
-    def end(self, session: Session) -> None:
+    def end(self, session: GatewaySession) -> None:
         """Ends a session; its sequences stay owned by it until they have an outcome."""
         self._sessions.pop(session.identity, None)
 
-    def lives(self, session: Session) -> bool:
+    def lives(self, session: GatewaySession) -> bool:
         """Whether the session has not ended."""
         return self._sessions.get(session.identity) is session
 
-    def own(self, session: Session, sequence_id: str, tenant_id: str) -> None:
+    def own(self, session: GatewaySession, sequence_id: str, tenant_id: str) -> None:
         """Notes that the session reads this sequence."""
         session.tenants[sequence_id] = tenant_id
         self._owners[sequence_id] = session
 
-    def owner(self, sequence_id: str) -> Session | None:
+    def owner(self, sequence_id: str) -> GatewaySession | None:
         """Whose live sequence this is."""
         return self._owners.get(sequence_id)
 
-    def release(self, sequence_id: str) -> Session | None:
+    def release(self, sequence_id: str) -> GatewaySession | None:
         """Forgets a sequence that has its outcome; returns whose it was."""
         session = self._owners.pop(sequence_id, None)
         if session is not None:

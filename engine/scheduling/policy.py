@@ -188,7 +188,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class PolicyPreset:
     """The names of a policy's four choices. Called, it makes new ones."""
 
     name: str
@@ -215,28 +215,28 @@ class Preset:
 
 
 _PRESETS = [
-    Preset("static", "fcfs", admit="static"),
-    Preset("static-padded", "fcfs", admit="static-padded"),
-    Preset("dynamic", "fcfs", admit="dynamic"),
-    Preset("buckets", "buckets", admit="buckets"),
-    Preset("fcfs", "fcfs"),
-    Preset("hrrn", "hrrn"),
-    Preset("sjf", "sjf"),
-    Preset("srpt", "srpt"),
-    Preset("las", "las", evict="attained-victim"),
-    Preset("mlfq", "mlfq", evict="attained-victim"),
-    Preset("priority", "priority"),
-    Preset("edf", "edf"),
-    Preset("drr", "drr", evict="fair-victim"),
-    Preset("dlpm", "dlpm", evict="fair-victim"),
-    Preset("vtc", "vtc", evict="fair-victim"),
-    Preset("hybrid", "hybrid", evict="fair-victim", own=HYBRID_OPTIONS),
+    PolicyPreset("static", "fcfs", admit="static"),
+    PolicyPreset("static-padded", "fcfs", admit="static-padded"),
+    PolicyPreset("dynamic", "fcfs", admit="dynamic"),
+    PolicyPreset("buckets", "buckets", admit="buckets"),
+    PolicyPreset("fcfs", "fcfs"),
+    PolicyPreset("hrrn", "hrrn"),
+    PolicyPreset("sjf", "sjf"),
+    PolicyPreset("srpt", "srpt"),
+    PolicyPreset("las", "las", evict="attained-victim"),
+    PolicyPreset("mlfq", "mlfq", evict="attained-victim"),
+    PolicyPreset("priority", "priority"),
+    PolicyPreset("edf", "edf"),
+    PolicyPreset("drr", "drr", evict="fair-victim"),
+    PolicyPreset("dlpm", "dlpm", evict="fair-victim"),
+    PolicyPreset("vtc", "vtc", evict="fair-victim"),
+    PolicyPreset("hybrid", "hybrid", evict="fair-victim", own=HYBRID_OPTIONS),
 ]
 
 POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}
 """Policies by name; each call (with `PolicyOptions`, or nothing) makes new choices."""
 
-TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": Preset("table", "sjf", admit="table")}
+TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": PolicyPreset("table", "sjf", admit="table")}
 """Those that need `batch_or_wait_table`; in the order of the line that tables are solved for."""
 
 

@@ -1,11 +1,12 @@
 """Who is next when some tiers go before others?
 
-Strict bands by `Entry.tier` (the smaller the rank, the earlier), all over one shared set of service counters:
-what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an order and
-lifts of its own, so that who waits in one lane is compared with those of that lane only (a lane that is held
-back stands low, and who comes into the other one must not be lifted to that alone). Who comes into an empty
-lane is lifted to the other one, too. Of the lanes' heads the one whose tenant stands lower goes first, then
-the one that arrived earlier. An engine uses one lane. How a band ranks a tenant: `bands.py`.
+Strict bands by `QueueEntry.tier` (the smaller the rank, the earlier), all over one shared set of service
+counters: what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an
+order and lifts of its own, so that who waits in one lane is compared with those of that lane only (a lane
+that is held back stands low, and who comes into the other one must not be lifted to that alone). Who comes
+into an empty lane is lifted to the other one, too. Of the lanes' heads the one whose tenant stands lower
+goes first, then the one that arrived earlier. An engine uses one lane. How a band ranks a tenant:
+`bands.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.bands import BandCounters, Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
 from engine.scheduling.order.base import Order, ServiceCountersLike
@@ -59,7 +60,7 @@ class TieredQueue:
         """Of all bands."""
         return sum(band.operations for band in self._bands.values())
 
-    def add(self, entry: Entry, *, front: bool = False, lane: int = 0) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False, lane: int = 0) -> None:
         """Joins its band. Raises ValueError if it waits already."""
         if entry.entry_id in self._where:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
@@ -71,12 +72,12 @@ class TieredQueue:
         self._added += 1
         self._where[entry.entry_id] = (number, self._added)
 
-    def peek(self, now_s: float, tiers: Collection[int] | None = None) -> Entry | None:
+    def peek(self, now_s: float, tiers: Collection[int] | None = None) -> QueueEntry | None:
         """The next entry of the first band that has one; `tiers` names the bands to look at."""
         number = self._first(now_s, tiers)
         return None if number is None else self._bands[number].peek(now_s)
 
-    def pop(self, now_s: float, tiers: Collection[int] | None = None) -> Entry:
+    def pop(self, now_s: float, tiers: Collection[int] | None = None) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits there."""
         number = self._first(now_s, tiers)
         if number is None:
@@ -85,9 +86,9 @@ class TieredQueue:
         del self._where[entry.entry_id]
         return entry
 
-    def heads(self, tier: int, now_s: float) -> list[tuple[int, Entry]]:
+    def heads(self, tier: int, now_s: float) -> list[tuple[int, QueueEntry]]:
         """The first of each lane of a tier, who goes first first: (lane, entry)."""
-        found: list[tuple[int, float, int, Entry]] = []
+        found: list[tuple[int, float, int, QueueEntry]] = []
         for lane in range(MAX_LANES):
             band = self._bands.get(tier * MAX_LANES + lane)
             head = band.peek(now_s) if band is not None else None
@@ -96,7 +97,7 @@ class TieredQueue:
                 found.append((stands, head.arrived_s, lane, head))
         return [(lane, head) for _, _, lane, head in sorted(found, key=lambda each: each[:3])]
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         where = self._where.pop(entry_id, None)
         return None if where is None else self._bands[where[0]].remove(entry_id)
@@ -166,18 +167,18 @@ class TieredQueue:
         if counters is not None:
             counters.had_turn(tenant_id)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries, band by band."""
         for band in self._bands.values():
             yield from band.entries()
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its tier, then its rank in its lane's own order."""
         where = self._where.get(entry.entry_id)
         number = entry.tier * MAX_LANES if where is None else where[0]
         return (number // MAX_LANES, *self._band(number).rank(entry, now_s))
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """By tier; in one tier as its order says."""
         if waiting.tier != running.tier:
             return waiting.tier < running.tier

@@ -23,12 +23,12 @@ from engine.core.plan import Plan
 from engine.core.scheduler import schedule
 from engine.entry import OUTPUT_TOKEN_COST
 from engine.messages import StepTime, Submit
-from engine.scheduling.admit.base import Hold
+from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.sequence import Sequence
 from engine.sizes import blocks_for
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
-from engine.virtual.step_shapes import Part, Shapes, StepShape, StepTiming
+from engine.virtual.step_shapes import Shapes, StepPart, StepShape, StepTiming
 
 LONGEST_RUN = 4096
 """Steps; a run that is cut short was worked out for nothing from there on."""
@@ -43,7 +43,7 @@ GATED_ADMITS = frozenset({"static", "static-padded", "dynamic", "table"})
 
 
 @dataclass(slots=True)
-class Happened:
+class StepsTaken:
     """What came of a step, or of a run."""
 
     first: list[Sequence] = field(default_factory=list)
@@ -112,7 +112,7 @@ class SimulatedReplica:
         self._ends: dict[Sequence, int] = {}
         """Tokens, prompt and output, at which each sequence is complete."""
         self._run: _Run | None = None
-        self._settled: Hold | bool = False
+        self._settled: Defer | bool = False
         """The last step was one of decodes alone and changed nothing, and nothing arrived since: whoever
         waits was not let in, and the hold says why where an admit choice did."""
 
@@ -136,7 +136,7 @@ class SimulatedReplica:
 
     # ------------------------------------------------------------ the plain way
 
-    def step(self) -> Happened:
+    def step(self) -> StepsTaken:
         """One iteration; the clock moves to its end."""
         table, work = self.table, self.work
         for sequence in table.running:
@@ -147,15 +147,15 @@ class SimulatedReplica:
         shares = plan.shares
         if not shares:
             self._settled = False
-            return Happened(wait_until_s=table.wait_until_s)
+            return StepsTaken(wait_until_s=table.wait_until_s)
         shape = self.shapes.of(
-            Part(sequence.submit.sequence_id, sequence.computed_tokens, tokens)
+            StepPart(sequence.submit.sequence_id, sequence.computed_tokens, tokens)
             for sequence, tokens in shares.items()
         )
         self.shapes.note(shape, plan.num_tokens, 1)
         step_s = self._timing.step_s(shape)
         self.now_s += step_s
-        happened = Happened(num_tokens=plan.num_tokens)
+        happened = StepsTaken(num_tokens=plan.num_tokens)
         chosen: list[int | None] = []
         for sequence, tokens in shares.items():
             known = len(sequence.token_ids)
@@ -180,7 +180,7 @@ class SimulatedReplica:
         self._settled = self._is_settled(plan, happened)
         return happened
 
-    def _is_settled(self, plan: Plan, happened: Happened) -> Hold | bool:
+    def _is_settled(self, plan: Plan, happened: StepsTaken) -> Defer | bool:
         if (
             happened.finished
             or plan.admitted
@@ -222,7 +222,8 @@ class SimulatedReplica:
         """Begins that many steps alike, as `steps_alike` counted them; returns the end of each. Nothing is
         changed before `end_run`."""
         shape = self.shapes.of(
-            Part(sequence.submit.sequence_id, sequence.computed_tokens, 1) for sequence in self.table.running
+            StepPart(sequence.submit.sequence_id, sequence.computed_tokens, 1)
+            for sequence in self.table.running
         )
         durations_s = self._timing.decodes_s(shape, steps)
         ends_s = list(accumulate(durations_s, initial=self.now_s))[1:]

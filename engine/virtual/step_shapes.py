@@ -15,7 +15,7 @@ from engine.messages import StepTime
 from engine.scheduling.room import attended_tokens
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """One sequence's share of a step."""
 
     sequence_id: str
@@ -82,7 +82,7 @@ class PlainShapes:
 
     padded_tokens: int = 0
 
-    def of(self, parts: Iterable[Part]) -> StepShape:
+    def of(self, parts: Iterable[StepPart]) -> StepShape:
         """The shape of a step of these parts."""
         prompt_tokens = prompt_context = decodes = decode_context = rows = 0
         for _, position, tokens in parts:
@@ -111,7 +111,7 @@ class PaddedShapes:
     _batch: set[str] = field(default_factory=set)
     """Whoever ran since the last batch ended."""
 
-    def of(self, parts: Iterable[Part]) -> StepShape:
+    def of(self, parts: Iterable[StepPart]) -> StepShape:
         """The shape of a step of these parts, with its padding."""
         parts = list(parts)
         prompts = [part for part in parts if part.num_tokens > 1]

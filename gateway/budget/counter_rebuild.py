@@ -51,7 +51,7 @@ class _Noticing:
             self._failed.set()
 
 
-class Mender:
+class CounterRebuilder:
     """Knows whether the store can be relied on, and makes it so. Use from one event loop."""
 
     def __init__(

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from gateway.budget.counter_rebuild import Mender
+from gateway.budget.counter_rebuild import CounterRebuilder
 from gateway.domain.outcomes import RequestOutcome
 from tenants.directory import queries
 from tenants.errors import DatabaseUnavailable
@@ -27,14 +27,14 @@ MAX_DOUBTFUL = 100_000
 log = logging.getLogger("fairgate.gateway.keeping")
 
 
-class Keeper:
+class HoldRenewal:
     """Looks after holds, a few times in every lease. Use from one event loop."""
 
     def __init__(
         self,
         ledger: Ledger,
         quota_store: QuotaStore,
-        mender: Mender,
+        mender: CounterRebuilder,
         live: Set[str],
         *,
         lease_ttl_s: float,

@@ -21,8 +21,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.budget.counter_rebuild import Mender
-from gateway.budget.hold_renewal import Keeper
+from gateway.budget.counter_rebuild import CounterRebuilder
+from gateway.budget.hold_renewal import HoldRenewal
 from gateway.budget.settlement import Settlement, Settlements
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
@@ -33,7 +33,7 @@ from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUna
 from tenants.storage.task_stop import stop
 from tenants.types import NOTHING, Amounts, Limit
 
-__all__ = ["Books", "BudgetDenied", "Settlement"]
+__all__ = ["BudgetDenied", "Holds", "Settlement"]
 
 log = logging.getLogger("fairgate.gateway.books")
 
@@ -47,7 +47,7 @@ class BudgetDenied(Exception):
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveHold:
     """What a live request holds."""
 
     call: Call
@@ -58,7 +58,7 @@ class _Live:
     top_ups: int = 0
 
 
-class Books:
+class Holds:
     """Holds, tops up, settles, renews. Use from one event loop."""
 
     def __init__(
@@ -85,12 +85,12 @@ class Books:
         self.require_presence = require_presence
         """To be called right before a request is sent to an engine: what waits here may have been settled by
         another gateway, where this one stood still. Raises `DatabaseUnavailable`."""
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveHold] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._mender = Mender(
+        self._mender = CounterRebuilder(
             ledger, quota_store, gateway_id, lease_ttl_s=lease_ttl_s, now=self._now, all_limits=all_limits
         )
-        self._keeper = Keeper(
+        self._keeper = HoldRenewal(
             ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
         )
         self._settlements = Settlements(ledger, quota_store, self._mender, is_alone=self._is_alone)
@@ -174,7 +174,7 @@ class Books:
             raise
         if isinstance(answer, Denied):
             raise BudgetDenied(answer)
-        self._live[call.request_id] = _Live(call, answer.covered, price_version, reported)
+        self._live[call.request_id] = _LiveHold(call, answer.covered, price_version, reported)
         detail = {
             "prompt_tokens": [len(prompt) for prompt in call.prompts],
             "choices": call.choices,
@@ -326,7 +326,7 @@ class Books:
             raise QuotaStoreUnavailable("the hold is gone: somebody else has settled the request") from None
 
     async def _write_top_up(
-        self, live: _Live, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
+        self, live: _LiveHold, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
     ) -> None:
         """Makes durable that all of `covered` is held, as one more numbered row, and that the request is now
         `call`. Where neither is news nothing is written."""
@@ -344,7 +344,7 @@ class Books:
         except EpochEnded as error:
             raise QuotaStoreUnavailable("its counters were rebuilt") from error
 
-    async def _read_again(self, request_id: str, live: _Live) -> None:
+    async def _read_again(self, request_id: str, live: _LiveHold) -> None:
         for found in await self._ledger.open_requests(request_ids=[request_id]):
             live.held, live.top_ups = found.held, len(found.top_ups)
             return

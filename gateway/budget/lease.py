@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from engine.messages import StepTime
 from tenants.quota.store import Denied, Hold
-from tenants.types import Amounts, Limit, Meter, Mode
+from tenants.types import Amounts, Limit, LimitMode, Meter
 
 Sizes = Callable[[int], Amounts]
 """What the prompt and so many output tokens count, all sequences together."""
@@ -41,7 +41,7 @@ FOR_EVER = 2**53
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS)
 
 
-class Part(msgspec.Struct, frozen=True):
+class SequenceLease(msgspec.Struct, frozen=True):
     """One sequence's place in a request's lease."""
 
     emitted: int
@@ -61,7 +61,7 @@ class Part(msgspec.Struct, frozen=True):
 
 def has_gpu_limit(limits: Sequence[Limit]) -> bool:
     """Whether the engine has to stop at a lease of device time."""
-    return any(limit.meter is Meter.GPU_MS and limit.mode is Mode.HARD for limit in limits)
+    return any(limit.meter is Meter.GPU_MS and limit.mode is LimitMode.HARD for limit in limits)
 
 
 def first_hold(
@@ -180,7 +180,7 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
 # ---------------------------------------------------------------- for whom
 
 
-def share_out(covered: int, parts: Sequence[Part]) -> list[int]:
+def share_out(covered: int, parts: Sequence[SequenceLease]) -> list[int]:
     """Every sequence's lease, so that together they emit at most `covered`. What an ended one did not use is
     the others'; those that live get equally far. A lease never shrinks, and never passes a `most`."""
     leases = [part.lease if part.is_live else part.emitted for part in parts]
@@ -219,14 +219,14 @@ def chunk_tokens(limits: Sequence[Limit], sizes: Sizes, live: int, tokens_per_s:
     return max(1, bucket_tokens(limits, sizes, wanted * live) // max(1, live))
 
 
-def is_due(parts: Sequence[Part], chunk: int, tokens_per_s: float) -> bool:
+def is_due(parts: Sequence[SequenceLease], chunk: int, tokens_per_s: float) -> bool:
     """Whether to ask now: a live sequence that may go on is close to the end of its lease. Never earlier
     than half a chunk before, or small chunks would be asked for all the time."""
     lead = _lead(chunk, tokens_per_s)
     return any(part.is_live and part.lease < part.most and part.left <= lead for part in parts)
 
 
-def next_look(part: Part, chunk: int, tokens_per_s: float) -> int:
+def next_look(part: SequenceLease, chunk: int, tokens_per_s: float) -> int:
     """How many tokens the sequence has emitted when `is_due` is to be asked again, which says no now, or was
     just answered: halfway to where it would say yes at this pace, for the pace may rise."""
     if not part.is_live or part.lease >= part.most:
@@ -235,7 +235,7 @@ def next_look(part: Part, chunk: int, tokens_per_s: float) -> int:
     return part.emitted + max(1, -(-slack // 2))
 
 
-def wanted_tokens(parts: Sequence[Part], chunk: int, predicted: int) -> tuple[int, int]:
+def wanted_tokens(parts: Sequence[SequenceLease], chunk: int, predicted: int) -> tuple[int, int]:
     """What must be covered next, and what is wanted on windows; in all, since the request began.
     `predicted`: the output of all sequences, given what they have emitted."""
     first = sum(
@@ -284,7 +284,7 @@ def _lead(chunk: int, tokens_per_s: float) -> int:
 
 
 def _hard_buckets(limits: Sequence[Limit]) -> list[Limit]:
-    return [limit for limit in limits if limit.is_bucket and limit.mode is Mode.HARD]
+    return [limit for limit in limits if limit.is_bucket and limit.mode is LimitMode.HARD]
 
 
 def _fits_bursts(buckets: Sequence[Limit], size: Amounts) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from gateway.metrics.registry import Metrics
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
-from tenants.quota.alerts import EventKey, EventKind, Tally, noticed
+from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.store import Granted
 from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
@@ -28,14 +28,14 @@ MAX_REMEMBERED = 10_000
 log = logging.getLogger("fairgate.gateway.limits")
 
 
-class LimitEvents:
+class LimitAlerts:
     """Counts, and writes the counts. Use from one event loop."""
 
     def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
         self._database = database
         self._metrics = metrics
         self._wall_clock = wall_clock
-        self._waiting: dict[EventKey, Tally] = {}
+        self._waiting: dict[EventKey, AlertTally] = {}
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
@@ -52,7 +52,7 @@ class LimitEvents:
             if tally is not None:
                 self._waiting[key] = tally.and_at(now_us)
             elif len(self._waiting) < MAX_WAITING:
-                self._waiting[key] = Tally(1, now_us, now_us)
+                self._waiting[key] = AlertTally(1, now_us, now_us)
             else:
                 self._metrics.limit_event("dropped")
 

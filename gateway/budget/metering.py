@@ -27,7 +27,7 @@ def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
 
 
 @dataclass(slots=True)
-class Counting:
+class RequestMetering:
     """Of one request."""
 
     call: Call

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.budget.counter_rebuild import Mender
+from gateway.budget.counter_rebuild import CounterRebuilder
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
@@ -65,7 +65,12 @@ class Settlements:
     """Settlements under way. Use from one event loop."""
 
     def __init__(
-        self, ledger: Ledger, quota_store: QuotaStore, mender: Mender, *, is_alone: Callable[[], bool]
+        self,
+        ledger: Ledger,
+        quota_store: QuotaStore,
+        mender: CounterRebuilder,
+        *,
+        is_alone: Callable[[], bool],
     ) -> None:
         """`is_alone`: whether no other request is under way here."""
         self._ledger = ledger

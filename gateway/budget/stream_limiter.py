@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.budget.lease import Sizes
-from tenants.types import Limit, Mode
+from tenants.types import Limit, LimitMode
 
 MAX_WAITING_IN_ALL = 8_192
 """Requests that wait for any bucket at one gateway."""
@@ -25,7 +25,7 @@ _MANY_TOKENS = 1_000
 """Sizes are rounded; of so many tokens it does not show."""
 
 
-class FeedFull(Exception):
+class StreamLimitReached(Exception):
     """Too many requests wait already."""
 
     def __init__(self, most: int) -> None:
@@ -39,7 +39,7 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
-        if limit.rate_per_s is None or limit.mode is not Mode.HARD:
+        if limit.rate_per_s is None or limit.mode is not LimitMode.HARD:
             continue
         size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
         if size > 0:
@@ -48,21 +48,21 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingStream:
     needs: Mapping[str, int]
     """How many streams each of its buckets feeds."""
     sequences: int
     may_pass: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class FeedGate:
+class StreamLimiter:
     """Lets as many streams pass as their buckets can feed. Use from one event loop."""
 
     def __init__(self, *, max_waiting: int, max_waiting_in_all: int = MAX_WAITING_IN_ALL) -> None:
         """`max_waiting`: for one bucket, so that those who wait for a slow one do not turn others away."""
         self._max_waiting = max_waiting
         self._max_waiting_in_all = max_waiting_in_all
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingStream] = {}
         self._passed: dict[str, tuple[Mapping[str, int], int]] = {}
         self._running: dict[str, int] = {}
         """Sequences by bucket."""
@@ -75,7 +75,7 @@ class FeedGate:
         """Waits until the buckets in `needs` feed `sequences` more; a request with more than they ever feed
         goes alone. Every request that passed, and every one whose wait was cancelled, must `leave`. Returns
         whether it has to be patient: others are fed by the same bucket, or were when it came. Raises
-        `FeedFull`."""
+        `StreamLimitReached`."""
         passed = self.pass_at_once(request_id, needs, sequences)
         if passed is not None:
             return passed
@@ -95,10 +95,10 @@ class FeedGate:
             return self._is_shared(needs, sequences)
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
-            raise FeedFull(self._max_waiting)
+            raise StreamLimitReached(self._max_waiting)
         if len(self._waiting) >= self._max_waiting_in_all:
-            raise FeedFull(self._max_waiting_in_all)
-        waiting = self._waiting[request_id] = _Waiting(needs, sequences)
+            raise StreamLimitReached(self._max_waiting_in_all)
+        waiting = self._waiting[request_id] = _WaitingStream(needs, sequences)
         self._let_pass()
         return self._is_shared(needs, sequences) if waiting.may_pass.done() else None
 

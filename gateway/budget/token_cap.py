@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gateway.budget.lease import Sizes, largest
 from tenants.quota.store import LimitState
-from tenants.types import Amounts, Meter, Mode
+from tenants.types import Amounts, LimitMode, Meter
 
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD)
 
@@ -30,7 +30,9 @@ def most_tokens(
     windows = [
         state
         for state in states
-        if state.limit.mode is Mode.HARD and not state.limit.is_bucket and state.limit.meter in _OUTPUT_METERS
+        if state.limit.mode is LimitMode.HARD
+        and not state.limit.is_bucket
+        and state.limit.meter in _OUTPUT_METERS
     ]
 
     def fits(tokens: int) -> bool:

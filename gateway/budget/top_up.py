@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from gateway.budget import lease
-from gateway.budget.holds import Books
-from gateway.budget.lease import Part
-from gateway.budget.metering import Counting
-from gateway.domain.timeline import Kind, Timeline
+from gateway.budget.holds import Holds
+from gateway.budget.lease import SequenceLease
+from gateway.budget.metering import RequestMetering
+from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
 from gateway.upstream.base import Upstream, UpstreamUnavailable
 from tenants.errors import DatabaseUnavailable
@@ -47,7 +47,7 @@ class Leases:
     """What a request holds, and which of its sequences may use how much of it."""
 
     limits: tuple[Limit, ...]
-    counting: Counting
+    counting: RequestMetering
     most_each: int
     """`max_tokens`."""
     covered: Amounts = NOTHING
@@ -90,7 +90,7 @@ class Leases:
             return
         before = self.gpu_us or [0] * len(self.uses)
         parts = [
-            Part(use.gpu_us, old or 0, lease.FOR_EVER, use.outcome is None)
+            SequenceLease(use.gpu_us, old or 0, lease.FOR_EVER, use.outcome is None)
             for use, old in zip(self.uses, before, strict=True)
         ]
         self.gpu_us = list(lease.share_out(max(self.covered.gpu_ms * 1000, self.used_gpu_us), parts))
@@ -100,11 +100,11 @@ class Leases:
         """Device time so far, all sequences."""
         return sum(use.gpu_us for use in self.uses)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SequenceLease]:
         """The sequences as they stand."""
         leases = self.tokens or [0] * len(self.uses)
         return [
-            Part(use.output_tokens, old, self.most_each, use.outcome is None)
+            SequenceLease(use.output_tokens, old, self.most_each, use.outcome is None)
             for use, old in zip(self.uses, leases, strict=True)
         ]
 
@@ -124,7 +124,7 @@ class Leases:
         return use.output_tokens >= self.tokens[index] or (gpu_us is not None and use.gpu_us >= gpu_us)
 
 
-class Topping:
+class TopUpTask:
     """Tops one request up while it decodes."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Topping:
         request_id: str,
         leases: Leases,
         upstream: Upstream,
-        books: Books,
+        books: Holds,
         *,
         predict: Callable[[int], int],
         sequence_ids: Sequence[str],
@@ -220,7 +220,7 @@ class Topping:
             if isinstance(answer, Granted):
                 leases.top_ups += 1
                 leases.timeline.note(
-                    Kind.TOPPED_UP, self._clock(), round(rested_s * 1e6), answer.covered.output_tokens
+                    TimelineKind.TOPPED_UP, self._clock(), round(rested_s * 1e6), answer.covered.output_tokens
                 )
                 leases.granted(answer.covered)
                 self._tell()

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import Outcome
+from engine.messages import SequenceOutcome
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import use_of_outcomes
 from tenants.ledger.rows import AMOUNT_FIELDS, OpenRequest, amounts_from, as_list
@@ -27,7 +27,7 @@ from tenants.pricing.pricing import PriceBook
 from tenants.types import Amounts
 
 
-class Reckoning(msgspec.Struct, frozen=True):
+class CrashCharge(msgspec.Struct, frozen=True):
     """What to write into the settle row."""
 
     outcome: RequestOutcome
@@ -38,7 +38,7 @@ class Reckoning(msgspec.Struct, frozen=True):
     detail: dict[str, Any]
 
 
-def reckon(open_request: OpenRequest, outcomes: Sequence[Outcome], prices: PriceBook) -> Reckoning:
+def reckon(open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook) -> CrashCharge:
     """`outcomes` are all that any engine kept of this request. Raises `UnknownPrice`."""
     held = open_request.held
     detail: dict[str, Any] = {
@@ -56,12 +56,12 @@ def reckon(open_request: OpenRequest, outcomes: Sequence[Outcome], prices: Price
     }
     reported = open_request.top_ups[-1].detail.get("tokens") if open_request.top_ups else None
     charged = used if reported is None else amounts_from(reported)
-    return Reckoning(RequestOutcome.LOST, charged, within(used, held), detail)
+    return CrashCharge(RequestOutcome.LOST, charged, within(used, held), detail)
 
 
 def _by_engine(
-    open_request: OpenRequest, outcomes: Sequence[Outcome], prices: PriceBook, detail: dict[str, Any]
-) -> Reckoning:
+    open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook, detail: dict[str, Any]
+) -> CrashCharge:
     reserve, held = open_request.reserve, open_request.held
     prompts = [int(tokens) for tokens in reserve.detail.get("prompt_tokens", [held.input_tokens])]
     use = use_of_outcomes(outcomes, prompts, max(1, int(reserve.detail.get("choices", 1))))
@@ -88,7 +88,7 @@ def _by_engine(
         "cached_tokens": use.cached_tokens,
         "finish": sorted({each.finish for each in outcomes}),
     }
-    return Reckoning(RequestOutcome.RECOVERED, charged, within(limited, held), detail)
+    return CrashCharge(RequestOutcome.RECOVERED, charged, within(limited, held), detail)
 
 
 def tier_of(open_request: OpenRequest) -> str:

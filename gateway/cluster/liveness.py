@@ -1,6 +1,6 @@
 """Is this gateway still known to live, and which others are not any more?
 
-Pure but for the clock that is passed in: `Presence` judges what the registry said. Whoever was silent for
+Pure but for the clock that is passed in: `Liveness` judges what the registry said. Whoever was silent for
 `stale_s` may be taken for dead, and what it has reserved is then settled by somebody else. So a gateway that
 could not say that it lives (it was stopped, or lost the database) starts nothing that waits here any more
 (`require`): its waiting requests may have been settled meanwhile. And it takes nobody else for dead before
@@ -20,7 +20,7 @@ MARGIN_S = 2.0
 has arrived."""
 
 
-class Presence:
+class Liveness:
     """What one gateway knows of its own standing. Use from one event loop."""
 
     def __init__(self, gateway_id: str, stale_s: float, clock: Callable[[], float]) -> None:

@@ -26,7 +26,7 @@ import redis.asyncio as redis_client
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from gateway.pools.request_actions import Answered, Ask, Heard, Unreachable
+from gateway.pools.request_actions import ActionResult, PeerAnswers, RequestAction, Unreachable
 from tenants.storage.redis_options import redis_options
 from tenants.storage.task_stop import stop
 
@@ -43,20 +43,20 @@ MAX_ACTING = 256
 
 log = logging.getLogger("fairgate.gateway.elsewhere")
 
-_asks = msgspec.msgpack.Decoder(Ask)
-_answers = msgspec.msgpack.Decoder(Answered)
+_asks = msgspec.msgpack.Decoder(RequestAction)
+_answers = msgspec.msgpack.Decoder(ActionResult)
 
 
 @dataclass(slots=True)
 class _Open:
-    heard: list[Answered]
+    heard: list[ActionResult]
     expected: int | None
     """None: not known yet."""
     ends_with_one: bool
     done: asyncio.Event
 
 
-class Elsewhere:
+class PeerRequests:
     """One gateway's part. Use from one event loop."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Elsewhere:
         self._everybody = f"{prefix}:{number}:gateways"
         self._own = f"{self._everybody}:{secrets.token_hex(8)}"
         self._answer_s = answer_s
-        self._act: Callable[[Ask], Awaitable[Answered]] | None = None
+        self._act: Callable[[RequestAction], Awaitable[ActionResult]] | None = None
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._acting: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class Elsewhere:
         self.is_listening = asyncio.Event()
         """What others ask and answer is heard."""
 
-    def start(self, act: Callable[[Ask], Awaitable[Answered]]) -> None:
+    def start(self, act: Callable[[RequestAction], Awaitable[ActionResult]]) -> None:
         """Begins to answer others with `act`, which must not raise."""
         self._act = act
         self._task = asyncio.create_task(self._listen(), name="gateway elsewhere")
@@ -90,7 +90,7 @@ class Elsewhere:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
-    async def ask(self, ask: Ask, *, everybody: bool = False) -> Heard:
+    async def ask(self, ask: RequestAction, *, everybody: bool = False) -> PeerAnswers:
         """Asks all other gateways; returns as soon as the one that has the request has answered, with
         `everybody` when all have. Raises `Unreachable`."""
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
@@ -110,7 +110,7 @@ class Elsewhere:
                     await waiting.done.wait()
         finally:
             del self._open[number]
-        return Heard(waiting.heard, max(0, waiting.expected - len(waiting.heard)))
+        return PeerAnswers(waiting.heard, max(0, waiting.expected - len(waiting.heard)))
 
     # ------------------------------------------------------------ what is heard
 
@@ -143,14 +143,14 @@ class Elsewhere:
         except msgspec.DecodeError:
             log.error("what another gateway said is not understood")
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: RequestAction) -> None:
         if ask.reply_to == self._own or len(self._acting) >= MAX_ACTING:
             return
         task = asyncio.create_task(self._answer(ask), name="gateway elsewhere, act")
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: RequestAction) -> None:
         assert self._act is not None
         answered = await self._act(ask)
         packed = msgspec.msgpack.encode(replace(answered, number=ask.number))
@@ -159,7 +159,7 @@ class Elsewhere:
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("another gateway was not answered: %s", type(error).__name__)
 
-    def _answered(self, answered: Answered) -> None:
+    def _answered(self, answered: ActionResult) -> None:
         waiting = self._open.get(answered.number)
         if waiting is not None:
             waiting.heard.append(answered)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine.messages import Inventory, Outcome
+from engine.messages import Inventory, SequenceOutcome
 from gateway.cluster.crash_charge import reckon, tier_of
 from gateway.deps import RecoveryReport
 from gateway.upstream.base import Upstream, UpstreamLost
@@ -54,9 +54,9 @@ class _Told:
     is_complete: bool = True
     """Every engine could be asked."""
 
-    def outcomes(self) -> dict[str, list[Outcome]]:
+    def outcomes(self) -> dict[str, list[SequenceOutcome]]:
         """By request."""
-        found: dict[str, list[Outcome]] = {}
+        found: dict[str, list[SequenceOutcome]] = {}
         for _, inventory in self.inventories:
             for outcome in inventory.outcomes:
                 found.setdefault(outcome.request_id, []).append(outcome)
@@ -154,7 +154,7 @@ async def _settle_by(
 
 
 async def _settle_one(
-    deps: GatewayDeps, open_request: OpenRequest, outcomes: list[Outcome], report: RecoveryReport
+    deps: GatewayDeps, open_request: OpenRequest, outcomes: list[SequenceOutcome], report: RecoveryReport
 ) -> bool:
     reserve = open_request.reserve
     try:

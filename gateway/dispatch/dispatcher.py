@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from engine.step_time.model import PRIOR
-from gateway.dispatch.queue_backend import FlowState, LocalQueue
+from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.window import Replica
 from gateway.upstream.base import Upstream
@@ -38,7 +38,7 @@ class QueueExpired(Exception):
     """The request waited longer than its tier allows."""
 
 
-class NoEngine(Exception):
+class NoEngineAvailable(Exception):
     """No engine serves, and none came back in time."""
 
 
@@ -71,7 +71,7 @@ class Dispatcher:
         clock: Callable[[], float],
         *,
         engine_grace_s: float,
-        state: FlowState | None = None,
+        state: QueueBackend | None = None,
     ) -> None:
         """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
@@ -148,7 +148,7 @@ class Dispatcher:
         given up. If its turn came at that very moment, it counts as dispatched and not begun, and the
         caller's `finish` ends it.
 
-        The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngine`, `Closing`.
+        The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`, `Closing`.
         """
         if self._closing:
             raise Closing
@@ -255,5 +255,5 @@ class Dispatcher:
             self._down_since_s = now_s
         elif now_s - self._down_since_s >= self._engine_grace_s:
             for entry_id in [each.entry.entry_id for each in self.flow.tickets()]:
-                self._fail(entry_id, NoEngine())
+                self._fail(entry_id, NoEngineAvailable())
         self.pump()

@@ -16,7 +16,7 @@ OnTurns = Callable[[list[Dispatch]], None]
 OnRefused = Callable[[str, QueueFull], None]
 
 
-class FlowState(Protocol):
+class QueueBackend(Protocol):
     """Contract: a request that got in line has its turn once, or is refused once, or leaves. Turns and late
     refusals are told from `pump` or between two calls, never from within another call."""
 
@@ -82,7 +82,7 @@ class FlowState(Protocol):
 
 
 class LocalQueue:
-    """Implements `FlowState` for a gateway that stands alone."""
+    """Implements `QueueBackend` for a gateway that stands alone."""
 
     def __init__(self, flow: FlowController) -> None:
         self.flow = flow

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from gateway.config import GatewayConfig
 from gateway.flow.shared.codec import PoolRule, never_is_zero
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.protocol import Session
+from gateway.flow.shared.protocol import PoolSession
 from tenants.types import Tier
 
 if TYPE_CHECKING:
-    from gateway.dispatch.redis_queue import SharedQueue
+    from gateway.dispatch.redis_queue import RedisQueue
     from tenants.quota.redis import Passenger
 
 
 @dataclass
-class Sharing:
+class QueueSharing:
     """What this gateway's queues need to be shared."""
 
     redis_url: str
@@ -34,7 +34,7 @@ class Sharing:
     """By replica id, what every gateway calls it; only of those that others can reach, too."""
     may_go_alone: bool
     """While Redis is away this gateway decides about its own requests by itself."""
-    queues: list[SharedQueue] = field(default_factory=list)
+    queues: list[RedisQueue] = field(default_factory=list)
 
     def shares(self, replica_ids: Iterable[str]) -> bool:
         """Whether others can reach every one of these replicas."""
@@ -48,15 +48,15 @@ class Sharing:
         config: GatewayConfig,
         clock: Callable[[], float],
         replica_ids: Iterable[str],
-    ) -> SharedQueue:
+    ) -> RedisQueue:
         """The queue of a pool, of which `mirror` is this gateway's part."""
         # Only here, because Redis is an extra.
-        from gateway.dispatch.redis_queue import SharedQueue
+        from gateway.dispatch.redis_queue import RedisQueue
 
         names = {each: self.replica_names[each] for each in replica_ids}
-        session = Session(mirror, _rule(config), secrets.randbits(40), names)
+        session = PoolSession(mirror, _rule(config), secrets.randbits(40), names)
         pool = hashlib.sha256("\n".join([model, *sorted(names.values())]).encode()).hexdigest()[:24]
-        queue = SharedQueue(
+        queue = RedisQueue(
             self.redis_url, pool, self.gateway_id, session, clock, may_go_alone=self.may_go_alone
         )
         self.queues.append(queue)

@@ -29,7 +29,7 @@ from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared import codec as wire
 from gateway.flow.shared.mirror import Mirror, require_shared
-from gateway.flow.shared.protocol import Message, Session
+from gateway.flow.shared.protocol import PoolMessage, PoolSession
 from gateway.flow.window import Replica
 from tenants.quota.redis import Passenger
 from tenants.storage.redis_options import redis_options
@@ -48,15 +48,15 @@ HEARTBEATS_PER_STALE = 5
 log = logging.getLogger("fairgate.gateway.shared")
 
 
-class SharedQueue:
-    """Implements `FlowState` for one gateway of a pool. Use from one event loop."""
+class RedisQueue:
+    """Implements `QueueBackend` for one gateway of a pool. Use from one event loop."""
 
     def __init__(
         self,
         url: str,
         pool: str,
         gateway_id: str,
-        session: Session,
+        session: PoolSession,
         clock: Callable[[], float],
         *,
         may_go_alone: bool,
@@ -267,7 +267,7 @@ class SharedQueue:
                 log.warning("the shared queue (Redis) is away: %s", type(error).__name__)
             self._failed()
 
-    def _arguments(self, message: Message) -> list[Any]:
+    def _arguments(self, message: PoolMessage) -> list[Any]:
         now_us = 0 if self._virtual_clock is None else round(self._virtual_clock() * 1e6)
         return [now_us, message.epoch, self._gateway_id, message.life, message.number, message.packed]
 

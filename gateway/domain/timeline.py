@@ -17,7 +17,7 @@ from operator import itemgetter
 
 import msgspec
 
-from engine.messages import Outcome
+from engine.messages import SequenceOutcome
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 
@@ -31,7 +31,7 @@ _IN_ORDER = itemgetter(1, 0)
 """Of notes: by time, and of one instant by kind."""
 
 
-class Kind(IntEnum):
+class TimelineKind(IntEnum):
     """What happened. The numbers are stored: none is ever given another meaning."""
 
     RECEIVED = 1
@@ -56,27 +56,27 @@ class Kind(IntEnum):
     LEFT_OUT = 20
 
 
-FIELDS: dict[Kind, tuple[str, ...]] = {
-    Kind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
-    Kind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
-    Kind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens"),
-    Kind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens"),
-    Kind.MOVED: ("from_tier", "to_tier"),
-    Kind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
-    Kind.ADMITTED: ("sequence", "cached_tokens"),
-    Kind.PREFILLED: ("tokens", "sequence"),
-    Kind.FIRST_TOKEN: (),
-    Kind.PAUSED: ("whose", "displaced_tokens", "sequence"),
-    Kind.RESUMED: ("sequence",),
-    Kind.SWAPPED: ("whose", "sequence"),
-    Kind.RESTORED: ("sequence",),
-    Kind.PREEMPTED: ("whose", "sequence"),
-    Kind.TOPPED_UP: ("waited_us", "covered_output_tokens"),
-    Kind.STALLED: ("waited_us",),
-    Kind.LAST_TOKEN: ("output_tokens",),
-    Kind.ENDED: ("outcome",),
-    Kind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
-    Kind.LEFT_OUT: ("kind", "count"),
+FIELDS: dict[TimelineKind, tuple[str, ...]] = {
+    TimelineKind.RECEIVED: ("input_tokens", "sequences", "tier", "max_tokens"),
+    TimelineKind.QUOTED: ("wait_p50_us", "ttft_p50_us", "e2e_p50_us", "output_p50_tokens"),
+    TimelineKind.RESERVED: ("limited_us", "held_input_tokens", "held_output_tokens"),
+    TimelineKind.QUEUED: ("own_tokens", "others_tokens", "higher_tier_tokens"),
+    TimelineKind.MOVED: ("from_tier", "to_tier"),
+    TimelineKind.DISPATCHED: ("tier", "by_reservation", "displaced_tokens"),
+    TimelineKind.ADMITTED: ("sequence", "cached_tokens"),
+    TimelineKind.PREFILLED: ("tokens", "sequence"),
+    TimelineKind.FIRST_TOKEN: (),
+    TimelineKind.PAUSED: ("whose", "displaced_tokens", "sequence"),
+    TimelineKind.RESUMED: ("sequence",),
+    TimelineKind.SWAPPED: ("whose", "sequence"),
+    TimelineKind.RESTORED: ("sequence",),
+    TimelineKind.PREEMPTED: ("whose", "sequence"),
+    TimelineKind.TOPPED_UP: ("waited_us", "covered_output_tokens"),
+    TimelineKind.STALLED: ("waited_us",),
+    TimelineKind.LAST_TOKEN: ("output_tokens",),
+    TimelineKind.ENDED: ("outcome",),
+    TimelineKind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
+    TimelineKind.LEFT_OUT: ("kind", "count"),
 }
 """What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
 `whose` is who took the place, see `Whose`. More may be added at the end of a kind's."""
@@ -106,8 +106,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
         """With the names of its numbers. A kind that a newer version wrote is called by its number."""
         if self.kind not in FIELDS:
             return {"event": f"kind {self.kind}", "at_s": self.at_us / 1e6, "numbers": list(self.numbers)}
-        shown: dict[str, object] = {"event": Kind(self.kind).name.lower(), "at_s": self.at_us / 1e6}
-        for name, number in zip(FIELDS[Kind(self.kind)], self.numbers, strict=False):
+        shown: dict[str, object] = {"event": TimelineKind(self.kind).name.lower(), "at_s": self.at_us / 1e6}
+        for name, number in zip(FIELDS[TimelineKind(self.kind)], self.numbers, strict=False):
             shown[name] = _shown(name, number)
         return shown
 
@@ -138,12 +138,12 @@ class Timeline:
     def __init__(self) -> None:
         self.notes = []
 
-    def note(self, kind: Kind, at_s: float, *numbers: int) -> None:
+    def note(self, kind: TimelineKind, at_s: float, *numbers: int) -> None:
         """Something happened, on the gateway's clock. Beyond `MAX_NOTES` nothing is noted any more."""
         if len(self.notes) < MAX_NOTES:
             self.notes.append((kind, at_s, numbers))
 
-    def waited_s(self, *kinds: Kind) -> float:
+    def waited_s(self, *kinds: TimelineKind) -> float:
         """For how long it waited for any of `kinds`, which begin with the microseconds of a wait."""
         if not self.notes:
             return 0.0
@@ -155,7 +155,7 @@ class Timeline:
 def wait_span(kind: int, at: float, waited: float) -> tuple[float, float]:
     """From when to when it waited, in one unit of time: a top-up is noted at its wait's end, a stalled reader
     at its beginning."""
-    return (at - waited, at) if kind == Kind.TOPPED_UP else (at, at + waited)
+    return (at - waited, at) if kind == TimelineKind.TOPPED_UP else (at, at + waited)
 
 
 def together(spans: Iterable[tuple[float, float]]) -> float:
@@ -171,7 +171,7 @@ def together(spans: Iterable[tuple[float, float]]) -> float:
 def assemble(
     timeline: Timeline,
     times: Times,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[SequenceOutcome],
     outcome: RequestOutcome,
     *,
     output_tokens: int,
@@ -186,9 +186,9 @@ def assemble(
         for index, each in enumerate(outcomes):
             notes += _at_the_engine(each, index, times.dispatched_s, whose)
     if times.first_token_s is not None:
-        notes.append((Kind.FIRST_TOKEN, times.first_token_s, ()))
+        notes.append((TimelineKind.FIRST_TOKEN, times.first_token_s, ()))
     if times.last_token_s is not None:
-        notes.append((Kind.LAST_TOKEN, times.last_token_s, (output_tokens,)))
+        notes.append((TimelineKind.LAST_TOKEN, times.last_token_s, (output_tokens,)))
     notes.sort(key=_IN_ORDER)
     ended_s = arrived_s if times.ended_s is None else times.ended_s
     # The engine's clock is not the gateway's: what it says came before the end must stand before the end.
@@ -197,13 +197,13 @@ def assemble(
         for kind, at_s, numbers in notes
     ]
     ended_us = _us(ended_s, arrived_s)
-    events.append(Event(Kind.ENDED, ended_us, (OUTCOMES.index(outcome),)))
-    events.append(Event(Kind.SETTLED, ended_us, charged))
+    events.append(Event(TimelineKind.ENDED, ended_us, (OUTCOMES.index(outcome),)))
+    events.append(Event(TimelineKind.SETTLED, ended_us, charged))
     return bounded(events) if len(events) > MAX_EVENTS else events
 
 
 def _at_the_engine(
-    outcome: Outcome,
+    outcome: SequenceOutcome,
     index: int,
     began_s: float,
     whose: Callable[[Sequence[str]], Whose],
@@ -215,19 +215,19 @@ def _at_the_engine(
         match each.kind:
             case "admit" if not has_started:
                 has_started = True
-                notes.append((Kind.ADMITTED, at_s, (index, outcome.cached_tokens)))
+                notes.append((TimelineKind.ADMITTED, at_s, (index, outcome.cached_tokens)))
             case "admit" | "resume":
-                notes.append((Kind.RESUMED, at_s, (index,)))
+                notes.append((TimelineKind.RESUMED, at_s, (index,)))
             case "pause" | "suspend":
-                notes.append((Kind.PAUSED, at_s, (whose(each.others), each.displaced_tokens, index)))
+                notes.append((TimelineKind.PAUSED, at_s, (whose(each.others), each.displaced_tokens, index)))
             case "swap":
-                notes.append((Kind.SWAPPED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.SWAPPED, at_s, (whose(each.others), index)))
             case "restore":
-                notes.append((Kind.RESTORED, at_s, (index,)))
+                notes.append((TimelineKind.RESTORED, at_s, (index,)))
             case "preempt":
-                notes.append((Kind.PREEMPTED, at_s, (whose(each.others), index)))
+                notes.append((TimelineKind.PREEMPTED, at_s, (whose(each.others), index)))
     for after_s, tokens in outcome.chunks:
-        notes.append((Kind.PREFILLED, began_s + after_s, (tokens, index)))
+        notes.append((TimelineKind.PREFILLED, began_s + after_s, (tokens, index)))
     return notes
 
 
@@ -240,7 +240,7 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
         for each in kept:
             counts[each.kind] = counts.get(each.kind, 0) + 1
         commonest = max(
-            (kind for kind in counts if kind != Kind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
+            (kind for kind in counts if kind != TimelineKind.LEFT_OUT), key=lambda kind: (counts[kind], kind)
         )
         places = [index for index, each in enumerate(kept) if each.kind == commonest]
         # One more than the surplus, for the event that says so; the first and the last of a kind stay.
@@ -249,7 +249,7 @@ def bounded(events: Sequence[Event], most: int = MAX_EVENTS) -> list[Event]:
             return kept[: most - 1] + kept[-1:]
         middle = (len(places) - surplus) // 2
         dropped = set(places[middle : middle + surplus])
-        mark = Event(Kind.LEFT_OUT, kept[places[middle]].at_us, (commonest, surplus))
+        mark = Event(TimelineKind.LEFT_OUT, kept[places[middle]].at_us, (commonest, surplus))
         kept = [
             mark if index == places[middle] else each
             for index, each in enumerate(kept)
@@ -274,7 +274,7 @@ def unpack(packed: bytes) -> list[Event]:
     return found.events
 
 
-def first(events: Iterable[Event], kind: Kind) -> Event | None:
+def first(events: Iterable[Event], kind: TimelineKind) -> Event | None:
     """The first event of a kind."""
     return next((each for each in events if each.kind == kind), None)
 
@@ -283,7 +283,7 @@ def number(event: Event | None, name: str) -> int:
     """One of an event's numbers, by its name in `FIELDS`; 0 where there is none."""
     if event is None:
         return 0
-    place = FIELDS[Kind(event.kind)].index(name)
+    place = FIELDS[TimelineKind(event.kind)].index(name)
     return event.numbers[place] if place < len(event.numbers) else 0
 
 
@@ -294,7 +294,7 @@ def _shown(name: str, value: int) -> object:
         case "outcome":
             return OUTCOMES[value].value if value < len(OUTCOMES) else value
         case "kind":
-            return Kind(value).name.lower() if value in tuple(Kind) else value
+            return TimelineKind(value).name.lower() if value in tuple(TimelineKind) else value
         case "by_reservation":
             return bool(value)
     return value

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.messages import Delta, Outcome
+from engine.messages import Delta, SequenceOutcome
 from tenants.types import Amounts
 
 
@@ -34,7 +34,7 @@ class SequenceUse:
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_us: int = 0
-    outcome: Outcome | None = None
+    outcome: SequenceOutcome | None = None
 
     def received(self, delta: Delta) -> None:
         """What reached the gateway; the first token proves that the prompt was computed."""
@@ -45,7 +45,7 @@ class SequenceUse:
             self.cached_tokens = delta.cached_tokens
             self.computed_tokens = self.prompt_tokens - delta.cached_tokens
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: SequenceOutcome) -> None:
         """The engine's final word."""
         self.outcome = outcome
         self.input_tokens = min(self.prompt_tokens, outcome.computed_tokens + outcome.cached_tokens)
@@ -91,7 +91,7 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
     return Use(input_tokens, computed_tokens, cached_tokens, output_tokens, dispatched, gpu_us)
 
 
-def use_of_outcomes(outcomes: Sequence[Outcome], prompt_tokens: Sequence[int], choices: int) -> Use:
+def use_of_outcomes(outcomes: Sequence[SequenceOutcome], prompt_tokens: Sequence[int], choices: int) -> Use:
     """The same from the outcomes that an engine kept for a gateway that died.
 
     `prompt_tokens` and `choices` are what the reserve row says. A sequence without an outcome never got to

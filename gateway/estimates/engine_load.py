@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.wait.forecast import EngineLoad, Flight
 from engine.messages import RunningSequence, Snapshot, StepTime
 from gateway.flow.controller import FlowController, InFlight
@@ -61,7 +61,7 @@ def flights_of(in_flight: Sequence[InFlight], snapshot: Snapshot | None) -> list
     return flights + [_stranger(running) for running in strangers]
 
 
-def _flight(entry: Entry, running: RunningSequence, kv_tokens: int) -> Flight:
+def _flight(entry: QueueEntry, running: RunningSequence, kv_tokens: int) -> Flight:
     left = running.prompt_tokens + running.emitted_tokens - running.computed_tokens
     decodes = running.emitted_tokens > 0 and left <= 1
     return Flight(
@@ -71,7 +71,7 @@ def _flight(entry: Entry, running: RunningSequence, kv_tokens: int) -> Flight:
 
 def _stranger(running: RunningSequence) -> Flight:
     """A sequence of another gateway, or one that is just ending."""
-    entry = Entry(
+    entry = QueueEntry(
         entry_id=running.request_id,
         tenant_id=running.tenant_id,
         arrived_s=0.0,

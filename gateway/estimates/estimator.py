@@ -13,7 +13,7 @@ from math import hypot
 
 import msgspec
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.calibration import AT_ONCE, Bucket, Calibration, Correction, Kind, bucket_of, corrected
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.forecast import Figures, Forecast, Seconds
@@ -25,13 +25,12 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Promise, Times, calibrate
 from gateway.estimates.displacement import Displacement, displacement
 from gateway.estimates.engine_load import engine_loads
-from gateway.estimates.forecast_cache import Size, Surfaces
-from gateway.estimates.step_time_scale import Pace
+from gateway.estimates.forecast_cache import ForecastCache, Size
+from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController
 from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.base import Upstream
-from tenants.pricing.pricing import Entry as PriceEntry
-from tenants.pricing.pricing import PriceBook, check_counts
+from tenants.pricing.pricing import PriceBook, PriceEntry, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
@@ -39,7 +38,7 @@ JUDGED_PER_S = 20.0
 log = logging.getLogger("fairgate.gateway.estimates")
 
 
-class Estimates:
+class Estimator:
     """Forecasts for requests. One writer of the length forecast. Use from one event loop."""
 
     def __init__(
@@ -69,8 +68,8 @@ class Estimates:
         """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
         self._note = note
         self._at_once = AtOnce(note)
-        self._paces = {upstream.replica_id: Pace() for upstream in upstreams}
-        self.surfaces = Surfaces(
+        self._paces = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
+        self.surfaces = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),
             self._draw_length,
@@ -137,7 +136,7 @@ class Estimates:
             self.lengths.observe(call.principal.tenant_id, self._model, output_tokens, traits)
             self.observed += 1
 
-    def arrived(self, entry: Entry) -> None:
+    def arrived(self, entry: QueueEntry) -> None:
         """A request gets in line: more like it are to be expected."""
         if self.are_told:
             self.surfaces.arrived(entry)
@@ -290,7 +289,7 @@ class Estimates:
         )
         return p50, max(p50, p90)
 
-    def _draw_length(self, entry: Entry, generated: int, u: float) -> int:
+    def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
         ticket = self._flow.ticket(entry.entry_id)
         if ticket is None:
             return max(generated + 1, entry.predicted_output_tokens)
@@ -310,7 +309,7 @@ class Estimates:
 #
 # The short way to an estimate where nobody waits, as is so for most requests of most days: what the surface,
 # the calibration and the price book say of such a line is looked up once, until one of the three changes. The
-# plain way, for everybody else, is `Surface.read`, `Calibration.correct` and `Estimates._told`; both say the
+# plain way, for everybody else, is `Surface.read`, `Calibration.correct` and `Estimator._told`; both say the
 # same.
 
 
@@ -334,7 +333,7 @@ class LineAtOnce(msgspec.Struct, frozen=True):
     def estimate(
         self, size: Size, output_tokens: tuple[int, int], more_prompt_tokens: int, samples: int
     ) -> Estimate:
-        """As `Estimates.estimate` has it, for a request that finds a place free."""
+        """As `Estimator.estimate` has it, for a request that finds a place free."""
         surface, point, price = self.surface, self.point, self.price.cost_nanousd
         p50, p90 = output_tokens
         count, tokens = size.sequences, size.input_tokens

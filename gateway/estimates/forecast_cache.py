@@ -14,7 +14,7 @@ from time import perf_counter
 
 import msgspec
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.length.features import Features
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.forecast.wait.forecast import DrawLength, EngineLoad, Forecast
@@ -59,7 +59,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     """What says how long each answer will be, where that is known."""
 
 
-class Surfaces:
+class ForecastCache:
     """One queue's surface. Use from one event loop."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Surfaces:
         draw_length: DrawLength,
         *,
         every_s: float,
-        promised: Callable[[float], Sequence[Entry]] = lambda now_s: (),
+        promised: Callable[[float], Sequence[QueueEntry]] = lambda now_s: (),
         stopwatch: Callable[[], float] = perf_counter,
     ) -> None:
         """`promised`: outstanding quotes at an instant; `stopwatch` tells what a replay takes."""
@@ -82,7 +82,7 @@ class Surfaces:
         self._every_s = every_s
         self._stopwatch = stopwatch
         self._rates = ArrivalRates()
-        self._coming: list[Entry] = []
+        self._coming: list[QueueEntry] = []
         """Arrivals that `_rates` has not heard of: it is told of many at once, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         """With the instant at which each was last asked about, the latest last."""
@@ -96,7 +96,7 @@ class Surfaces:
         self._is_asked = False
         self._rest_until_s = float("-inf")
 
-    def arrived(self, entry: Entry) -> None:
+    def arrived(self, entry: QueueEntry) -> None:
         """A request gets in line: more like it are to be expected."""
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:

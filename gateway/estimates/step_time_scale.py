@@ -22,7 +22,7 @@ SLOWEST, FASTEST = 20.0, 0.5
 
 
 @dataclass(slots=True)
-class Pace:
+class StepTimeScale:
     """One engine's real time over its predicted time, while it was busy."""
 
     _last: Snapshot | None = None

@@ -37,7 +37,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from gateway.domain.outcomes import RequestOutcome
-from gateway.explain.fluid_share import Finish, Fluid, Job, Machine, alone, fair_share
+from gateway.explain.fluid_share import Finish, FluidMachine, FluidShare, Job, alone, fair_share
 
 
 class Cause(StrEnum):
@@ -87,7 +87,7 @@ ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELL
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RequestFacts:
     """A request after its end, as far as targets go. Instants on the clock of its `job`."""
 
     job: Job
@@ -161,7 +161,7 @@ class Counterfactuals:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MissVerdict:
     """The cause of one miss, with what it was found by."""
 
     metric: Metric
@@ -172,7 +172,7 @@ class Verdict:
     evidence: Mapping[str, float | None]
 
 
-def cause_of(facts: Facts, metric: Metric, target_s: float, seen: Counterfactuals | None) -> Cause:
+def cause_of(facts: RequestFacts, metric: Metric, target_s: float, seen: Counterfactuals | None) -> Cause:
     """The rules at the top of this file. `seen` None: there are no counterfactuals."""
     if facts.outcome in FAULTS:
         return Cause.FAULT
@@ -198,7 +198,7 @@ def cause_of(facts: Facts, metric: Metric, target_s: float, seen: Counterfactual
     return Cause.SCHEDULING
 
 
-def _without_model(facts: Facts, metric: Metric, target_s: float) -> Cause:
+def _without_model(facts: RequestFacts, metric: Metric, target_s: float) -> Cause:
     """Only what was measured can be left out."""
     actual_s = facts.actual_s(metric)
     if actual_s is None or math.isinf(actual_s):
@@ -211,7 +211,7 @@ def _without_model(facts: Facts, metric: Metric, target_s: float) -> Cause:
     return Cause.QUOTA if _without(actual_s, limits_s, metric, facts.job) <= target_s else Cause.UNKNOWN
 
 
-def _stalled_s(facts: Facts, metric: Metric) -> float:
+def _stalled_s(facts: RequestFacts, metric: Metric) -> float:
     """No reader is asked for anything before the first token."""
     return 0.0 if metric is Metric.TTFT else facts.stalled_s
 
@@ -224,11 +224,11 @@ def _without(actual_s: float, seconds: float, metric: Metric, job: Job) -> float
 
 
 def judge(
-    missed: Sequence[tuple[Facts, Metric, float]],
+    missed: Sequence[tuple[RequestFacts, Metric, float]],
     jobs: Iterable[Job],
-    machine: Machine | None,
+    machine: FluidMachine | None,
     serving: Sequence[tuple[float, int]] = (),
-) -> list[Verdict]:
+) -> list[MissVerdict]:
     """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, the
     missed ones included or not. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
     if machine is None:
@@ -237,7 +237,7 @@ def judge(
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
     everybody = {job.job_id: job for job in jobs} | judged
     worlds = _Worlds(list(everybody.values()), machine, serving, judged)
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, MissVerdict] = {}
     for index in sorted(range(len(missed)), key=lambda each: missed[each][0].job.arrived_s):
         verdicts[index] = _verdict(*missed[index], worlds.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
@@ -250,7 +250,7 @@ class _Worlds:
     def __init__(
         self,
         jobs: Sequence[Job],
-        machine: Machine,
+        machine: FluidMachine,
         serving: Sequence[tuple[float, int]],
         judged: Mapping[str, Job],
     ) -> None:
@@ -260,7 +260,7 @@ class _Worlds:
         self._whole = fair_share(jobs, machine, judged) if had_outage else self._fair
         self._jobs = jobs
         self._without_own: dict[str, Finish] = {}
-        self._others: dict[str, Fluid] = {}
+        self._others: dict[str, FluidShare] = {}
         """By tenant: the world without it, as far as it was needed."""
         self._num_of: Counter[str] = Counter(job.tenant_id for job in jobs)
 
@@ -272,14 +272,14 @@ class _Worlds:
             fluid = self._others.get(job.tenant_id)
             if fluid is None:
                 apart = [each for each in self._jobs if each.tenant_id != job.tenant_id]
-                fluid = self._others[job.tenant_id] = Fluid(apart, self._machine)
+                fluid = self._others[job.tenant_id] = FluidShare(apart, self._machine)
             fluid.run(until_s=job.arrived_s)
             fork = fluid.fork_with(replace(job, left_s=math.inf))
             fork.run(wanted=[job.job_id])
             self._without_own[job.job_id] = fork.finish(job.job_id)
         return self._without_own[job.job_id]
 
-    def seen(self, facts: Facts, metric: Metric, target_s: float) -> Counterfactuals:
+    def seen(self, facts: RequestFacts, metric: Metric, target_s: float) -> Counterfactuals:
         """Of one request and metric."""
         job = facts.job
         further = max(1, job.output_tokens // job.sequences - 1)
@@ -323,7 +323,9 @@ def _per_token(first_s: float, last_s: float, job: Job) -> float | None:
     return (last_s - first_s) / further if further > 0 else None
 
 
-def _verdict(facts: Facts, metric: Metric, target_s: float, seen: Counterfactuals | None) -> Verdict:
+def _verdict(
+    facts: RequestFacts, metric: Metric, target_s: float, seen: Counterfactuals | None
+) -> MissVerdict:
     actual_s = facts.actual_s(metric)
     if actual_s is None:
         actual_s = facts.ended_s - facts.arrived_s
@@ -334,4 +336,4 @@ def _verdict(facts: Facts, metric: Metric, target_s: float, seen: Counterfactual
         "rested_s": round(facts.rested_s, 6),
         "stalled_s": round(facts.stalled_s, 6),
     }
-    return Verdict(metric, target_s, actual_s, cause_of(facts, metric, target_s, seen), evidence)
+    return MissVerdict(metric, target_s, actual_s, cause_of(facts, metric, target_s, seen), evidence)

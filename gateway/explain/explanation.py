@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.domain.timeline import (
     OUTCOMES,
     Event,
-    Kind,
+    TimelineKind,
     UnreadableTimeline,
     Whose,
     first,
@@ -33,7 +33,7 @@ SHORTEST_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitBreakdown:
     """Where the time went, in seconds. What happened side by side (several sequences) is added up."""
 
     limits_s: float
@@ -57,12 +57,12 @@ class Waits:
         return {name: round(getattr(self, name), 6) for name in self.__slots__}
 
 
-def waits_of(events: Sequence[Event]) -> Waits:
+def waits_of(events: Sequence[Event]) -> WaitBreakdown:
     """Where the time went."""
-    reserved, queued = first(events, Kind.RESERVED), first(events, Kind.QUEUED)
-    dispatched, admitted = first(events, Kind.DISPATCHED), first(events, Kind.ADMITTED)
-    first_token, last_token = first(events, Kind.FIRST_TOKEN), first(events, Kind.LAST_TOKEN)
-    ended = first(events, Kind.ENDED)
+    reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
+    dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
+    first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
+    ended = first(events, TimelineKind.ENDED)
     end_us = ended.at_us if ended is not None else max((each.at_us for each in events), default=0)
 
     def between(start: Event | None, end: Event | None) -> float:
@@ -72,15 +72,15 @@ def waits_of(events: Sequence[Event]) -> Waits:
         return max(0, (end_us if end is None else end.at_us) - start.at_us) / 1e6
 
     began = admitted or dispatched
-    return Waits(
+    return WaitBreakdown(
         limits_s=number(reserved, "limited_us") / 1e6 if reserved is not None else 0.0,
         queue_s=between(queued, dispatched),
         engine_s=between(dispatched, admitted) if admitted is not None else 0.0,
         prefill_s=between(began, first_token),
         decode_s=between(first_token, last_token) if last_token is not None else 0.0,
         paused_s=_paused_s(events, end_us),
-        rested_s=_waited_s(events, Kind.TOPPED_UP),
-        stalled_s=_waited_s(events, Kind.STALLED),
+        rested_s=_waited_s(events, TimelineKind.TOPPED_UP),
+        stalled_s=_waited_s(events, TimelineKind.STALLED),
     )
 
 
@@ -93,7 +93,7 @@ def explain(events: Sequence[Event]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TimelineStage:
     """One stretch of a request's time."""
 
     name: str
@@ -104,12 +104,12 @@ class Stage:
         return {"name": self.name, "start_s": self.start_s, "end_s": self.end_s}
 
 
-def stages_of(events: Sequence[Event]) -> list[Stage]:
+def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
     """The stretches, for a waterfall: those that follow each other, then those that lie within them."""
-    reserved, queued = first(events, Kind.RESERVED), first(events, Kind.QUEUED)
-    dispatched, admitted = first(events, Kind.DISPATCHED), first(events, Kind.ADMITTED)
-    first_token, last_token = first(events, Kind.FIRST_TOKEN), first(events, Kind.LAST_TOKEN)
-    ended = first(events, Kind.ENDED)
+    reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
+    dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
+    first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
+    ended = first(events, TimelineKind.ENDED)
     bounds = [
         ("received", 0 if queued is None else queued.at_us - number(reserved, "limited_us")),
         ("limits", None if queued is None else queued.at_us),
@@ -119,28 +119,28 @@ def stages_of(events: Sequence[Event]) -> list[Stage]:
         ("decode", None if last_token is None else last_token.at_us),
         ("settle", None if ended is None else ended.at_us),
     ]
-    found: list[Stage] = []
+    found: list[TimelineStage] = []
     since_us = 0
     for name, until_us in bounds:
         if until_us is not None and until_us > since_us:
-            found.append(Stage(name, since_us / 1e6, until_us / 1e6))
+            found.append(TimelineStage(name, since_us / 1e6, until_us / 1e6))
             since_us = until_us
     end_us = since_us if ended is None else ended.at_us
     lost_us: dict[int, int] = {}
     for each in events:
         match each.kind:
-            case Kind.PAUSED | Kind.SWAPPED | Kind.PREEMPTED:
+            case TimelineKind.PAUSED | TimelineKind.SWAPPED | TimelineKind.PREEMPTED:
                 lost_us.setdefault(number(each, "sequence"), each.at_us)
-            case Kind.RESUMED | Kind.RESTORED:
+            case TimelineKind.RESUMED | TimelineKind.RESTORED:
                 lost = lost_us.pop(number(each, "sequence"), None)
                 if lost is not None:
-                    found.append(Stage("paused", lost / 1e6, each.at_us / 1e6))
-            case Kind.STALLED:
+                    found.append(TimelineStage("paused", lost / 1e6, each.at_us / 1e6))
+            case TimelineKind.STALLED:
                 waited_us = number(each, "waited_us")
-                found.append(Stage("reader", each.at_us / 1e6, (each.at_us + waited_us) / 1e6))
-            case Kind.TOPPED_UP if waited_us := number(each, "waited_us"):
-                found.append(Stage("budget", max(0, each.at_us - waited_us) / 1e6, each.at_us / 1e6))
-    found += [Stage("paused", lost / 1e6, end_us / 1e6) for lost in lost_us.values()]
+                found.append(TimelineStage("reader", each.at_us / 1e6, (each.at_us + waited_us) / 1e6))
+            case TimelineKind.TOPPED_UP if waited_us := number(each, "waited_us"):
+                found.append(TimelineStage("budget", max(0, each.at_us - waited_us) / 1e6, each.at_us / 1e6))
+    found += [TimelineStage("paused", lost / 1e6, end_us / 1e6) for lost in lost_us.values()]
     return found
 
 
@@ -154,14 +154,14 @@ def explanation(events: Sequence[Event]) -> dict[str, Any]:
     }
 
 
-def _limits(waits: Waits) -> str:
+def _limits(waits: WaitBreakdown) -> str:
     if waits.limits_s < SHORTEST_S:
         return ""
     return f"waited {_seconds(waits.limits_s)} for its tenant's own limits before it got in line"
 
 
-def _queue(events: Sequence[Event], waits: Waits) -> str:
-    queued = first(events, Kind.QUEUED)
+def _queue(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    queued = first(events, TimelineKind.QUEUED)
     if queued is None:
         return ""
     own, others = number(queued, "own_tokens"), number(queued, "others_tokens")
@@ -181,14 +181,14 @@ def _queue(events: Sequence[Event], waits: Waits) -> str:
         )
         if part
     ]
-    moves = sum(each.kind == Kind.MOVED for each in events)
+    moves = sum(each.kind == TimelineKind.MOVED for each in events)
     moved = f", moved between tiers {_times(moves)}" if moves else ""
     return f"{waited}: {_tokens(total)} tokens ahead, of which {', '.join(parts)}{moved}"
 
 
-def _engine(events: Sequence[Event], waits: Waits) -> str:
+def _engine(events: Sequence[Event], waits: WaitBreakdown) -> str:
     said: list[str] = []
-    dispatched = first(events, Kind.DISPATCHED)
+    dispatched = first(events, TimelineKind.DISPATCHED)
     if number(dispatched, "by_reservation"):
         said.append("went by its tenant's reservation")
     if displaced := number(dispatched, "displaced_tokens"):
@@ -198,13 +198,13 @@ def _engine(events: Sequence[Event], waits: Waits) -> str:
     return "; ".join(said)
 
 
-def _prefill(events: Sequence[Event], waits: Waits) -> str:
-    chunks = [each for each in events if each.kind == Kind.PREFILLED]
-    if first(events, Kind.FIRST_TOKEN) is None or first(events, Kind.DISPATCHED) is None:
+def _prefill(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    chunks = [each for each in events if each.kind == TimelineKind.PREFILLED]
+    if first(events, TimelineKind.FIRST_TOKEN) is None or first(events, TimelineKind.DISPATCHED) is None:
         return ""
     tokens = sum(number(each, "tokens") for each in chunks)
-    cached = sum(number(each, "cached_tokens") for each in events if each.kind == Kind.ADMITTED)
-    left_out = sum(number(each, "count") for each in events if _left_out(each, Kind.PREFILLED))
+    cached = sum(number(each, "cached_tokens") for each in events if each.kind == TimelineKind.ADMITTED)
+    left_out = sum(number(each, "count") for each in events if _left_out(each, TimelineKind.PREFILLED))
     what = "the prompt was computed"
     if tokens and not left_out:
         what = f"{_tokens(tokens)} prompt tokens were computed"
@@ -215,8 +215,12 @@ def _prefill(events: Sequence[Event], waits: Waits) -> str:
     return f"{what} in {_seconds(waits.prefill_s)}{pieces}{found}"
 
 
-def _pauses(events: Sequence[Event], waits: Waits) -> str:
-    lost = [each for each in events if each.kind in (Kind.PAUSED, Kind.SWAPPED, Kind.PREEMPTED)]
+def _pauses(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    lost = [
+        each
+        for each in events
+        if each.kind in (TimelineKind.PAUSED, TimelineKind.SWAPPED, TimelineKind.PREEMPTED)
+    ]
     if not lost:
         return ""
     whose = {Whose(number(each, "whose")) for each in lost}
@@ -226,13 +230,13 @@ def _pauses(events: Sequence[Event], waits: Waits) -> str:
         Whose.OWN: "requests of its own tenant",
     }
     known = [name for each, name in names.items() if each in whose]
-    recomputed = sum(each.kind == Kind.PREEMPTED for each in lost)
+    recomputed = sum(each.kind == TimelineKind.PREEMPTED for each in lost)
     again = f"; computed again {_times(recomputed)}, at no charge" if recomputed else ""
     by = f" for {' and '.join(known)}" if known else ""
     return f"gave up its place{by} {_times(len(lost))}, {_seconds(waits.paused_s)} in all{again}"
 
 
-def _rests(waits: Waits) -> str:
+def _rests(waits: WaitBreakdown) -> str:
     said: list[str] = []
     if waits.rested_s >= SHORTEST_S:
         said.append(f"waited up to {_seconds(waits.rested_s)} for more budget while it decoded")
@@ -241,9 +245,9 @@ def _rests(waits: Waits) -> str:
     return "; ".join(said)
 
 
-def _decode(events: Sequence[Event], waits: Waits) -> str:
-    tokens = number(first(events, Kind.LAST_TOKEN), "output_tokens")
-    sequences = max(1, number(first(events, Kind.RECEIVED), "sequences"))
+def _decode(events: Sequence[Event], waits: WaitBreakdown) -> str:
+    tokens = number(first(events, TimelineKind.LAST_TOKEN), "output_tokens")
+    sequences = max(1, number(first(events, TimelineKind.RECEIVED), "sequences"))
     further = tokens // sequences - 1
     if further < 1 or waits.decode_s <= 0:
         return ""
@@ -252,7 +256,7 @@ def _decode(events: Sequence[Event], waits: Waits) -> str:
 
 
 def _end(events: Sequence[Event]) -> str:
-    ended = first(events, Kind.ENDED)
+    ended = first(events, TimelineKind.ENDED)
     if ended is None:
         return ""
     outcome = OUTCOMES[number(ended, "outcome")].value if ended.numbers[0] < len(OUTCOMES) else "unknown"
@@ -265,16 +269,16 @@ def _paused_s(events: Sequence[Event], end_us: int) -> float:
     spans_us: list[tuple[int, int]] = []
     for each in events:
         match each.kind:
-            case Kind.PAUSED | Kind.SWAPPED | Kind.PREEMPTED:
+            case TimelineKind.PAUSED | TimelineKind.SWAPPED | TimelineKind.PREEMPTED:
                 lost_us.setdefault(number(each, "sequence"), each.at_us)
-            case Kind.RESUMED | Kind.RESTORED:
+            case TimelineKind.RESUMED | TimelineKind.RESTORED:
                 since_us = lost_us.pop(number(each, "sequence"), None)
                 if since_us is not None:
                     spans_us.append((since_us, each.at_us))
     return together([*spans_us, *((since_us, end_us) for since_us in lost_us.values())]) / 1e6
 
 
-def _waited_s(events: Sequence[Event], kind: Kind) -> float:
+def _waited_s(events: Sequence[Event], kind: TimelineKind) -> float:
     return (
         together(
             wait_span(kind, each.at_us, number(each, "waited_us")) for each in events if each.kind == kind
@@ -283,8 +287,8 @@ def _waited_s(events: Sequence[Event], kind: Kind) -> float:
     )
 
 
-def _left_out(event: Event, kind: Kind) -> bool:
-    return event.kind == Kind.LEFT_OUT and number(event, "kind") == kind
+def _left_out(event: Event, kind: TimelineKind) -> bool:
+    return event.kind == TimelineKind.LEFT_OUT and number(event, "kind") == kind
 
 
 def _times(count: int) -> str:

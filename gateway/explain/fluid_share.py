@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class FluidMachine:
     """The engines that served, all alike."""
 
     step_time: StepTime
@@ -89,20 +89,20 @@ class Finish(msgspec.Struct, frozen=True):
 
 def fair_share(
     jobs: Iterable[Job],
-    machine: Machine,
+    machine: FluidMachine,
     wanted: Collection[str] | None = None,
     serving: Sequence[tuple[float, int]] = (),
 ) -> dict[str, Finish]:
     """By job id; `wanted`: only as far as it takes to know of these. `serving`: since when how many replicas
     served, in order; before the first entry all did."""
     chosen = list(jobs)
-    fluid = Fluid(chosen, machine, serving)
+    fluid = FluidShare(chosen, machine, serving)
     fluid.run(wanted=wanted)
     ids = wanted if wanted is not None else [job.job_id for job in chosen]
     return {job_id: fluid.finish(job_id) for job_id in ids}
 
 
-def alone(job: Job, machine: Machine) -> Finish:
+def alone(job: Job, machine: FluidMachine) -> Finish:
     """`job` with nobody else, on one engine that has nothing else to do."""
     return fair_share([job], machine)[job.job_id]
 
@@ -123,7 +123,7 @@ def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float)
 
 
 @dataclass(slots=True, eq=False)
-class _Live:
+class _LiveJob:
     """A job on its way."""
 
     job: Job
@@ -135,9 +135,9 @@ class _Live:
     places: float = 0.0
 
     @staticmethod
-    def of(job: Job) -> _Live:
+    def of(job: Job) -> _LiveJob:
         """One that has had nothing yet."""
-        return _Live(job, float(max(1, job.input_tokens)), float(job.output_tokens))
+        return _LiveJob(job, float(max(1, job.input_tokens)), float(job.output_tokens))
 
     @property
     def is_decoding(self) -> bool:
@@ -162,23 +162,23 @@ class _Live:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _TenantLine:
     """One tenant's jobs in one tier, who came first first."""
 
     weight: float
-    jobs: list[_Live] = field(default_factory=list)
+    jobs: list[_LiveJob] = field(default_factory=list)
     sequences: int = 0
     kv_tokens: int = 0
     served: float = 0.0
     """Cost tokens per weight; lifted when it comes back from being idle."""
 
-    def add(self, live: _Live) -> None:
+    def add(self, live: _LiveJob) -> None:
         self.jobs.append(live)
         self.sequences += live.job.sequences
         self.kv_tokens += live.job.kv_tokens
         self.weight = live.job.weight
 
-    def remove(self, live: _Live) -> None:
+    def remove(self, live: _LiveJob) -> None:
         self.jobs.remove(live)
         self.sequences -= live.job.sequences
         self.kv_tokens -= live.job.kv_tokens
@@ -188,20 +188,20 @@ class _Line:
         return bool(self.jobs) and self.jobs[0].places > 0
 
 
-class Fluid:
+class FluidShare:
     """One run through time, which can be stopped and forked."""
 
     def __init__(
-        self, jobs: Iterable[Job], machine: Machine, serving: Sequence[tuple[float, int]] = ()
+        self, jobs: Iterable[Job], machine: FluidMachine, serving: Sequence[tuple[float, int]] = ()
     ) -> None:
         self._machine = machine
         self._serving = serving
         self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.job_id), reverse=True)
-        self._lines: dict[int, dict[str, _Line]] = {}
+        self._lines: dict[int, dict[str, _TenantLine]] = {}
         """By tier and tenant; a line stays when it is empty."""
-        self._in_step: list[_Live] = []
+        self._in_step: list[_LiveJob] = []
         """Whoever has part in the steps now."""
-        self._leaving: list[tuple[float, int, _Live]] = []
+        self._leaving: list[tuple[float, int, _LiveJob]] = []
         """A heap of those who are taken away, by when."""
         self._num_live = 0
         self._events = 0
@@ -209,13 +209,13 @@ class Fluid:
         self.finished: dict[str, Finish] = {}
         """Whoever is through, or was taken away."""
 
-    def fork_with(self, job: Job) -> Fluid:
+    def fork_with(self, job: Job) -> FluidShare:
         """A copy that goes on by itself, in which `job` comes as well. Raises `ValueError` for one that
         should have come before now."""
         has_begun = self._num_live > 0 or bool(self.finished)
         if has_begun and job.arrived_s < self._now_s:
             raise ValueError(f"job {job.job_id} came at {job.arrived_s}, and it is {self._now_s} already")
-        fork = Fluid([*self._coming, job], self._machine, self._serving)
+        fork = FluidShare([*self._coming, job], self._machine, self._serving)
         if has_begun:
             fork._now_s = self._now_s
         for tier, lines in self._lines.items():
@@ -260,15 +260,15 @@ class Fluid:
         lines = self._lines.setdefault(job.tier, {})
         line = lines.get(job.tenant_id)
         if line is None:
-            line = lines[job.tenant_id] = _Line(job.weight)
+            line = lines[job.tenant_id] = _TenantLine(job.weight)
         if not line.jobs:
             lowest = min((other.served for other in lines.values() if other.jobs), default=0.0)
             line.served = max(line.served, lowest)
-        live = _Live.of(job)
+        live = _LiveJob.of(job)
         line.add(live)
         self._note(live)
 
-    def _note(self, live: _Live) -> None:
+    def _note(self, live: _LiveJob) -> None:
         self._num_live += 1
         if live.job.left_s < math.inf:
             heapq.heappush(self._leaving, (live.job.left_s, self._num_live, live))
@@ -291,7 +291,7 @@ class Fluid:
                 gone.append(self._through(leaving, math.inf))
         return gone
 
-    def _through(self, live: _Live, last_token_s: float) -> str:
+    def _through(self, live: _LiveJob, last_token_s: float) -> str:
         job = live.job
         self.finished[job.job_id] = Finish(live.first_token_s, last_token_s)
         self._lines[job.tier][job.tenant_id].remove(live)
@@ -339,7 +339,7 @@ class Fluid:
         machine = self._machine
         places = machine.max_sequences * replicas
         kv_tokens = float(machine.kv_tokens * replicas)
-        everybody: list[list[_Live]] = []
+        everybody: list[list[_LiveJob]] = []
         before, self._in_step = self._in_step, []
         had_places = {id(each) for each in before}
         for tier in sorted(self._lines):
@@ -367,7 +367,7 @@ class Fluid:
             self._in_step.append(each)
 
 
-def _seat(lines: Sequence[_Line], places: int, kv_tokens: float) -> list[list[_Live]]:
+def _seat(lines: Sequence[_TenantLine], places: int, kv_tokens: float) -> list[list[_LiveJob]]:
     """Gives each tenant's first jobs their places, by fair shares; fewer where memory is what is scarce.
     Returns who has one, by tenant."""
     needed = sum(line.kv_tokens for line in lines)
@@ -385,9 +385,9 @@ def _seat(lines: Sequence[_Line], places: int, kv_tokens: float) -> list[list[_L
         )
         for index in claims[:rest]:
             whole[index] += 1
-    seated: list[list[_Live]] = []
+    seated: list[list[_LiveJob]] = []
     for line, left in zip(lines, whole, strict=True):
-        own: list[_Live] = []
+        own: list[_LiveJob] = []
         for each in line.jobs:
             if left <= 0:
                 break
@@ -399,11 +399,13 @@ def _seat(lines: Sequence[_Line], places: int, kv_tokens: float) -> list[list[_L
     return seated
 
 
-def _first_s(line: _Line) -> float:
+def _first_s(line: _TenantLine) -> float:
     return line.jobs[0].job.arrived_s
 
 
-def _feed(seated: Sequence[list[_Live]], machine: Machine, replicas: int) -> list[tuple[_Live, float]]:
+def _feed(
+    seated: Sequence[list[_LiveJob]], machine: FluidMachine, replicas: int
+) -> list[tuple[_LiveJob, float]]:
     """How many tokens of each step everybody gets: by shares of its time, and of the tokens that it may
     have; a tenant's to its jobs in their order."""
     weights = [own[-1].job.weight for own in seated]
@@ -422,7 +424,7 @@ def _feed(seated: Sequence[list[_Live]], machine: Machine, replicas: int) -> lis
     return [each for own in fed for each in own if each[1] > _DONE]
 
 
-def _token_s(live: _Live, machine: Machine) -> float:
+def _token_s(live: _LiveJob, machine: FluidMachine) -> float:
     """What one more token of it adds to a step."""
     model = machine.step_time
     of_place_s = model.per_sequence_s if live.is_decoding else 0.0
@@ -451,10 +453,10 @@ def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: fl
     return allowed_s
 
 
-def _in_order(needs: Sequence[tuple[_Live, float, float]], left: float) -> list[tuple[_Live, float]]:
+def _in_order(needs: Sequence[tuple[_LiveJob, float, float]], left: float) -> list[tuple[_LiveJob, float]]:
     """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as every
     engine does that knows how to batch."""
-    had: list[tuple[_Live, float]] = []
+    had: list[tuple[_LiveJob, float]] = []
     for each, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
         amount = min(tokens, left / each_takes) if each_takes > 0 else tokens
         had.append((each, amount))

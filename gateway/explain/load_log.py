@@ -20,7 +20,7 @@ MAX_CHANGES = 64
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LoggedRequest:
     """One request. `ended_s` None: it still waits or runs."""
 
     tenant_id: str
@@ -40,7 +40,7 @@ class LoadLog:
     """One writer: whoever keeps the requests of the model."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._seen: OrderedDict[str, _LoggedRequest] = OrderedDict()
         self._max_kept = max_kept
         self._serving: list[tuple[float, int]] = []
         self.forgotten = 0
@@ -61,7 +61,9 @@ class LoadLog:
         sequences: int = 1,
     ) -> None:
         """A request could run from now on. Tokens of all sequences, the output as predicted."""
-        self._seen[request_id] = _Seen(tenant_id, tier, weight, now_s, input_tokens, output_tokens, sequences)
+        self._seen[request_id] = _LoggedRequest(
+            tenant_id, tier, weight, now_s, input_tokens, output_tokens, sequences
+        )
         if len(self._seen) > self._max_kept:
             _, oldest = self._seen.popitem(last=False)
             self.forgotten += oldest.ended_s is None

@@ -11,18 +11,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS, StepTime
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import Event, Kind, Timeline, Whose, assemble, pack
+from gateway.domain.timeline import Event, Timeline, TimelineKind, Whose, assemble, pack
 from gateway.domain.usage import Use
-from gateway.explain.attribution import FAULTS, Facts, Verdict
-from gateway.explain.fluid_share import Job, Machine
-from gateway.explain.slo_monitor import PoolLoad, SloKeeper
-from gateway.explain.spans import Ended, SpanEmitter
-from gateway.explain.timeline_writer import Timelines
+from gateway.explain.attribution import FAULTS, MissVerdict, RequestFacts
+from gateway.explain.fluid_share import FluidMachine, Job
+from gateway.explain.slo_monitor import PoolLoad, SloMonitor
+from gateway.explain.spans import EndedRequest, SpanEmitter
+from gateway.explain.timeline_writer import TimelineWriter
 from gateway.requests.run import Run
 from tenants.types import Amounts, Tier
 
@@ -35,16 +35,16 @@ MAX_HELD = 4_096
 log = logging.getLogger("fairgate.gateway.recorder")
 
 
-class Aftermath:
+class RequestRecorder:
     """Of one model's requests. Use from one event loop."""
 
     def __init__(
         self,
         pool: str,
-        timelines: Timelines,
-        slo: SloKeeper,
+        timelines: TimelineWriter,
+        slo: SloMonitor,
         find: Callable[[str], Run | None],
-        machine: Callable[[], Machine | None],
+        machine: Callable[[], FluidMachine | None],
         *,
         admission: Admission,
         wall_clock: Callable[[], float] = time.time,
@@ -56,18 +56,18 @@ class Aftermath:
         self._pool = pool
         self._wall_clock = wall_clock
         self._spans = spans
-        self._held: dict[str, Ended] = {}
+        self._held: dict[str, EndedRequest] = {}
         """Spans that wait for a verdict, by request."""
         self._timelines = timelines
         self._slo = slo
         self._find = find
         self._load = slo.pools[pool] = PoolLoad(machine, on_verdict=self._judged)
 
-    def in_line(self, run: Run, entry: Entry) -> None:
+    def in_line(self, run: Run, entry: QueueEntry) -> None:
         """It holds its budget, and could run from now on."""
         ahead = run.estimate.tokens_ahead if run.estimate is not None else {}
         run.timeline.note(
-            Kind.QUEUED,
+            TimelineKind.QUEUED,
             entry.arrived_s,
             ahead.get("own", 0),
             ahead.get("others", 0),
@@ -91,7 +91,9 @@ class Aftermath:
         assert turn is not None
         tier = TIER_RANKS[run.call.tier] if turn.tier is None else turn.tier
         displaced = sum(each.kv_tokens for each in turn.displaced)
-        run.timeline.note(Kind.DISPATCHED, turn.dispatched_s, tier, int(turn.by_reservation), displaced)
+        run.timeline.note(
+            TimelineKind.DISPATCHED, turn.dispatched_s, tier, int(turn.by_reservation), displaced
+        )
         if self._slo.book:
             self._load.log.dispatched(run.call.request_id, tier)
 
@@ -148,7 +150,7 @@ class Aftermath:
     ) -> None:
         """A span, at once or when the causes of what it missed are known."""
         call = run.call
-        ended = Ended(
+        ended = EndedRequest(
             call.request_id,
             events,
             round(self._wall_clock() * 1e9),
@@ -167,7 +169,7 @@ class Aftermath:
         else:
             spans.emit(ended)
 
-    def _judged(self, request_id: str, verdict: Verdict) -> None:
+    def _judged(self, request_id: str, verdict: MissVerdict) -> None:
         ended = self._held.get(request_id)
         if ended is None or self._spans is None:
             return
@@ -194,7 +196,7 @@ class Aftermath:
         return compared.to_judge
 
 
-def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> Facts:
+def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
     """A request that has ended, as far as targets go. What it did not come to compute or emit counts as it
     was predicted."""
     call, times = run.call, run.times
@@ -203,7 +205,7 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> Facts:
     prompt = sum(len(each) for each in call.prompts) * call.choices
     predicted = run.predicted_output_tokens * call.sequences
     ended_s = times.arrived_s if times.ended_s is None else times.ended_s
-    return Facts(
+    return RequestFacts(
         job=Job(
             job_id=call.request_id,
             tenant_id=call.principal.tenant_id,
@@ -222,23 +224,23 @@ def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> Facts:
         ended_s=ended_s,
         limited_s=run.limited_s,
         store_s=max(0.0, in_line_s - times.arrived_s - run.limited_s),
-        rested_s=run.timeline.waited_s(Kind.TOPPED_UP),
-        stalled_s=run.timeline.waited_s(Kind.STALLED),
+        rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP),
+        stalled_s=run.timeline.waited_s(TimelineKind.STALLED),
     )
 
 
 def machine_of(
     dispatcher: Dispatcher, replicas: int, step_time: Callable[[], StepTime]
-) -> Callable[[], Machine | None]:
+) -> Callable[[], FluidMachine | None]:
     """The engines of one model as they are, or as they last were; `replicas`: how many there should be;
     `step_time`: at their real pace, what passes between two steps included."""
-    last: Machine | None = None
+    last: FluidMachine | None = None
 
-    def look() -> Machine | None:
+    def look() -> FluidMachine | None:
         nonlocal last
         found = dispatcher.replicas()
         if found:
-            last = Machine(
+            last = FluidMachine(
                 step_time(),
                 max(1, min(each.max_sequences for each in found)),
                 max(1, min(each.max_batched_tokens for each in found)),
@@ -255,7 +257,7 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
     call, estimate, arrived_s = run.call, run.estimate, run.times.arrived_s
     opened = Timeline()
     opened.note(
-        Kind.RECEIVED,
+        TimelineKind.RECEIVED,
         arrived_s,
         call.input_tokens,
         call.sequences,
@@ -264,7 +266,7 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
     )
     if estimate is not None:
         opened.note(
-            Kind.QUOTED,
+            TimelineKind.QUOTED,
             arrived_s,
             _us(estimate.wait_s[0]),
             _us(estimate.ttft_s[0]),
@@ -273,9 +275,13 @@ def _opened(run: Run, timeline: Timeline) -> Timeline:
         )
     if run.in_line_s is not None:
         held = run.held
-        opened.note(Kind.RESERVED, run.in_line_s, _us(run.limited_s), held.input_tokens, held.output_tokens)
+        opened.note(
+            TimelineKind.RESERVED, run.in_line_s, _us(run.limited_s), held.input_tokens, held.output_tokens
+        )
     for move in run.moves:
-        opened.note(Kind.MOVED, arrived_s + move.after_s, TIER_RANKS[move.before], TIER_RANKS[move.after])
+        opened.note(
+            TimelineKind.MOVED, arrived_s + move.after_s, TIER_RANKS[move.before], TIER_RANKS[move.after]
+        )
     opened.notes += timeline.notes
     return opened
 

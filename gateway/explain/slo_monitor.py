@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.explain.attribution import Cause, Facts, Metric, Verdict, judge
-from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
+from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 from gateway.statistics import RecentShare
 from tenants.errors import DatabaseUnavailable
 from tenants.slo import store as slo_store
-from tenants.slo.slo import Missed, Slo, SloBook, Tally
+from tenants.slo.slo import Missed, Slo, SloBook, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
@@ -48,7 +48,7 @@ log = logging.getLogger("fairgate.gateway.slo")
 class _Pending:
     """One miss that is not judged yet."""
 
-    facts: Facts
+    facts: RequestFacts
     tenant_id: str
     slo: Slo
     at_us: int
@@ -66,17 +66,17 @@ class Compared(msgspec.Struct, frozen=True):
 class PoolLoad:
     """What is known of one model's load."""
 
-    machine: Callable[[], Machine | None]
+    machine: Callable[[], FluidMachine | None]
     """The engines as they are now; None: no step-time model, so nobody can say what would have been."""
     log: LoadLog = field(default_factory=LoadLog)
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
     """Of the targets that bound its requests, those that were met."""
-    on_verdict: Callable[[str, Verdict], None] = lambda request_id, verdict: None
+    on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
     """Told of each judgement."""
 
 
-class SloKeeper:
+class SloMonitor:
     """Counts, judges, writes. Use from one event loop."""
 
     def __init__(
@@ -95,7 +95,7 @@ class SloKeeper:
         self._stopwatch = stopwatch
         self._read_at: int | None = None
         self._rest_until_s = -math.inf
-        self._tallies: dict[CountKey, Tally] = {}
+        self._tallies: dict[CountKey, SloTally] = {}
         self._missed: list[Missed] = []
         self._task: asyncio.Task[None] | None = None
         self.book = SloBook()
@@ -117,7 +117,7 @@ class SloKeeper:
 
     # ------------------------------------------------------------ what requests do
 
-    def ended(self, pool: str, facts: Facts, tier: Tier) -> Compared:
+    def ended(self, pool: str, facts: RequestFacts, tier: Tier) -> Compared:
         """A request has ended."""
         job = facts.job
         all_missed = to_judge = 0
@@ -148,7 +148,7 @@ class SloKeeper:
 
     def _count(self, tenant_id: str, tier: Tier, metric: str, *, missed: bool) -> None:
         key = CountKey(tenant_id, tier.value, metric)
-        self._tallies[key] = self._tallies.get(key, Tally()) + Tally(1, int(missed))
+        self._tallies[key] = self._tallies.get(key, SloTally()) + SloTally(1, int(missed))
         self._requests.labels(metric, tier.value, "no" if missed else "yes").inc()
 
     # ------------------------------------------------------------ start and stop
@@ -202,10 +202,10 @@ class SloKeeper:
         except DatabaseUnavailable as error:
             log.warning("counts of targets wait: %s", type(error).__name__)
             for key, tally in tallies.items():
-                self._tallies[key] = self._tallies.get(key, Tally()) + tally
+                self._tallies[key] = self._tallies.get(key, SloTally()) + tally
             self._missed = missed + self._missed
 
-    def _note(self, pending: _Pending, verdict: Verdict) -> None:
+    def _note(self, pending: _Pending, verdict: MissVerdict) -> None:
         slo = pending.slo
         self._misses.labels(slo.metric, slo.tier.value, verdict.cause.value).inc()
         if len(self._missed) >= MAX_WAITING:
@@ -245,16 +245,16 @@ class SloKeeper:
 def _judge(
     pending: list[_Pending],
     jobs: list[Job],
-    machine: Machine | None,
+    machine: FluidMachine | None,
     serving: list[tuple[float, int]],
-) -> list[Verdict]:
+) -> list[MissVerdict]:
     missed = [(each.facts, Metric(each.slo.metric), each.slo.target_s) for each in pending]
     try:
         return judge(missed, jobs, machine, serving)
     except Exception:
         log.exception("the causes of %d misses could not be found", len(missed))
         return [
-            Verdict(metric, target_s, facts.actual_s(metric) or math.inf, Cause.UNKNOWN, _NO_EVIDENCE)
+            MissVerdict(metric, target_s, facts.actual_s(metric) or math.inf, Cause.UNKNOWN, _NO_EVIDENCE)
             for facts, metric, target_s in missed
         ]
 

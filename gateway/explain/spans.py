@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.domain.timeline import Event
-from gateway.explain.attribution import Verdict
+from gateway.explain.attribution import MissVerdict
 
 TRACER = "fairgate.gateway"
 Attribute = str | int | float | bool
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedRequest:
     """A request that has ended, as a span tells it."""
 
     request_id: str
@@ -34,7 +34,7 @@ class Ended:
     is_error: bool
     unjudged: int = 0
     """Missed targets whose causes are still to come; the span waits for them."""
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[MissVerdict] = field(default_factory=list)
 
 
 def open_spans() -> SpanEmitter | None:
@@ -57,7 +57,7 @@ class SpanEmitter:
         self._propagator = tracecontext.TraceContextTextMapPropagator()
         self._tracer = trace.get_tracer(TRACER)
 
-    def emit(self, ended: Ended) -> None:
+    def emit(self, ended: EndedRequest) -> None:
         """One span; each missed target is an event at its end, with its cause and evidence."""
         last_us = max((each.at_us for each in ended.events), default=0)
         began_ns = ended.ended_ns - last_us * 1000
@@ -87,7 +87,7 @@ class SpanEmitter:
         span.end(end_time=ended.ended_ns)
 
 
-def _missed(verdict: Verdict) -> dict[str, Attribute]:
+def _missed(verdict: MissVerdict) -> dict[str, Attribute]:
     """Attributes have no null: what was not asked, or never came, is left out."""
     numbers = {name: value for name, value in verdict.evidence.items() if value is not None}
     if math.isfinite(verdict.actual_s):

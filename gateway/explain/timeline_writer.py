@@ -28,7 +28,7 @@ MAX_WRITTEN = 2_000
 log = logging.getLogger("fairgate.gateway.timelines")
 
 
-class Timelines:
+class TimelineWriter:
     """Keeps, writes, finds, purges. Use from one event loop."""
 
     def __init__(

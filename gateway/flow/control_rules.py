@@ -39,7 +39,7 @@ TARGET = 0.9
 """Attainment that is wanted."""
 
 
-class Mode(StrEnum):
+class ControlMode(StrEnum):
     """Whether moves are made."""
 
     OFF = "off"
@@ -143,7 +143,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ControlRule:
     """A condition with hysteresis, and where it pushes which knobs."""
 
     name: str
@@ -160,12 +160,14 @@ class Rule:
         return value >= (self.ends if held else self.begins)
 
 
-OVERLOAD = Rule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, 1.0),), BURSTS_S)
-MISTAKEN = Rule("overload, and the forecast was mistaken", 0.05, 0.02, ((Knob.ADMISSION, STRICT),), BURSTS_S)
-TRUSTED = Rule("overload, and the forecast keeps its word", 0.99, 0.96, ((Knob.ADMISSION, LENIENT),))
+OVERLOAD = ControlRule("targets about to be missed", 0.05, 0.01, ((Knob.ADMISSION, 1.0),), BURSTS_S)
+MISTAKEN = ControlRule(
+    "overload, and the forecast was mistaken", 0.05, 0.02, ((Knob.ADMISSION, STRICT),), BURSTS_S
+)
+TRUSTED = ControlRule("overload, and the forecast keeps its word", 0.99, 0.96, ((Knob.ADMISSION, LENIENT),))
 RULES = (
     # In order of rank: the first rule that holds decides about a knob.
-    Rule(
+    ControlRule(
         "KV nearly full",
         0.92,
         0.75,
@@ -179,14 +181,14 @@ RULES = (
     MISTAKEN,
     TRUSTED,
     OVERLOAD,
-    Rule(
+    ControlRule(
         "targets missed",
         1 - TARGET,
         (1 - TARGET) / 2,
         ((Knob.EARLY_REFUSAL, HIGHEST), (Knob.BATCH_SHARE, LOWEST)),
     ),
-    Rule("lengths widely spread", 1.0, 0.8, ((Knob.AGEING, LOWEST),)),
-    Rule("prefix hits high", 0.6, 0.4, ((Knob.LOOKAHEAD, HIGHEST), (Knob.PREFIX_WEIGHT, HIGHEST))),
+    ControlRule("lengths widely spread", 1.0, 0.8, ((Knob.AGEING, LOWEST),)),
+    ControlRule("prefix hits high", 0.6, 0.4, ((Knob.LOOKAHEAD, HIGHEST), (Knob.PREFIX_WEIGHT, HIGHEST))),
 )
 
 
@@ -195,7 +197,7 @@ class Control:
 
     def __init__(
         self,
-        mode: Mode = Mode.OFF,
+        mode: ControlMode = ControlMode.OFF,
         bounds: Mapping[Knob, Bounds] = DEFAULT_BOUNDS,
         *,
         reversal_s: float = REVERSAL_S,
@@ -218,7 +220,7 @@ class Control:
 
     def look(self, seen: Observation, now_s: float) -> list[Move]:
         """What to move now; those with `is_made` are to be applied. Nothing when it is off."""
-        if self.mode is Mode.OFF:
+        if self.mode is ControlMode.OFF:
             return []
         wanted = self._wanted(seen, now_s)
         moves: list[Move] = []
@@ -249,7 +251,7 @@ class Control:
                 wanted.setdefault(knob, (goal, f"{rule.name} ({value:.2f})"))
         return wanted
 
-    def _is_on(self, rule: Rule, value: float, now_s: float) -> bool:
+    def _is_on(self, rule: ControlRule, value: float, now_s: float) -> bool:
         """Whether it holds, or held a moment ago."""
         self._holds[rule.name] = holds = rule.holds(value, self._holds[rule.name])
         if holds:
@@ -272,4 +274,4 @@ class Control:
             self._reversed_s = now_s
         self.values[knob] = after
         self._last[knob] = (now_s, way)
-        return Move(now_s, knob, before, after, reason, self.mode is Mode.ACTING)
+        return Move(now_s, knob, before, after, reason, self.mode is ControlMode.ACTING)

@@ -11,19 +11,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
-from gateway.flow.dispatch_rules import RESERVED_RANK, Rules
-from gateway.flow.in_flight import Flights
+from gateway.flow.dispatch_rules import RESERVED_RANK, DispatchRules
+from gateway.flow.in_flight import InFlightRequests
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
-from gateway.flow.mclock import Reservations
+from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
-from gateway.flow.queue import Backlog
+from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlow, TenantFlows
 from gateway.flow.types import Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
-from gateway.flow.window import NUM_RANKS, Load, Replica, WindowRule
+from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad, WindowRule
 
 __all__ = [
     "Dispatch",
@@ -67,13 +67,13 @@ class FlowController:
         self._ageing_s = tuple(ageing_s)
         self._ageing_factor = 1.0
         lanes = self._lanes = lanes or LaneRule()
-        self._backlog = Backlog(
+        self._backlog = RequestQueue(
             order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
         )
         self._placement = Placement(window, lanes, scorer or LeastLoaded())
-        self._reservations = Reservations(reservation_burst_s)
-        self._flights = Flights(counters, self._placement, self._reservations)
-        self._rules = Rules(self._backlog, self._placement, self._reservations)
+        self._reservations = MclockReservations(reservation_burst_s)
+        self._flights = InFlightRequests(counters, self._placement, self._reservations)
+        self._rules = DispatchRules(self._backlog, self._placement, self._reservations)
         self._tenants = TenantFlows()
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
@@ -351,7 +351,7 @@ class FlowController:
         """Everything dispatched and not finished, oldest first."""
         return iter(self._flights)
 
-    def load(self, replica_id: str) -> Load:
+    def load(self, replica_id: str) -> ReplicaLoad:
         """What one replica holds."""
         return self._placement.load(replica_id)
 
@@ -367,7 +367,7 @@ class FlowController:
         """Waiting requests by the rank of the tier that they asked for."""
         return self._backlog.queued_by_tier()
 
-    def lane(self, entry: Entry) -> int:
+    def lane(self, entry: QueueEntry) -> int:
         """Where in its tier's band a request of this size would wait."""
         return self._lanes.lane(entry)
 
@@ -407,14 +407,14 @@ class FlowController:
         """About the time until one place in the queue is free."""
         return min(60.0, max(1.0, self._dispatch_interval_s))
 
-    def _counter(self, entry: Entry) -> int:
+    def _counter(self, entry: QueueEntry) -> int:
         """The number by which a waiting request's tenant is ranked where it waits."""
         return self._backlog.queue.counter(entry.tenant_id, *self._backlog.place(entry.entry_id))
 
     def _note(
         self,
         event: str,
-        entry: Entry,
+        entry: QueueEntry,
         now_s: float,
         counter: int,
         replica_id: str = "",

@@ -10,8 +10,8 @@ Until nothing more may go, at one instant:
 4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
    that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
    stayed below its share and was hardly ever without a request keeps its lag, within bounds (`in_flight.py`).
-5. **The window** (`window.py`), wider for who is owed service (`Backlog.is_owed`): where the first of the
-   ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
+5. **The window** (`window.py`), wider for who is owed service (`RequestQueue.is_owed`): where the first of
+   the ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
    that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
 """
@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.flow.lanes import LONG
-from gateway.flow.mclock import Reservations
+from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import Blocked, Placement
-from gateway.flow.queue import Backlog
+from gateway.flow.queue import RequestQueue
 from gateway.flow.types import Dispatch, Reason, Ticket
 from gateway.flow.window import NUM_RANKS, Kept, Replica
 
@@ -34,10 +34,10 @@ Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
 """(ticket, replica, rank at the engine, now_s, why): takes it out of the queue, and charges it."""
 
 
-class Rules:
+class DispatchRules:
     """Decides; the books are changed by `grant` alone."""
 
-    def __init__(self, backlog: Backlog, placement: Placement, reservations: Reservations) -> None:
+    def __init__(self, backlog: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
         self._backlog = backlog
         self._placement = placement
         self._reservations = reservations

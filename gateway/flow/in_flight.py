@@ -22,16 +22,18 @@ from collections.abc import Iterator
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
 from engine.scheduling.order.recent import Recent
-from gateway.flow.mclock import Reservations
+from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import Placement
 from gateway.flow.types import Displaced, InFlight
 from gateway.flow.window import Replica
 
 
-class Flights:
+class InFlightRequests:
     """Everything dispatched and not finished. One writer: the flow controller."""
 
-    def __init__(self, counters: ServiceCounters, placement: Placement, reservations: Reservations) -> None:
+    def __init__(
+        self, counters: ServiceCounters, placement: Placement, reservations: MclockReservations
+    ) -> None:
         self._counters = counters
         self._placement = placement
         self._reservations = reservations

@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from engine.entry import Entry
-from gateway.flow.window import NUM_RANKS, Load, Replica
+from engine.entry import QueueEntry
+from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad
 
 ORDINARY = 0
 LONG = 1
@@ -42,12 +42,14 @@ class LaneRule:
             if not 0 < share <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, not {share!r}")
 
-    def lane(self, entry: Entry) -> int:
+    def lane(self, entry: QueueEntry) -> int:
         """The lane of a request, by its own tier and its size."""
         is_long = entry.input_tokens + entry.predicted_output_tokens > self.long_tokens
         return LONG if is_long or entry.tier >= LOWEST_RANK else ORDINARY
 
-    def has_room(self, replica: Replica, load: Load, rank: int, sequences: int, kv_tokens: int) -> bool:
+    def has_room(
+        self, replica: Replica, load: ReplicaLoad, rank: int, sequences: int, kv_tokens: int
+    ) -> bool:
         """Whether the long lane of tier `rank` may hold so much more; `load` is what the long lanes hold of
         the replica."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)

@@ -33,7 +33,7 @@ class _Reserved:
     """On the reservation."""
 
 
-class Reservations:
+class MclockReservations:
     """The tags of all tenants that have a reservation, or had one when they came."""
 
     def __init__(self, burst_s: float) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gateway.flow.lanes import LONG, LaneRule
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import NUM_RANKS, Kept, Load, Replica, WindowRule
+from gateway.flow.window import NUM_RANKS, Kept, Replica, ReplicaLoad, WindowRule
 
 Score = tuple[float, ...]
 """The smaller the better."""
@@ -24,7 +24,7 @@ class Scorer(Protocol):
     """How much a cached prefix counts: 1 for what it saves, 0 for nothing."""
 
     def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
         """One score a candidate, with what it holds, for a request of tier `rank` at the engine. Changes
         nothing."""
@@ -47,7 +47,7 @@ class Scorer(Protocol):
         ...
 
 
-def least_loaded(rank: int, replica: Replica, load: Load) -> Score:
+def least_loaded(rank: int, replica: Replica, load: ReplicaLoad) -> Score:
     """Work that a request of tier `rank` would have to share with, then all work, per place."""
     ahead = load.ahead_of(rank)[0] / replica.max_sequences
     return (ahead, sum(load.sequences) / replica.max_sequences)
@@ -60,7 +60,7 @@ class LeastLoaded:
     prefix_weight = 0.0
 
     def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
         return [least_loaded(rank, replica, load) for replica, load in candidates]
 
@@ -93,12 +93,12 @@ class Placement:
         self.window = window
         self.lanes = lanes
         self.scorer = scorer
-        self._loads: defaultdict[str, Load] = defaultdict(Load)
-        self._long_loads: defaultdict[str, Load] = defaultdict(Load)
+        self._loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
+        self._long_loads: defaultdict[str, ReplicaLoad] = defaultdict(ReplicaLoad)
 
-    def load(self, replica_id: str) -> Load:
+    def load(self, replica_id: str) -> ReplicaLoad:
         """What one replica holds."""
-        return self._loads.get(replica_id) or Load()
+        return self._loads.get(replica_id) or ReplicaLoad()
 
     @property
     def kv_tokens(self) -> int:
@@ -124,7 +124,7 @@ class Placement:
     ) -> Replica | Blocked:
         """The best of the replicas with room; `kept` is what is kept there for others, by replica id;
         `is_owed`: it may take the place of a tenant that has had more."""
-        roomy: list[tuple[Replica, Load]] = []
+        roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
             if not self._lane_has_room(ticket, rank, lane, replica):

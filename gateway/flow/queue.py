@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.bands import Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
 from engine.scheduling.counters import ServiceCounters, scaled
@@ -27,7 +27,7 @@ Line = dict[str, float]
 """Entry id -> arrival, of one tenant in one lane."""
 
 
-class Backlog:
+class RequestQueue:
     """The queue, and where each request stands in it."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Backlog:
     def age(self, now_s: float) -> int:
         """Moves up who has waited long enough, who arrived first first; returns how many moved."""
         due = self._ageing.due(now_s)
-        moves: dict[tuple[int, int], list[Entry]] = {}
+        moves: dict[tuple[int, int], list[QueueEntry]] = {}
         for entry_id in due:
             entry = self._tickets[entry_id].entry
             tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
@@ -138,7 +138,7 @@ class Backlog:
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]
 
-    def is_owed(self, entry: Entry, band: int, stands: int | None = None) -> bool:
+    def is_owed(self, entry: QueueEntry, band: int, stands: int | None = None) -> bool:
         """Whether the first of a band's ordinary lane is of a tenant that has had less than its share: with
         this request paid for it would stand no higher than the last tenant that had its turn by order did
         before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
@@ -151,7 +151,7 @@ class Backlog:
             stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
         return stands + scaled(entry.predicted_cost, entry.weight) <= began
 
-    def comes_alone(self, entry: Entry, now_s: float) -> int | None:
+    def comes_alone(self, entry: QueueEntry, now_s: float) -> int | None:
         """A request finds nobody waiting: its tenant stands from now on as after `add`, which is returned.
         None: it has to be added, as it would wait in another band or lane than its tier's ordinary one, or by
         another order."""
@@ -163,7 +163,7 @@ class Backlog:
             return None
         return self.queue.counter(entry.tenant_id, entry.tier, ORDINARY)
 
-    def left_alone(self, entry: Entry, stood: int, *, is_owed: bool) -> None:
+    def left_alone(self, entry: QueueEntry, stood: int, *, is_owed: bool) -> None:
         """It goes; whoever is not owed it is a measure for others, as `had_turn_by_order` has it."""
         if not is_owed:
             self._began[entry.tier] = stood
@@ -269,12 +269,12 @@ class Backlog:
         entry = self._tickets[entry_id].entry
         return self.queue.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
 
-    def _stand(self, entry: Entry, tier: int, lane: int) -> None:
+    def _stand(self, entry: QueueEntry, tier: int, lane: int) -> None:
         self._places[entry.entry_id] = (tier, lane)
         self._lines[tier, lane].setdefault(entry.tenant_id, {})[entry.entry_id] = entry.arrived_s
         self._ageing.add(entry.entry_id, entry.tier, tier, entry.arrived_s)
 
-    def _leave_line(self, entry: Entry) -> None:
+    def _leave_line(self, entry: QueueEntry) -> None:
         lines = self._lines[self._places.pop(entry.entry_id)]
         line = lines[entry.tenant_id]
         del line[entry.entry_id]

@@ -26,7 +26,7 @@ from engine.step_time.model import predict_step_s
 from gateway.flow.placement import Score, least_loaded
 from gateway.flow.prefix_index import BLOCK_TOKENS, PrefixIndex
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import Load, Replica
+from gateway.flow.window import Replica, ReplicaLoad
 
 MAX_IMBALANCE = 0.5
 """Share of a replica's places."""
@@ -67,7 +67,7 @@ class PrefixRouter:
         """Of the replicas, at dispatches: those with prompts to compute."""
 
     def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
         """Predicted TTFT and what it costs those after it, in seconds; of equals, the least loaded."""
         loads = [least_loaded(rank, replica, load) for replica, load in candidates]
@@ -142,7 +142,9 @@ class PrefixRouter:
         computing = sum(any(each.prefill_tokens for each in under.values()) for under in self._under.values())
         self._busy_share += BUSY_SMOOTHING * (computing / len(self._under) - self._busy_share)
 
-    def _cost_s(self, ticket: Ticket, rank: int, replica: Replica, load: Load, cached_tokens: int) -> float:
+    def _cost_s(
+        self, ticket: Ticket, rank: int, replica: Replica, load: ReplicaLoad, cached_tokens: int
+    ) -> float:
         step_time = replica.step_time
         under = self._under.get(replica.replica_id, {}).values()
         own = max(1, ticket.entry.input_tokens - cached_tokens)
@@ -163,7 +165,7 @@ class PrefixRouter:
         return prefill_s + for_others_s + self._place_s(ticket, rank, replica, load, beside_s)
 
     def _place_s(
-        self, ticket: Ticket, rank: int, replica: Replica, load: Load, decode_step_s: float
+        self, ticket: Ticket, rank: int, replica: Replica, load: ReplicaLoad, decode_step_s: float
     ) -> float:
         """The wait for a free place: answers there are taken to be half done on average."""
         missing = load.ahead_of(rank)[0] + ticket.sequences - replica.max_sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from gateway.flow.types import InFlight
 from gateway.flow.window import NUM_RANKS
 
@@ -45,7 +45,7 @@ class TenantFlows:
     def __init__(self) -> None:
         self._tenants: dict[str, TenantFlow] = {}
 
-    def of(self, entry: Entry) -> TenantFlow:
+    def of(self, entry: QueueEntry) -> TenantFlow:
         """The tenant of a request, at its present weight."""
         tenant = self._tenants.get(entry.tenant_id)
         if tenant is None:
@@ -62,7 +62,7 @@ class TenantFlows:
         """Every tenant known here."""
         return list(self._tenants.values())
 
-    def dispatched(self, entry: Entry) -> None:
+    def dispatched(self, entry: QueueEntry) -> None:
         """One more runs."""
         tenant = self.of(entry)
         tenant.running += 1

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 
 
 class Reason(Enum):
@@ -23,7 +23,7 @@ class Ticket(msgspec.Struct, frozen=True):
     """A request at the gate. `entry` counts all its sequences together; `entry.tier` is the tier that it
     asked for, and `entry.deadline_s` when its answer should be complete."""
 
-    entry: Entry
+    entry: QueueEntry
     sequences: int
     kv_tokens: int
     """Predicted: what all its sequences together occupy at their end."""

@@ -36,7 +36,7 @@ class Replica:
 
 
 @dataclass(slots=True)
-class Load:
+class ReplicaLoad:
     """What is dispatched to one replica and has not finished, by tier rank."""
 
     sequences: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
@@ -81,7 +81,7 @@ class WindowRule:
     def has_room(
         self,
         replica: Replica,
-        load: Load,
+        load: ReplicaLoad,
         rank: int,
         sequences: int,
         kv_tokens: int,

@@ -23,10 +23,10 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import ApiError
 from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
-from gateway.http.event_listener import Listener
+from gateway.http.event_listener import EventListener
 from gateway.http.openai_responses import Choice, TextChunks
 from gateway.requests import queue_progress
-from gateway.requests.run import Begun, Closed, Ended, Event, InLine, Piece, Run, Silence
+from gateway.requests.run import Begun, Closed, Event, InLine, Run, SequenceEnded, SequenceOutput, Silence
 from gateway.response_headers import contract_headers, estimate_headers, limit_headers
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ STREAM_HEADERS = encode_headers(
 )
 
 
-class Answer:
+class CompletionResponse:
     """Runs one call and writes its answer."""
 
     def __init__(self, gateway: Gateway, call: Call) -> None:
@@ -61,7 +61,7 @@ class Answer:
         run = self._gateway.lifecycle.begin(self._call)
         run.get_ready = self._get_ready
         watcher = _Watcher(receive, run)
-        events = Listener(run)
+        events = EventListener(run)
         bounded = BoundedSend(send, self._write_timeout_s)
         try:
             if self._call.stream:
@@ -82,14 +82,14 @@ class Answer:
 
     # ------------------------------------------------------------ not streamed
 
-    async def _whole(self, run: Run, events: Listener, send: BoundedSend) -> None:
+    async def _whole(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         choices = [Choice(index) for index in range(self._call.sequences)]
         closed: Closed | None = None
         for event in [await events.next(), *events.at_once()]:
             match event:
-                case Piece(index=index, text=text, logprobs=logprobs):
+                case SequenceOutput(index=index, text=text, logprobs=logprobs):
                     choices[index].add(text, logprobs)
-                case Ended(index=index, finish=finish):
+                case SequenceEnded(index=index, finish=finish):
                     choices[index].finish = finish
                 case Closed():
                     closed = event
@@ -106,7 +106,7 @@ class Answer:
 
     # ------------------------------------------------------------ streamed
 
-    async def _stream(self, run: Run, events: Listener, send: BoundedSend) -> None:
+    async def _stream(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         first, has_headers = await self._first(run, events, send)
         if not has_headers:
             if isinstance(first, Closed):
@@ -133,7 +133,7 @@ class Answer:
             events.note_silence(self._keep_alive_s)
             batch = [await events.next(), *events.at_once()]
 
-    async def _first(self, run: Run, events: Listener, send: BoundedSend) -> tuple[Event, bool]:
+    async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
         """The first event worth telling, and whether headers went out before it: with progress they do, and
         comments after them, unless it is refused or served at once."""
         if not self._call.wants_progress:
@@ -210,15 +210,15 @@ class _ChunkWriter:
                 return openai_responses.KEEP_ALIVE
             case Begun():
                 return self._roles
-            case Piece(index=index, text=text, logprobs=logprobs) if not logprobs:
+            case SequenceOutput(index=index, text=text, logprobs=logprobs) if not logprobs:
                 return self._text.event(index, text)
-            case Piece(index=index, text=text, logprobs=logprobs):
+            case SequenceOutput(index=index, text=text, logprobs=logprobs):
                 before = self._logprob_characters[index]
                 self._logprob_characters[index] += sum(len(item.text) for item in logprobs)
                 return openai_responses.event(
                     openai_responses.text_chunk(call, index, text, logprobs, before)
                 )
-            case Ended(index=index, finish=finish):
+            case SequenceEnded(index=index, finish=finish):
                 self._live -= 1
                 if self._live == 0 and not call.include_usage:
                     self._last = (index, finish)

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from gateway.asyncio_helpers import Patience
+from gateway.asyncio_helpers import IdleTimeout
 from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Event, Run, Silence
 
 
-class Listener:
+class EventListener:
     """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
     client still gets the last word."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._was_cut = False
-        self._patience: Patience | None = None
+        self._patience: IdleTimeout | None = None
 
     def note_silence(self, seconds: float) -> None:
         """`Silence` is an event, too, whenever there is none for so long, from now until `end`. Said again it
@@ -38,7 +38,7 @@ class Listener:
             self._patience = None
 
     def _listen_on(self, seconds: float) -> None:
-        self._patience = Patience(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
+        self._patience = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
 
     def _silent(self, seconds: float) -> None:
         if not len(self._run.events):  # otherwise it is the client who takes its time

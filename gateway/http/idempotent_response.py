@@ -22,10 +22,10 @@ from gateway.domain.call import Call
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.http.asgi import encode_headers, send_json, send_start
-from gateway.http.completion_response import Answer
+from gateway.http.completion_response import CompletionResponse
 from gateway.requests.idempotency_keys import REPLAY_HEADER, check_key, fingerprint
-from tenants.directory.idempotency import Answer as Kept
 from tenants.directory.idempotency import Scope
+from tenants.directory.idempotency import StoredAnswer as Kept
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OF_ONE_SENDING = frozenset({"content-length", "x-request-id", "openai-processing-ms", "date", "server"})
 
 
-class Recorder:
+class ResponseRecorder:
     """Sends, and keeps what was sent. A client that left, or does not read, stops nothing."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Recorder:
             self._pieces.append(body)
 
 
-class IdempotentAnswer:
+class IdempotentResponse:
     """Runs one call once, or repeats what it answered."""
 
     def __init__(
@@ -104,7 +104,7 @@ class IdempotentAnswer:
 
     async def _run(self, scope: AsgiScope, send: Send) -> None:
         config = self._gateway.deps.config
-        answer: Answer | None = None
+        answer: CompletionResponse | None = None
 
         async def keep(kept: Kept) -> None:
             if answer is None or (answer.closed is not None and not _was_charged(answer.closed.account)):
@@ -114,12 +114,12 @@ class IdempotentAnswer:
 
         # Shorter than what a slow reader is given: the run must not end for its sake.
         patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2
-        recorder = Recorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
+        recorder = ResponseRecorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
         try:
             self._gateway.require_engine(self._call.pool)
             if self._quote is not None:
                 self._call = await self._gateway.bound(self._call, self._quote)
-            answer = Answer(self._gateway, self._call)
+            answer = CompletionResponse(self._gateway, self._call)
             await answer(scope, _never, recorder)
         except ApiError as error:
             await _send_error(recorder, error)

@@ -18,7 +18,7 @@ from math import log
 from engine.forecast.length.length import LengthForecast
 from engine.messages import Snapshot
 from engine.step_time.model import predict_step_s
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, Knob, Mode, Move, Observation
+from gateway.flow.control_rules import DEFAULT_BOUNDS, Bounds, Control, ControlMode, Knob, Move, Observation
 from gateway.flow.controller import FlowController
 from gateway.requests.lifecycle import Lifecycle
 from gateway.upstream.base import Upstream
@@ -73,12 +73,12 @@ def setters_of(
     return {**queue_setters(flow), **of_engines, **own}
 
 
-class Controlling:
+class ControlLoop:
     """One pool's control loop at work. Use from one event loop."""
 
     def __init__(
         self,
-        mode: Mode,
+        mode: ControlMode,
         model: str,
         flow: FlowController,
         upstreams: Sequence[Upstream],
@@ -111,7 +111,7 @@ class Controlling:
 
     def look(self, now_s: float) -> list[Move]:
         """One look at the traffic, and what came of it."""
-        if self.control.mode is Mode.OFF:
+        if self.control.mode is ControlMode.OFF:
             return []
         moves = self.control.look(self._observe(now_s), now_s)
         for move in moves:
@@ -159,11 +159,11 @@ def _step_s(snapshot: Snapshot) -> float:
     return predict_step_s(snapshot.step_time, running, 0, running)
 
 
-def bounds_of(mode: Mode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
+def bounds_of(mode: ControlMode, setters: Setters, rests: Mapping[Knob, float]) -> dict[Knob, Bounds]:
     """Of the knobs that this mode has; each rests where the operator put it."""
     bounds = {}
     for knob, default in DEFAULT_BOUNDS.items():
-        if mode is Mode.ACTING and knob not in setters:
+        if mode is ControlMode.ACTING and knob not in setters:
             continue
         rest = rests.get(knob, default.rest)
         lowest, highest = min(default.lowest, rest), max(default.highest, rest)

@@ -14,7 +14,7 @@ from engine.messages import Ready
 from gateway import errors
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call, ServedModel
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
@@ -40,13 +40,13 @@ class PoolSpec:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ModelPool:
     """One served model at work."""
 
     spec: PoolSpec
     flow: FlowController
     dispatcher: Dispatcher
-    estimates: Estimates
+    estimates: Estimator
     lifecycle: Lifecycle
 
     @property
@@ -89,7 +89,7 @@ def _context_tokens(announced: Sequence[Ready]) -> int | None:
 class Lifecycles:
     """The requests of all pools, to whoever starts one or ends them all."""
 
-    def __init__(self, pools: Mapping[str, Pool], default: str) -> None:
+    def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
         self._pools = pools
         self._default = default
 

@@ -25,7 +25,7 @@ MAX_LISTED = 1_000
 SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
     """One act. `tenant_id` None: any tenant's requests (an operator asks)."""
 
     act: str
@@ -38,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_to: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PeerRefusal(msgspec.Struct, frozen=True):
     """An `ApiError` on its way from one gateway to another."""
 
     status: int
@@ -51,9 +51,9 @@ class Refused(msgspec.Struct, frozen=True):
     headers: dict[str, str]
 
     @staticmethod
-    def of(error: ApiError) -> Refused:
+    def of(error: ApiError) -> PeerRefusal:
         """As it is."""
-        return Refused(
+        return PeerRefusal(
             error.status,
             error.code,
             error.message,
@@ -78,13 +78,13 @@ class Refused(msgspec.Struct, frozen=True):
         )
 
 
-class Answered(msgspec.Struct, frozen=True, omit_defaults=True):
+class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of an act. Not `is_found`: no such request is under way in that gateway."""
 
     is_found: bool
     value: Any = None
     """The answer's JSON object; of `list` its items."""
-    refused: Refused | None = None
+    refused: PeerRefusal | None = None
     tenant_id: str = ""
     """Whose request it is, for the audit."""
     default_tier: str = ""
@@ -98,7 +98,7 @@ class Answered(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.value
 
 
-NOT_HERE = Answered(False)
+NOT_HERE = ActionResult(False)
 
 
 class Unreachable(Exception):
@@ -106,43 +106,43 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PeerAnswers:
     """What the others said. `missing` of them did not answer in time."""
 
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[ActionResult] = field(default_factory=list)
     missing: int = 0
 
     @property
-    def found(self) -> Answered | None:
+    def found(self) -> ActionResult | None:
         """The answer of the one that has the request."""
         return next((each for each in self.answers if each.is_found), None)
 
 
-class UnderWay:
+class RequestActions:
     """Acts on the requests of this gateway. Use from one event loop."""
 
     def __init__(self, lifecycle: Lifecycles, clock: Callable[[], float]) -> None:
         self._lifecycle = lifecycle
         self._clock = clock
 
-    async def act(self, ask: Ask) -> Answered:
+    async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
         if ask.act == LIST:
             runs = self._lifecycle.under_way(ask.tenant_id or "")[:MAX_LISTED]
-            return Answered(True, [self._shown(run) for run in runs])
+            return ActionResult(True, [self._shown(run) for run in runs])
         run = self._lifecycle.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):
             return NOT_HERE
         value: Any = None
-        refused: Refused | None = None
+        refused: PeerRefusal | None = None
         try:
             value = await self._acted(run, ask)
         except Exception as error:
-            refused = Refused.of(as_api_error(error, ask.request_id))
+            refused = PeerRefusal.of(as_api_error(error, ask.request_id))
         principal = run.call.principal
-        return Answered(True, value, refused, principal.tenant_id, principal.default_tier.value)
+        return ActionResult(True, value, refused, principal.tenant_id, principal.default_tier.value)
 
-    async def _acted(self, run: Run, ask: Ask) -> dict[str, Any]:
+    async def _acted(self, run: Run, ask: RequestAction) -> dict[str, Any]:
         match ask.act:
             case "show":
                 return self._shown(run)

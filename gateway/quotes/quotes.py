@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway import errors
 from gateway.domain.call import Call
@@ -60,7 +60,7 @@ class _Offer:
 
     key_id: str
     pool: str
-    entry: Entry
+    entry: QueueEntry
     expires_s: float
 
 
@@ -159,7 +159,7 @@ class Quotes:
             )
             for tier, estimate in estimates.items()
         }
-        entry = Entry(
+        entry = QueueEntry(
             entry_id=f"\0quote {offer_id}",
             tenant_id=principal.tenant_id,
             arrived_s=now_s,
@@ -172,11 +172,11 @@ class Quotes:
         self._of_key[principal.key_id] = self._of_key.get(principal.key_id, 0) + 1
         return tokens
 
-    def promised(self, pool: str) -> list[Entry]:
+    def promised(self, pool: str) -> list[QueueEntry]:
         """Of one pool: what will probably come, as many as are redeemed on the whole, evenly chosen."""
         self._forget()
         share, sum_ = self.redeemed_share, 0.0
-        chosen: list[Entry] = []
+        chosen: list[QueueEntry] = []
         for offer in self._offers.values():
             if offer.pool != pool:
                 continue

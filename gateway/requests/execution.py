@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from engine.messages import TIER_RANKS, Delta, Submit
 from gateway.asyncio_helpers import one_of
 from gateway.budget import token_cap
-from gateway.budget.top_up import Topping
+from gateway.budget.top_up import TopUpTask
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
-from gateway.requests.run import Ended, Interrupted, Piece, Run
+from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
 from tenants.storage.task_stop import stop
 from tenants.types import OnLowBudget
@@ -41,13 +41,13 @@ class StoppedByEngine(Exception):
         self.finish = finish
 
 
-class Decoding:
+class Execution:
     """Runs requests on upstreams. Use from one event loop."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        make_topping: Callable[[Run, Upstream], Topping | None],
+        make_topping: Callable[[Run, Upstream], TopUpTask | None],
         clock: Callable[[], float],
         *,
         require_presence: Callable[[], None],
@@ -116,7 +116,7 @@ class Decoding:
         run: Run,
         index: int,
         deltas: AsyncIterator[Delta],
-        topping: Topping | None,
+        topping: TopUpTask | None,
         cancel: Callable[[int], None],
     ) -> None:
         use = run.uses[index]
@@ -149,12 +149,12 @@ class Decoding:
         if delta.token_ids or delta.outcome is not None:
             run.begin()
         if (delta.text or delta.logprobs) and await run.has_room(self._slow_reader_s, self._clock):
-            run.events.put(Piece(index, delta.text, delta.logprobs))
+            run.events.put(SequenceOutput(index, delta.text, delta.logprobs))
         if delta.outcome is not None:
             use.ended(delta.outcome)
         self._dispatcher.progress(run.call.request_id, run.output_tokens, run.live_sequences)
         if delta.outcome is not None and delta.outcome.finish in FINISHES:
-            run.events.put(Ended(index, delta.outcome.finish))
+            run.events.put(SequenceEnded(index, delta.outcome.finish))
 
     async def _stop(
         self, run: Run, upstream: Upstream, readers: list[asyncio.Task[None]], cancel: Callable[[int], None]

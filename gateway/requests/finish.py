@@ -12,16 +12,16 @@ import logging
 from collections.abc import Callable
 
 from gateway import errors
-from gateway.budget.holds import Books
-from gateway.budget.stream_limiter import FeedGate
+from gateway.budget.holds import Holds
+from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import Account
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
-from gateway.domain.timeline import Kind
+from gateway.domain.timeline import TimelineKind
 from gateway.domain.usage import Use, charge, use_of
 from gateway.errors import ApiError
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
 from gateway.requests.run import Closed, Run
@@ -33,15 +33,15 @@ from tenants.types import NOTHING, Amounts
 log = logging.getLogger("fairgate.gateway.lifecycle")
 
 
-class Ending:
+class RequestFinisher:
     """Settles requests. Use from one event loop."""
 
     def __init__(
         self,
-        books: Books,
+        books: Holds,
         dispatcher: Dispatcher,
-        feed: FeedGate,
-        estimates: Estimates,
+        feed: StreamLimiter,
+        estimates: Estimator,
         metrics: Metrics,
         observer: RequestObserver | None,
         clock: Callable[[], float],
@@ -113,7 +113,7 @@ class Ending:
             output_tokens=charged.output_tokens,
             cost_nanousd=charged.cost_nanousd,
             limited_s=run.limited_s,
-            rested_s=run.timeline.waited_s(Kind.TOPPED_UP, Kind.STALLED),
+            rested_s=run.timeline.waited_s(TimelineKind.TOPPED_UP, TimelineKind.STALLED),
             credit_share=self._quote_credit_share,
         )
 

@@ -11,7 +11,7 @@ from gateway import errors
 from gateway.deps import GatewayDeps
 from gateway.domain.call import Call
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS, Claimed, IdempotentAnswers, Scope, TooManyKeys
-from tenants.directory.idempotency import Answer as Kept
+from tenants.directory.idempotency import StoredAnswer as Kept
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
 
@@ -52,7 +52,7 @@ def charged_tokens(rows: Sequence[LedgerRow]) -> int | None:
     return None
 
 
-class Idempotency:
+class IdempotencyKeys:
     """The keys that this gateway is asked about. Use from one event loop."""
 
     def __init__(self, deps: GatewayDeps) -> None:

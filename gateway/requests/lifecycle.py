@@ -28,14 +28,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway import errors
 from gateway.budget import lease
-from gateway.budget.holds import Books, BudgetDenied
-from gateway.budget.metering import Counting
-from gateway.budget.stream_limiter import FeedFull, FeedGate, fed_streams
-from gateway.budget.top_up import AccountsLost, Leases, Topping
+from gateway.budget.holds import BudgetDenied, Holds
+from gateway.budget.metering import RequestMetering
+from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
+from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
 from gateway.domain.call import Call
@@ -45,16 +45,16 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
 from gateway.error_mapping import as_api_error, outcome_of
 from gateway.errors import ApiError
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefix_index import prefix_hashes
 from gateway.metrics.registry import Metrics
-from gateway.requests.execution import Decoding, StoppedByEngine
-from gateway.requests.finish import Ending
+from gateway.requests.execution import Execution, StoppedByEngine
+from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook
 from gateway.requests.run import Events, InLine, Interrupted, Run
-from gateway.requests.tier_change import Moving, Offer
+from gateway.requests.tier_change import Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.upstream.base import (
     Upstream,
@@ -72,7 +72,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LifecycleLimits:
     """How long a request waits for what, and how much of it is held ahead."""
 
     reserve_quantile: float
@@ -96,14 +96,14 @@ class Lifecycle:
     def __init__(
         self,
         *,
-        books: Books,
+        books: Holds,
         dispatcher: Dispatcher,
-        estimates: Estimates,
+        estimates: Estimator,
         prices: Callable[[], PriceBook],
         metrics: Metrics,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        rule: Rule,
+        rule: LifecycleLimits,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
@@ -123,8 +123,8 @@ class Lifecycle:
         self.admission = admission or Admission()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._feed = FeedGate(max_waiting=rule.max_fed_waiting)
-        self._decoding = Decoding(
+        self._feed = StreamLimiter(max_waiting=rule.max_fed_waiting)
+        self._decoding = Execution(
             dispatcher,
             self._topping,
             clock,
@@ -132,8 +132,8 @@ class Lifecycle:
             outcome_wait_s=rule.outcome_wait_s,
             slow_reader_s=rule.slow_reader_s,
         )
-        self._moving = Moving(books, dispatcher, clock, wall_clock)
-        self._ending = Ending(
+        self._moving = TierChange(books, dispatcher, clock, wall_clock)
+        self._ending = RequestFinisher(
             books,
             dispatcher,
             self._feed,
@@ -255,7 +255,7 @@ class Lifecycle:
         """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
-        counting = Counting(call, run.prices, run.uses)
+        counting = RequestMetering(call, run.prices, run.uses)
         hold = lease.first_hold(
             limits,
             counting.size,
@@ -300,7 +300,7 @@ class Lifecycle:
             passing = self._feed.passing(call.request_id)
             await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
             return True
-        except FeedFull as full:
+        except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
     async def _wait_for_turn(self, run: Run) -> None:
@@ -325,7 +325,7 @@ class Lifecycle:
     def _ticket(self, run: Run) -> Ticket:
         call = run.call
         computed = sum(len(prompt) for prompt in call.prompts) * call.choices
-        entry = Entry(
+        entry = QueueEntry(
             entry_id=call.request_id,
             tenant_id=call.principal.tenant_id,
             # In line since now: a request that took longer to reserve stands behind those that were quicker.
@@ -356,13 +356,13 @@ class Lifecycle:
         """7 and 8: see `execution.py`; the lease is topped up meanwhile (`gateway/budget/top_up.py`)."""
         return await self._decoding.decode(run), None
 
-    def _topping(self, run: Run, upstream: Upstream) -> Topping | None:
+    def _topping(self, run: Run, upstream: Upstream) -> TopUpTask | None:
         """None: all that can come is covered."""
         call = run.call
         assert run.leases is not None
         if run.leases.is_whole:
             return None
-        return Topping(
+        return TopUpTask(
             call.request_id,
             run.leases,
             upstream,

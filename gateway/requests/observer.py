@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import Use
 from gateway.requests.run import Run
@@ -17,7 +17,7 @@ from tenants.types import Amounts
 class RequestObserver(Protocol):
     """Called from the event loop of the request. Must not raise."""
 
-    def in_line(self, run: Run, entry: Entry) -> None:
+    def in_line(self, run: Run, entry: QueueEntry) -> None:
         """The request holds its budget and is queued."""
 
     def dispatched(self, run: Run) -> None:

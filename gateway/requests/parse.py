@@ -16,7 +16,7 @@ from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.domain.tiers import tier_of
 from gateway.requests.prompt import PromptRefused
-from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, Message, Sampling
+from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
 from tenants.types import Principal
 
@@ -111,7 +111,7 @@ def understand_text(
     )  # fmt: skip
 
 
-def chat_messages(messages: list[Message], config: GatewayConfig) -> list[dict[str, Any]]:
+def chat_messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
     """Checked messages in the form that templates take. Raises `ApiError`."""
     return _messages(messages, config)
 
@@ -219,7 +219,7 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
             )
 
 
-def _messages(messages: list[Message], config: GatewayConfig) -> list[dict[str, Any]]:
+def _messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
     if len(messages) > config.max_messages:
@@ -229,7 +229,7 @@ def _messages(messages: list[Message], config: GatewayConfig) -> list[dict[str, 
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: Message, path: str) -> dict[str, Any]:
+def _message(message: ChatMessage, path: str) -> dict[str, Any]:
     if message.role not in ROLES:
         raise errors.bad_request(
             f"Invalid '{path}.role': '{message.role[:64]}' is not one of {', '.join(sorted(ROLES))}.",

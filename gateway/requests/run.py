@@ -17,7 +17,7 @@ from gateway.domain.account import Account, TierMove
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import Kind, Timeline
+from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
 from gateway.errors import ApiError
 from tenants.pricing.pricing import PriceBook
@@ -40,7 +40,7 @@ class Begun:
     """The first token is here: headers may go out."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class SequenceOutput(msgspec.Struct, frozen=True):
     """What one step added to one sequence."""
 
     index: int
@@ -48,7 +48,7 @@ class Piece(msgspec.Struct, frozen=True):
     logprobs: Sequence[TokenLogprob]
 
 
-class Ended(msgspec.Struct, frozen=True):
+class SequenceEnded(msgspec.Struct, frozen=True):
     """One sequence has ended."""
 
     index: int
@@ -62,7 +62,7 @@ class Closed(msgspec.Struct, frozen=True):
     error: ApiError | None
 
 
-Event = InLine | Silence | Begun | Piece | Ended | Closed
+Event = InLine | Silence | Begun | SequenceOutput | SequenceEnded | Closed
 
 
 class Interrupted(Exception):
@@ -203,7 +203,7 @@ class Run:
         racing: set[asyncio.Future[Any]] = {waiting, self.interrupted}
         since_s = now_s()
         await asyncio.wait(racing, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        self.timeline.note(Kind.STALLED, since_s, round((now_s() - since_s) * 1e6))
+        self.timeline.note(TimelineKind.STALLED, since_s, round((now_s() - since_s) * 1e6))
         if waiting.done():
             return not self.interrupted.done()
         waiting.cancel()

@@ -26,7 +26,7 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """One message of a conversation."""
 
     role: str
@@ -80,7 +80,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -118,7 +118,7 @@ class QuoteRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/quotes`: like a completion, or only its size."""
 
     model: str
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     prompt: str | None = None
     prompt_tokens: int | None = None
     """Instead of a prompt: how long it would be."""
@@ -128,7 +128,7 @@ class QuoteRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Only this tier; absent: every tier that the key may use."""
 
 
-class TierMove(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TierChangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/requests/{id}/tier`."""
 
     service_tier: str
@@ -177,7 +177,7 @@ class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     grace_s: float = 0.0
 
 
-class PolicySet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/policy`."""
 
     policy: str

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from engine.messages import TIER_RANKS
 from gateway import errors
 from gateway.budget import lease
-from gateway.budget.holds import Books, BudgetDenied
+from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import size_of
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import TierMove
@@ -29,7 +29,7 @@ from gateway.domain.tiers import TIER_NAMES
 from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Limit, Mode, OnLowBudget, Tier
+from tenants.types import NOTHING, Limit, LimitMode, OnLowBudget, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ def tier_price(prices: PriceBook, call: Call, tier: Tier, predicted: tuple[int, 
     )
 
 
-class Moving:
+class TierChange:
     """Moves requests between tiers. Use from one event loop."""
 
     def __init__(
         self,
-        books: Books,
+        books: Holds,
         dispatcher: Dispatcher,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -154,14 +154,14 @@ class Moving:
         # What was promised to it was its worst case in the old tier; that of the new one is held whole.
         # But by a bucket which cannot: only a short answer is held whole there as well.
         is_in_part = hold.first != hold.most and any(
-            limit.is_bucket and limit.mode is Mode.HARD for limit in limits
+            limit.is_bucket and limit.mode is LimitMode.HARD for limit in limits
         )
         granted = await self._books.move(call, hold.first if is_in_part else hold.most, hold.most)
         promised = size_of(run.prices, run.call, call.max_output_tokens)
         for state in granted.states if is_in_part else ():
             limit = state.limit
             wanted = hold.most.of(limit.meter)
-            is_window = limit.window is not None and limit.mode is Mode.HARD
+            is_window = limit.window is not None and limit.mode is LimitMode.HARD
             if is_window and wanted > promised.of(limit.meter) and state.available == 0:
                 # A bucket cannot hold the worst case, so a window was not made to either: it stopped short.
                 await self._books.move(run.call, NOTHING, NOTHING)

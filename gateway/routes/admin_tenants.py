@@ -14,7 +14,7 @@ from litestar.params import FromPath, FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.requests.schemas import KeyCreate, KeyRotate, PolicySet, TenantChange, TenantCreate
+from gateway.requests.schemas import KeyCreate, KeyRotate, PolicyChange, TenantChange, TenantCreate
 from gateway.routes import limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
@@ -91,13 +91,13 @@ async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20
 @post(
     "/admin/v1/policy",
     status_code=200,
-    opt=WRITE | {"body": PolicySet},
+    opt=WRITE | {"body": PolicyChange},
     summary="Change the scheduling policy",
     description="Takes effect with the next step; nothing that runs or waits is lost.",
     tags=["admin"],
 )
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
-    wanted = await asked(request, PolicySet)
+    wanted = await asked(request, PolicyChange)
     gateway = gateway_of(request)
     try:
         await change_policy(gateway, actor(request), wanted.policy)

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import Request, Response, get
 
-from gateway.budget.holds import Books
+from gateway.budget.holds import Holds
 from gateway.metrics.registry import CONTENT_TYPE
 from gateway.routes.context import gateway_of, json_response
 from tenants.errors import DatabaseUnavailable
@@ -60,7 +60,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-async def _check_quota_store(books: Books) -> str:
+async def _check_quota_store(books: Holds) -> str:
     # One that is away is asked by who waits for it (`gateway/budget/counter_rebuild.py`), not once more by
     # everybody who looks.
     answer = "ok" if books.is_local else await _check(books.ping())

@@ -16,8 +16,8 @@ from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
 from gateway.http import request_timeout
 from gateway.http.asgi import begin, headers_of
 from gateway.http.authentication import principal_of
-from gateway.http.completion_response import Answer
-from gateway.http.idempotent_response import IdempotentAnswer
+from gateway.http.completion_response import CompletionResponse
+from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import idempotency_keys, queue_progress
 from gateway.requests.parse import understand_chat, understand_text
@@ -143,11 +143,11 @@ async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> A
     gateway, headers = gateway_of(request), headers_of(request.scope)
     key, quote = headers.get(IDEMPOTENCY), headers.get(QUOTE)
     if key is not None:
-        return IdempotentAnswer(gateway, call, key, request.url.path, body, quote)
+        return IdempotentResponse(gateway, call, key, request.url.path, body, quote)
     gateway.require_engine(call.pool)
     if quote is not None:
         call = await gateway.bound(call, quote)
-    return Answer(gateway, call)
+    return CompletionResponse(gateway, call)
 
 
 def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:

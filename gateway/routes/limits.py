@@ -12,7 +12,7 @@ from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from tenants.admin import validation
 from tenants.directory.records import limit_as_json
-from tenants.types import Meter, Mode, Window
+from tenants.types import LimitMode, Meter, Window
 
 
 @get(
@@ -47,7 +47,7 @@ async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> R
     opt=WRITE | {"body": LimitSet},
     summary="Set a limit",
     description="The same subject, meter, shape and tier are replaced; what was used stays used. "
-    f"`meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(Mode)}.",
+    f"`meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(LimitMode)}.",
     tags=["admin"],
 )
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:

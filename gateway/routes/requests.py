@@ -23,12 +23,12 @@ from gateway.pools.request_actions import (
     MOVE,
     OFFER,
     SHOW,
-    Answered,
-    Ask,
-    Heard,
+    ActionResult,
+    PeerAnswers,
+    RequestAction,
     Unreachable,
 )
-from gateway.requests.schemas import TierMove
+from gateway.requests.schemas import TierChangeBody
 from gateway.routes.admin_common import READ, WRITE, actor, asked
 from gateway.routes.context import gateway_of, json_response
 from tenants.ledger.rows import LedgerRow
@@ -37,7 +37,7 @@ from tenants.types import Tier
 OWN: dict[str, Any] = {"scope": "inference"}
 ELSEWHERE = {"answers": {409: "It is with another gateway, which does not answer."}}
 MOVES = {
-    "body": TierMove,
+    "body": TierChangeBody,
     "answers": {
         409: "It does not stand in line, its tiers have limits of their own, or it is with another gateway,"
         " which does not answer.",
@@ -56,7 +56,7 @@ MAX_ID_CHARACTERS = 80
     tags=["inference"],
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
-    ask = Ask(LIST, tenant_id=principal_of(request).tenant_id)
+    ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
     gateway = gateway_of(request)
     shown: list[dict[str, Any]] = list((await gateway.under_way.act(ask)).value)
     missing = 0
@@ -65,7 +65,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
             heard = await gateway.deps.elsewhere.ask(ask, everybody=True)
             missing = heard.missing
         except Unreachable:
-            heard, missing = Heard(), 1  # nobody knows how many there are
+            heard, missing = PeerAnswers(), 1  # nobody knows how many there are
         for each in heard.answers:
             shown += each.value
         shown.sort(key=lambda item: -item["elapsed_s"])
@@ -82,7 +82,9 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     tags=["inference"],
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _shown(request, Ask(SHOW, request_id, principal_of(request).tenant_id)))
+    return json_response(
+        await _shown(request, RequestAction(SHOW, request_id, principal_of(request).tenant_id))
+    )
 
 
 @delete(
@@ -95,7 +97,9 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     tags=["inference"],
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _acted(request, Ask(CANCEL, request_id, principal_of(request).tenant_id)))
+    return json_response(
+        await _acted(request, RequestAction(CANCEL, request_id, principal_of(request).tenant_id))
+    )
 
 
 @post(
@@ -108,12 +112,14 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
     tags=["inference"],
 )
 async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    wanted = await asked(request, TierMove)
+    wanted = await asked(request, TierChangeBody)
     principal = principal_of(request)
-    show = Ask(SHOW, request_id, principal.tenant_id)
+    show = RequestAction(SHOW, request_id, principal.tenant_id)
     await _live(request, show)
     tier = tier_of(wanted.service_tier, principal)
-    ask = Ask(OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant")
+    ask = RequestAction(
+        OFFER if wanted.preview else MOVE, request_id, principal.tenant_id, tier.value, "tenant"
+    )
     return json_response((await _live(request, ask)).result())
 
 
@@ -124,7 +130,7 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     tags=["admin"],
 )
 async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _shown(request, Ask(SHOW, request_id)))
+    return json_response(await _shown(request, RequestAction(SHOW, request_id)))
 
 
 @delete(
@@ -135,11 +141,11 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     tags=["admin"],
 )
 async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    found = await _found(request, Ask(SHOW, request_id))
+    found = await _found(request, RequestAction(SHOW, request_id))
     if found is not None:
         before = {"status": found.result()["status"], "tenant_id": found.tenant_id}
         await _note(request, "request.cancel", request_id, before, {"status": "cancelled"})
-    return json_response(await _acted(request, Ask(CANCEL, request_id)))
+    return json_response(await _acted(request, RequestAction(CANCEL, request_id)))
 
 
 @post(
@@ -151,22 +157,22 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
     tags=["admin"],
 )
 async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    wanted = await asked(request, TierMove)
-    found = await _live(request, Ask(SHOW, request_id))
+    wanted = await asked(request, TierChangeBody)
+    found = await _live(request, RequestAction(SHOW, request_id))
     tier = tier_named(wanted.service_tier, Tier(found.default_tier))
-    offered = (await _live(request, Ask(OFFER, request_id, None, tier.value))).result()
+    offered = (await _live(request, RequestAction(OFFER, request_id, None, tier.value))).result()
     if wanted.preview:
         return json_response(offered)
     before = {"tier": offered["from"]["tier"], "tenant_id": found.tenant_id}
     await _note(request, "request.move", request_id, before, {"tier": tier.value})
-    moved = await _live(request, Ask(MOVE, request_id, None, tier.value, "operator"))
+    moved = await _live(request, RequestAction(MOVE, request_id, None, tier.value, "operator"))
     return json_response(moved.result())
 
 
 # ---------------------------------------------------------------- what they share
 
 
-async def _shown(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
+async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """As it stands; of one that has ended also what happened to it."""
     shown = await _acted(request, ask)
     if shown["status"] != "ended":
@@ -175,7 +181,7 @@ async def _shown(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
     return shown | await explained(gateway.timelines.find, gateway.deps.admin, ask.request_id)
 
 
-async def _acted(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
+async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
     """What became of it where the request is under way, or how the request ended. Raises `ApiError`."""
     found = await _found(request, ask)
     if found is not None:
@@ -184,7 +190,7 @@ async def _acted(request: Request[Any, Any, Any], ask: Ask) -> dict[str, Any]:
     return _settled(await _ended(request, ask))
 
 
-async def _live(request: Request[Any, Any, Any], ask: Ask) -> Answered:
+async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
     """As `_found`. Raises `ApiError` for a request that is not under way."""
     found = await _found(request, ask)
     if found is None:
@@ -193,7 +199,7 @@ async def _live(request: Request[Any, Any, Any], ask: Ask) -> Answered:
     return found
 
 
-async def _found(request: Request[Any, Any, Any], ask: Ask) -> Answered | None:
+async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
     """The answer of the gateway where the request is under way; None: it is in none. Raises `ApiError` where
     nobody can say."""
     gateway = gateway_of(request)
@@ -206,13 +212,13 @@ async def _found(request: Request[Any, Any, Any], ask: Ask) -> Answered | None:
     try:
         heard = await gateway.deps.elsewhere.ask(ask)
     except Unreachable:
-        heard = Heard(missing=1)
+        heard = PeerAnswers(missing=1)
     if heard.found is None and heard.missing and not rows:
         raise errors.accounts_unavailable("quota_store")
     return heard.found
 
 
-async def _ended(request: Request[Any, Any, Any], ask: Ask) -> LedgerRow:
+async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
     """The settlement of a request that is not under way anywhere that can be asked. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
@@ -223,7 +229,7 @@ async def _ended(request: Request[Any, Any, Any], ask: Ask) -> LedgerRow:
     return settled
 
 
-async def _rows(request: Request[Any, Any, Any], ask: Ask) -> list[LedgerRow]:
+async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
     """What the ledger says of it. Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
     # PostgreSQL takes no NUL, and no id of ours is anything but letters, digits and a dash or two.

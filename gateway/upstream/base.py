@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.messages import Delta, Explained, Inventory, ModelInfo, Outcome, Ready, Snapshot, Submit
+from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, SequenceOutcome, Snapshot, Submit
 
 
 class UpstreamLost(Exception):
@@ -67,7 +67,7 @@ class Wording(msgspec.Struct, frozen=True):
     """Somebody wants its tokens as they come; False: they are of use only together."""
 
 
-class CountedOutcome(Outcome, frozen=True, omit_defaults=True):
+class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
     """The outcome of a sequence that another server ran."""
 
     replica_id: str = ""
@@ -79,19 +79,19 @@ class CountedOutcome(Outcome, frozen=True, omit_defaults=True):
     up. They are not charged."""
 
 
-def basis_of(outcomes: Sequence[Outcome]) -> str:
+def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
     """Who counted a request's tokens: `engine` is our own, of several others the least certain."""
     found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
     weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
     return next((basis for basis in weakest_first if basis in found), "engine")
 
 
-def uncertain_tokens(outcomes: Sequence[Outcome]) -> int:
+def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
     """At most so many tokens of a request were generated that nobody heard of."""
     return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
 
 
-def served_by(upstream: Upstream | None, outcomes: Sequence[Outcome]) -> str | None:
+def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) -> str | None:
     """The replica that ran a request which was sent to `upstream`, and may have been moved from there."""
     moved = next((each.replica_id for each in outcomes if isinstance(each, CountedOutcome)), "")
     return moved or (upstream.replica_id if upstream is not None else None)

@@ -16,7 +16,7 @@ from engine.messages import TokenLogprob
 
 
 @dataclass(slots=True)
-class Piece:
+class BufferedChunk:
     """What one chunk brought; `tokens` of it are not passed on yet."""
 
     tokens: int
@@ -26,9 +26,9 @@ class Piece:
     """Bytes that it came in: what it takes of memory, about."""
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
+def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
     """All of them as one."""
-    return Piece(
+    return BufferedChunk(
         sum(piece.tokens for piece in pieces),
         "".join([piece.text for piece in pieces]),
         [each for piece in pieces for each in piece.logprobs],
@@ -45,14 +45,14 @@ class End:
     basis: str
 
 
-class LeasedStream:
+class LeaseBuffer:
     """One sequence's tokens between the server and the reader."""
 
     def __init__(self, lease_tokens: int) -> None:
         self.lease_tokens = lease_tokens
         self.passed_tokens = 0
         """Passed on so far: covered, every one."""
-        self._held: deque[Piece] = deque()
+        self._held: deque[BufferedChunk] = deque()
         self.held_bytes = 0
         """Size of the pieces that wait for their lease."""
         self._taken_tokens = 0
@@ -68,7 +68,7 @@ class LeasedStream:
         """Its end is known; there may be pieces that wait before it."""
         return self._end is not None
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: BufferedChunk) -> None:
         """The server sent something."""
         self._held.append(piece)
         self.held_bytes += piece.size
@@ -80,7 +80,7 @@ class LeasedStream:
         if self._end is None:
             missing = end.tokens - self._taken_tokens
             if missing > 0:
-                self.push(Piece(missing))
+                self.push(BufferedChunk(missing))
             self._end = end
 
     def top_up(self, lease_tokens: int) -> None:
@@ -95,9 +95,9 @@ class LeasedStream:
         self.held_bytes = 0
         self._end = End(finish, self.passed_tokens, basis)
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[BufferedChunk]:
         """Everything that may be passed on now."""
-        passed: list[Piece] = []
+        passed: list[BufferedChunk] = []
         while self._held:
             piece = self._held[0]
             room = self.lease_tokens - self.passed_tokens
@@ -105,7 +105,7 @@ class LeasedStream:
                 if room > 0:
                     piece.tokens -= room
                     self.passed_tokens += room
-                    passed.append(Piece(room))
+                    passed.append(BufferedChunk(room))
                 break
             self._held.popleft()
             self.held_bytes -= piece.size

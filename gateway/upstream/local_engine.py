@@ -144,7 +144,7 @@ async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:
             yield delta
     except engine_client.EngineLost as error:
         raise UpstreamLost(error.reason) from None
-    except engine_client.SequenceRefused as error:
+    except engine_client.SubmitRefused as error:
         raise SequenceRefused(error.code, error.message) from None
     except engine_client.SlowReader as error:
         raise ReaderTooSlow(str(error)) from None

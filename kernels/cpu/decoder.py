@@ -24,7 +24,7 @@ from kernels.cpu.products import multiply
 Array = Any
 
 
-class Weights(NamedTuple):
+class DecoderWeights(NamedTuple):
     """All layers' weights; the first dimension of each is the layer. Products are panels and a bias."""
 
     qkv: Array
@@ -90,7 +90,7 @@ def _pointer(_context: Any, address: Any) -> Any:
 
 
 def run(
-    weights: Weights,
+    weights: DecoderWeights,
     ends: Ends,
     buffers: Buffers,
     caches: Caches,

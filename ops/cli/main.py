@@ -22,9 +22,9 @@ ROOMS = {
     "inspect": ("request", "quote", "ledger", "policy", "forecast"),
     "simulate": ("simulate", "whatif"),
 }
-COMMANDS = {
-    name: f"ops.cli.{room}.{name}:{name}" for room, names in ROOMS.items() for name in names
-} | {"bench": "ops.cli.bench.main:bench"}
+COMMANDS = {name: f"ops.cli.{room}.{name}:{name}" for room, names in ROOMS.items() for name in names} | {
+    "bench": "ops.cli.bench.main:bench"
+}
 
 
 @click.group(

@@ -32,7 +32,7 @@ TOLERANCE = 0.01
 MAX_EXAMPLES = 5
 
 
-class Happened(StrEnum):
+class LogEventKind(StrEnum):
     """What a line of the log says."""
 
     ARRIVED = "arrived"
@@ -48,7 +48,7 @@ class LogEvent:
     """One line, in the order in which it happened."""
 
     at_s: float
-    happened: Happened
+    happened: LogEventKind
     request_id: str
     tenant: str
     tier: str
@@ -98,17 +98,17 @@ def audit(events: Sequence[LogEvent]) -> AuditReport:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _AuditedWait:
     request_id: str
     arrived: int
     """Place in the log: no two arrivals are equal."""
 
 
 @dataclass(slots=True)
-class _Line:
+class _TierLine:
     """One tier's queue."""
 
-    by_tenant: dict[str, list[_Waiting]] = field(default_factory=dict)
+    by_tenant: dict[str, list[_AuditedWait]] = field(default_factory=dict)
     last_to_leave: str | None = None
 
     def remove(self, tenant: str, request_id: str) -> bool:
@@ -126,14 +126,16 @@ class _Line:
 class _Audit:
     def __init__(self, events: Sequence[LogEvent]) -> None:
         self.report = AuditReport()
-        self._final = {event.request_id: event.cost for event in events if event.happened is Happened.ENDED}
+        self._final = {
+            event.request_id: event.cost for event in events if event.happened is LogEventKind.ENDED
+        }
         self._beyonds = {event.request_id: event.beyond for event in events if event.beyond is not None}
         self._charged: dict[str, float] = {}
         self._service: dict[str, float] = defaultdict(float)
         self._unlogged: dict[str, float] = defaultdict(float)
         """By tenant: at most so much more may have been charged, for output beyond predictions."""
         self._weights: dict[str, float] = {}
-        self._lines: dict[str, _Line] = defaultdict(_Line)
+        self._lines: dict[str, _TierLine] = defaultdict(_TierLine)
         self._lifts: dict[tuple[str, str], tuple[float, float]] = {}
         """By tier and tenant: the lift lies between these."""
         self._recomputed_lifts: dict[tuple[str, str], float] = defaultdict(float)
@@ -144,13 +146,13 @@ class _Audit:
             previous_s = event.at_s
             self._weights[event.tenant] = event.weight
             match event.happened:
-                case Happened.ARRIVED:
+                case LogEventKind.ARRIVED:
                     self._arrived(event, place)
-                case Happened.DISPATCHED:
+                case LogEventKind.DISPATCHED:
                     self._dispatched(event)
-                case Happened.ENDED:
+                case LogEventKind.ENDED:
                     self._ended(event)
-                case Happened.LEFT:
+                case LogEventKind.LEFT:
                     self._lines[event.tier].remove(event.tenant, event.request_id)
 
     def _arrived(self, event: LogEvent, place: int) -> None:
@@ -160,9 +162,9 @@ class _Audit:
             least, _ = self._lifts.get(where, (0.0, 0.0))
             self._lifts[where] = (least, math.inf)
             self._lift(event.tenant, event.tier, line)
-        line.by_tenant.setdefault(event.tenant, []).append(_Waiting(event.request_id, place))
+        line.by_tenant.setdefault(event.tenant, []).append(_AuditedWait(event.request_id, place))
 
-    def _lift(self, tenant: str, tier: str, line: _Line) -> None:
+    def _lift(self, tenant: str, tier: str, line: _TierLine) -> None:
         if line.by_tenant:
             floor = min(self._rank(other, tier) for other in line.by_tenant)
         elif line.last_to_leave is not None:
@@ -222,7 +224,7 @@ class _Audit:
                 low, high = 0.0, math.inf
             self._lifts[where] = (low, max(low, high))
 
-    def _judge(self, event: LogEvent, own: _Waiting, line: _Line, ranks: Mapping[str, float]) -> None:
+    def _judge(self, event: LogEvent, own: _AuditedWait, line: _TierLine, ranks: Mapping[str, float]) -> None:
         """Compares the dispatched request with all that wait beside it."""
         if len(line.by_tenant) < 2:
             return

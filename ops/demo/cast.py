@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.demo.trace import TraceRequest
-from tenants.types import Meter, Mode, Tier, Window
+from tenants.types import LimitMode, Meter, Tier, Window
 
 
 @dataclass(frozen=True)
 class CastLimit:
     """A limit of `share_of_planned` of what its tenant plans to use; or, with `tokens`, of that many."""
 
-    mode: Mode
+    mode: LimitMode
     window: Window
     share_of_planned: float
 
@@ -39,11 +39,11 @@ _INTERACTIVE = ("m07", "m09", "m13", "m21", "m22", "m25")
 _BATCH = ("m05", "m06", "m16", "m18")
 _WEIGHTS = {"m02": 2.0, "m00": 3.0, "m04": 2.0, "m08": 2.0, "m12": 4.0, "m13": 2.0, "m06": 2.0}
 _LIMITS = {
-    "m10": CastLimit(Mode.HARD, Window.DAY, 0.6),
-    "m20": CastLimit(Mode.HARD, Window.LIFETIME, 0.5),
-    "m15": CastLimit(Mode.HARD, Window.HOUR, 0.5),
-    "m01": CastLimit(Mode.SOFT, Window.DAY, 0.5),
-    "m11": CastLimit(Mode.SHADOW, Window.DAY, 0.5),
+    "m10": CastLimit(LimitMode.HARD, Window.DAY, 0.6),
+    "m20": CastLimit(LimitMode.HARD, Window.LIFETIME, 0.5),
+    "m15": CastLimit(LimitMode.HARD, Window.HOUR, 0.5),
+    "m01": CastLimit(LimitMode.SOFT, Window.DAY, 0.5),
+    "m11": CastLimit(LimitMode.SHADOW, Window.DAY, 0.5),
 }
 
 CAST: tuple[CastTenant, ...] = tuple(

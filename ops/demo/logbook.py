@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from engine.entry import COUNTER_SCALE
 from engine.messages import TIER_RANKS
 from gateway.flow.dispatch_log import LogRecord
-from ops.demo.audit import Happened, LogEvent
+from ops.demo.audit import LogEvent, LogEventKind
 
 TIER_NAMES = {rank: name for name, rank in TIER_RANKS.items()}
 _HAPPENED = {
-    "arrive": Happened.ARRIVED,
-    "dispatch": Happened.DISPATCHED,
-    "settle": Happened.ENDED,
-    "leave": Happened.LEFT,
+    "arrive": LogEventKind.ARRIVED,
+    "dispatch": LogEventKind.DISPATCHED,
+    "settle": LogEventKind.ENDED,
+    "leave": LogEventKind.LEFT,
 }
 
 
@@ -31,8 +31,8 @@ def events_of(records: Iterable[LogRecord]) -> list[LogEvent]:
                 tenant=record.tenant_id,
                 tier=TIER_NAMES[record.tier],
                 weight=record.weight,
-                cost=float(record.cost if happened is Happened.ENDED else record.predicted_cost),
-                beyond=float(record.beyond_cost) if happened is Happened.ENDED else None,
+                cost=float(record.cost if happened is LogEventKind.ENDED else record.predicted_cost),
+                beyond=float(record.beyond_cost) if happened is LogEventKind.ENDED else None,
                 ranks={waiting.tenant_id: waiting.counter / COUNTER_SCALE for waiting in record.backlog},
                 by_reservation=record.rule == "reservation",
             )

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ops.demo.audit import AuditReport, Happened, LogEvent
+from ops.demo.audit import AuditReport, LogEvent, LogEventKind
 from ops.demo.cast import CastTenant
 from ops.demo.replay import Sent
-from ops.demo.shares import Arrival, Ideal, ideal_shares, under_share
-from ops.demo.trace import Replay
+from ops.demo.shares import FluidIdeal, TenantArrival, ideal_shares, under_share
+from ops.demo.trace import ReplayPlan
 from ops.simulate.figures.figures import covered, jain_index, percentile, within_factor
 
 WAIT_FLOOR_S = 0.1
@@ -33,11 +33,11 @@ class Sample:
 
 
 @dataclass
-class Evidence:
+class DemoEvidence:
     """What the run left behind. Tenants are named as in the trace; times are on the replay's clock."""
 
     cast: Sequence[CastTenant]
-    replay: Replay
+    replay: ReplayPlan
     sent: Sequence[Sent]
     samples: Sequence[Sample]
     events: Sequence[LogEvent]
@@ -56,17 +56,17 @@ class Evidence:
 
 def queue_waits_s(events: Sequence[LogEvent]) -> dict[str, float]:
     """Arrival to dispatch, by request id, as the gateway logged it."""
-    arrived = {event.request_id: event.at_s for event in events if event.happened is Happened.ARRIVED}
+    arrived = {event.request_id: event.at_s for event in events if event.happened is LogEventKind.ARRIVED}
     return {
         event.request_id: event.at_s - arrived[event.request_id]
         for event in events
-        if event.happened is Happened.DISPATCHED
+        if event.happened is LogEventKind.DISPATCHED
     }
 
 
 def ideal_by_tier(
-    cast: Sequence[CastTenant], arrivals: Sequence[Arrival], samples: Sequence[Sample]
-) -> dict[str, Ideal]:
+    cast: Sequence[CastTenant], arrivals: Sequence[TenantArrival], samples: Sequence[Sample]
+) -> dict[str, FluidIdeal]:
     """The fluid fair share of each tier, over the samples."""
     found = {}
     for tier in sorted({tenant.tier.value for tenant in cast}):
@@ -76,19 +76,19 @@ def ideal_by_tier(
     return found
 
 
-def arrivals_of(events: Sequence[LogEvent]) -> list[Arrival]:
+def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
     """Work as it came to the queue, at what it really cost in the end; what never got a turn asked for
     what was predicted, unless it left."""
-    final = {event.request_id: event.cost for event in events if event.happened is Happened.ENDED}
-    left = {event.request_id for event in events if event.happened is Happened.LEFT}
+    final = {event.request_id: event.cost for event in events if event.happened is LogEventKind.ENDED}
+    left = {event.request_id for event in events if event.happened is LogEventKind.LEFT}
     return [
-        Arrival(event.at_s, event.tenant, final.get(event.request_id, event.cost))
+        TenantArrival(event.at_s, event.tenant, final.get(event.request_id, event.cost))
         for event in events
-        if event.happened is Happened.ARRIVED and event.request_id not in left
+        if event.happened is LogEventKind.ARRIVED and event.request_id not in left
     ]
 
 
-def build_report(evidence: Evidence) -> dict[str, Any]:
+def build_report(evidence: DemoEvidence) -> dict[str, Any]:
     """The report. Fair shares are taken up to the last arrival: later the queue drains, and in the end
     everyone has had everything."""
     last_arrival_s = max((sent.sent_s for sent in evidence.sent), default=0.0)
@@ -164,7 +164,7 @@ def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
     return wrong
 
 
-def _requests(evidence: Evidence) -> dict[str, Any]:
+def _requests(evidence: DemoEvidence) -> dict[str, Any]:
     answered = [sent for sent in evidence.sent if sent.ok]
     return {
         "sent": len(evidence.sent),
@@ -179,7 +179,7 @@ def _requests(evidence: Evidence) -> dict[str, Any]:
 
 
 def _tenant(
-    tenant: CastTenant, evidence: Evidence, service: float, ideal: Ideal, modest: set[str]
+    tenant: CastTenant, evidence: DemoEvidence, service: float, ideal: FluidIdeal, modest: set[str]
 ) -> dict[str, Any]:
     mine = [sent for sent in evidence.sent if sent.tenant == tenant.name]
     fair = ideal.service[tenant.name]
@@ -215,12 +215,12 @@ def _percentiles(values: Sequence[float | None]) -> dict[str, float | None]:
     return {"p50": percentile(known, 0.5), "p99": percentile(known, 0.99)}
 
 
-def _waits(evidence: Evidence, modest: set[str]) -> dict[str, Any]:
+def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
     """p99 queue wait of the modest tenants' requests: as measured, and as each policy gives in simulation."""
     mine = {
         event.request_id
         for event in evidence.events
-        if event.happened is Happened.ARRIVED and event.tenant in modest and event.tier != "batch"
+        if event.happened is LogEventKind.ARRIVED and event.tenant in modest and event.tier != "batch"
     }
     measured = queue_waits_s(evidence.events)
     return {

@@ -37,12 +37,12 @@ from ops.demo.cast import CAST, planned_tokens
 from ops.demo.logbook import events_of
 from ops.demo.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
-from ops.demo.report import MIN_BACKLOG_S, Evidence, Sample, build_report, verdict
+from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
 from ops.demo.simulate import VirtualEngine, VirtualRequest, simulate
-from ops.demo.stage import Stage, set_limits, set_stage
+from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import summary
-from ops.demo.trace import Replay, load_slice, plan
-from ops.demo.watch import Watch
+from ops.demo.trace import ReplayPlan, load_slice, plan
+from ops.demo.watch import DemoSampler
 from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -151,7 +151,7 @@ def _end_in_order() -> None:
 
 
 async def _play(
-    options: DemoOptions, server: LocalServer, stage: Stage, prompts: Prompts, console: Console
+    options: DemoOptions, server: LocalServer, stage: DemoTenants, prompts: Prompts, console: Console
 ) -> dict[str, Any]:
     async with server.operator() as client:
         console.print("Measuring what this machine can do …")
@@ -184,7 +184,7 @@ async def _play(
             for request in replayed.requests
         ]
         board, log = Board(), LogReader(client)
-        watch = Watch(client, board, CAST, stage.names, log)
+        watch = DemoSampler(client, board, CAST, stage.names, log)
         await watch.sample()
         watching = asyncio.create_task(watch.run())
         showing = asyncio.create_task(_show(watch, console))
@@ -212,12 +212,12 @@ async def _play(
 
 def _account(
     options: DemoOptions,
-    replayed: Replay,
+    replayed: ReplayPlan,
     capacity: Capacity,
     board: Board,
-    watch: Watch,
+    watch: DemoSampler,
     log: LogReader,
-    stage: Stage,
+    stage: DemoTenants,
     verified: dict[str, Any],
     duration_s: float,
 ) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _account(
     )
     arrivals = _virtual_requests(board, stage)
     simulated = {policy: simulate(policy, arrivals, virtual) for policy in ("vtc", "fcfs")}
-    evidence = Evidence(
+    evidence = DemoEvidence(
         cast=CAST,
         replay=replayed,
         sent=board.sent,
@@ -268,7 +268,7 @@ def _account(
     return {"ok": not failed, "failed": failed} | report
 
 
-def _virtual_requests(board: Board, stage: Stage) -> list[VirtualRequest]:
+def _virtual_requests(board: Board, stage: DemoTenants) -> list[VirtualRequest]:
     """What was really asked and answered, for the simulation; of what was cut, what was planned."""
     found = []
     for place, sent in enumerate(board.sent):
@@ -297,7 +297,7 @@ def _virtual_requests(board: Board, stage: Stage) -> list[VirtualRequest]:
     return found
 
 
-async def _show(watch: Watch, console: Console) -> None:
+async def _show(watch: DemoSampler, console: Console) -> None:
     """The live table on a terminal; a line now and then elsewhere."""
     if not console.is_terminal:
         while True:
@@ -309,7 +309,7 @@ async def _show(watch: Watch, console: Console) -> None:
             await asyncio.sleep(0.5)
 
 
-def _invite(console: Console, server: LocalServer, stage: Stage) -> None:
+def _invite(console: Console, server: LocalServer, stage: DemoTenants) -> None:
     console.print(f"\nAPI page  {server.docs_url}\nAPI key   {stage.visitor_key}", soft_wrap=True)
     body = json.dumps(
         {"model": server.model, "messages": [{"role": "user", "content": "Count from 3 to 9."}]}

@@ -37,7 +37,7 @@ def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TenantArrival:
     """Work that a tenant asked for at an instant, in cost tokens."""
 
     at_s: float
@@ -46,7 +46,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Ideal:
+class FluidIdeal:
     """The fluid model's answer for one tier."""
 
     service: dict[str, float]
@@ -59,10 +59,10 @@ class Ideal:
 
 
 def ideal_shares(
-    arrivals: Sequence[Arrival],
+    arrivals: Sequence[TenantArrival],
     served: Sequence[tuple[float, float]],
     weights: Mapping[str, float],
-) -> Ideal:
+) -> FluidIdeal:
     """The fluid model over the interval of `served`: (time, cumulative service of the whole tier).
 
     An arrival counts from the sample at or after it. `weights` names every tenant of the tier.
@@ -93,10 +93,10 @@ def ideal_shares(
             waiting[name] -= part
             service[name] += part
         surplus = amount - sum(given.values())
-    return Ideal(service, guaranteed, asked, backlog_s)
+    return FluidIdeal(service, guaranteed, asked, backlog_s)
 
 
-def under_share(ideal: Ideal, weights: Mapping[str, float], tier_service: float) -> set[str]:
+def under_share(ideal: FluidIdeal, weights: Mapping[str, float], tier_service: float) -> set[str]:
     """Tenants that asked for less than their weight's part of all that the tier was served.
 
     A fair queue owes them their service at once, whatever the others do.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.core import EngineConfig
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualClock, VirtualReplica, virtual_prompt
@@ -116,7 +116,7 @@ def simulate(policy: str, requests: Sequence[VirtualRequest], engine: VirtualEng
 
 
 def _ticket(request: VirtualRequest) -> Ticket:
-    entry = Entry(
+    entry = QueueEntry(
         entry_id=request.request_id,
         tenant_id=request.tenant,
         arrived_s=request.arrival_s,

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoTenants:
     """Everybody's keys, and names by tenant id."""
 
     keys: Mapping[str, str]
@@ -34,10 +34,10 @@ class Stage:
     """For whoever watches."""
 
 
-async def set_stage(data_dir: Path, model: str) -> Stage:
+async def set_stage(data_dir: Path, model: str) -> DemoTenants:
     """Creates all tenants of the cast, with a key each that may use `model`, and the visitor."""
 
-    async def act(admin: Admin) -> Stage:
+    async def act(admin: Admin) -> DemoTenants:
         keys, names = {}, {}
         for tenant in CAST:
             made = await admin.create_tenant(ACTOR, tenant.name, weight=tenant.weight, tier=tenant.tier)
@@ -45,7 +45,7 @@ async def set_stage(data_dir: Path, model: str) -> Stage:
             _, keys[tenant.name] = await admin.create_key(ACTOR, tenant.name, models=[model])
         await admin.create_tenant(ACTOR, VISITOR, tier=Tier.INTERACTIVE)
         _, visitor_key = await admin.create_key(ACTOR, VISITOR)
-        return Stage(
+        return DemoTenants(
             keys=keys,
             names=names,
             tiers={tenant.name: tenant.tier.value for tenant in CAST},

@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 @dataclass(frozen=True)
-class Row:
+class TenantRow:
     """One tenant now. Shares are of its tier's service so far."""
 
     tenant: str
@@ -43,7 +43,7 @@ class View:
     running: int
     tokens_per_s: float
     phase: str
-    rows: Sequence[Row]
+    rows: Sequence[TenantRow]
 
     def headline(self) -> str:
         """The whole state in one line."""
@@ -73,7 +73,7 @@ class View:
 @dataclass(frozen=True)
 class _Column:
     title: str
-    cell: Callable[[Row], str | Text]
+    cell: Callable[[TenantRow], str | Text]
     only_wide: bool = False
 
 
@@ -82,7 +82,7 @@ WIDE = 100
 _TEXTS = ("tenant", "tier")
 
 
-def _busiest(rows: Sequence[Row], room: int) -> list[Row]:
+def _busiest(rows: Sequence[TenantRow], room: int) -> list[TenantRow]:
     kept = {row.tenant for row in sorted(rows, key=lambda row: -(row.queued + row.running))[:room]}
     return [row for row in rows if row.tenant in kept]
 

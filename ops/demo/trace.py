@@ -46,7 +46,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayPlan:
     """A plan: the requests in order of arrival, and every factor that made them from the trace."""
 
     requests: tuple[TraceRequest, ...]
@@ -102,7 +102,7 @@ def thin(requests: Sequence[TraceRequest], share: float) -> list[TraceRequest]:
 
 def plan(
     trace: Sequence[TraceRequest], *, capacity_cost_per_s: float, overload: float, span_s: float
-) -> Replay:
+) -> ReplayPlan:
     """Requests whose cost over `span_s` is `overload` times what the engine can serve in that time."""
     scaled = scale_lengths(trace, LENGTH_FACTOR)
     wanted = capacity_cost_per_s * overload * span_s
@@ -117,7 +117,7 @@ def plan(
         for request in kept
     )
     offered = sum(request.cost for request in requests)
-    return Replay(
+    return ReplayPlan(
         requests=requests,
         length_factor=LENGTH_FACTOR,
         time_compression=compression,

@@ -13,8 +13,8 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.demo.cast import CastTenant
 from ops.demo.replay import Board, Sent
 from ops.demo.report import Sample, ideal_by_tier
-from ops.demo.shares import Arrival
-from ops.demo.table import Row, View
+from ops.demo.shares import TenantArrival
+from ops.demo.table import TenantRow, View
 from ops.sandbox.server import LogReader
 from ops.simulate.figures.figures import percentile
 
@@ -24,7 +24,7 @@ LOG_EVERY = 4
 """The dispatch log is read at every so many-th sample."""
 
 
-class Watch:
+class DemoSampler:
     """Reads the server while the replay runs. `names` maps tenant ids to names."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Watch:
 
     def _fair_service(self) -> dict[str, float]:
         arrivals = [
-            Arrival(
+            TenantArrival(
                 sent.sent_s,
                 sent.tenant,
                 sent.planned.input_tokens * INPUT_TOKEN_COST + sent.planned.output_tokens * OUTPUT_TOKEN_COST,
@@ -138,9 +138,9 @@ class Watch:
         latest: Mapping[str, float],
         fair: Mapping[str, float],
         totals: tuple[float, float],
-    ) -> Row:
+    ) -> TenantRow:
         times = [item.ttft_s for item in sent if item.ttft_s is not None]
-        return Row(
+        return TenantRow(
             tenant=cast.name,
             tier=cast.tier.value,
             weight=cast.weight,

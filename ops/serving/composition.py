@@ -27,8 +27,8 @@ from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
-from gateway.dispatch.queue_sharing import Sharing
-from gateway.flow.control_rules import Mode
+from gateway.dispatch.queue_sharing import QueueSharing
+from gateway.flow.control_rules import ControlMode
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
@@ -53,7 +53,7 @@ from tenants.storage.database import open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:
-    from gateway.cluster.peer_requests import Elsewhere
+    from gateway.cluster.peer_requests import PeerRequests
 
 log = logging.getLogger("fairgate.serve")
 
@@ -65,7 +65,7 @@ class Running:
     settings: Settings
     admin: Admin
     directory: Directory
-    supervisor: EngineSupervisor | SharedEngine | NoEngine
+    supervisor: EngineSupervisor | SharedEngine | AbsentEngine
     app: Litestar
     gateway: Gateway
     control_token: str
@@ -144,14 +144,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         idempotency_ttl_s=gateway.idempotency_ttl,
         gateway_stale_s=gateway.stale,
         lease_ttl_s=gateway.lease,
-        control=Mode(gateway.control),
+        control=ControlMode(gateway.control),
         estimates=gateway.estimates == "yes",
         quote_valid_s=gateway.quote_valid,
         quote_credit_share=gateway.quote_credit / 100,
     )
 
 
-def sharing_of(settings: Settings, gateway_id: str) -> Sharing | None:
+def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
     cannot be shared."""
     names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
@@ -163,21 +163,21 @@ def sharing_of(settings: Settings, gateway_id: str) -> Sharing | None:
         require_shared(make_policy(settings.policy, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
-    return Sharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
+    return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
 
 
-def elsewhere_of(settings: Settings) -> Elsewhere | None:
+def elsewhere_of(settings: Settings) -> PeerRequests | None:
     """By which other gateways are asked about their requests; None: there is no Redis to do so by."""
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
-    from gateway.cluster.peer_requests import Elsewhere
+    from gateway.cluster.peer_requests import PeerRequests
 
-    return Elsewhere(settings.redis_url)
+    return PeerRequests(settings.redis_url)
 
 
 async def open_quota_store(
-    settings: Settings, closing: contextlib.AsyncExitStack, sharing: Sharing | None = None
+    settings: Settings, closing: contextlib.AsyncExitStack, sharing: QueueSharing | None = None
 ) -> QuotaStore:
     """In-process, or Redis where a URL is given; a store that does not answer stops the start. What shared
     queues say rides along with its messages.
@@ -220,7 +220,7 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
             )
 
 
-class NoEngine:
+class AbsentEngine:
     """Stands where the engine of our own would, in a gateway that has none."""
 
     async def start(self) -> None:
@@ -274,7 +274,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         sharing = sharing_of(settings, gateway_id)
         quota_store = await open_quota_store(settings, closing, sharing)
         config = gateway_config(settings)
-        supervisor: EngineSupervisor | SharedEngine | NoEngine = NoEngine()
+        supervisor: EngineSupervisor | SharedEngine | AbsentEngine = AbsentEngine()
         engines: tuple[LocalEngine, ...] = ()
         own: PoolSpec | None = None
         if settings.engine.serve == "yes":

@@ -46,7 +46,7 @@ class EngineStartFailed(Exception):
     """The engine ended before it was ready; the message is its last word."""
 
 
-class Phase(StrEnum):
+class EnginePhase(StrEnum):
     """How the supervised engine is."""
 
     STOPPED = "stopped"
@@ -60,7 +60,7 @@ class Phase(StrEnum):
 class EngineStatus:
     """For readiness checks and people."""
 
-    phase: Phase
+    phase: EnginePhase
     pid: int | None
     adopted: bool
     """It was found alive, not started."""
@@ -129,10 +129,10 @@ class EngineSupervisor:
         self._hang_s = hang_s
         self._log_path = options.data_dir / "logs" / f"{options.engine_id}.log"
         self._task: asyncio.Task[None] | None = None
-        self._process: _Process | None = None
+        self._process: _WatchedProcess | None = None
         self._ending = asyncio.Event()
         self._failed = asyncio.Event()
-        self._phase = Phase.STOPPED
+        self._phase = EnginePhase.STOPPED
         self._failures = 0
         self._last_error = ""
 
@@ -159,7 +159,7 @@ class EngineSupervisor:
             raise RuntimeError("the supervisor was started already")
         self._ending.clear()
         self._process = await self._adopt() or self._spawn()
-        self._phase = Phase.RUNNING
+        self._phase = EnginePhase.RUNNING
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self._options.engine_id}")
 
     async def ready(self, timeout_s: float = 120.0) -> Ready:
@@ -206,7 +206,7 @@ class EngineSupervisor:
         if self._process is not None:
             self._process.close()
             self._process = None
-        self._phase = Phase.STOPPED
+        self._phase = EnginePhase.STOPPED
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
@@ -217,12 +217,12 @@ class EngineSupervisor:
             self._process = None
             self._client.mark_lost("the engine was stopped" if self._ending.is_set() else "the engine died")
             if self._ending.is_set():
-                self._phase = Phase.STOPPED
+                self._phase = EnginePhase.STOPPED
                 return
             self._last_error = process.why_ended()
             self._failures = 1 if loop.time() - started_s >= STABLE_S else self._failures + 1
             wait_s = backoff_s(self._failures)
-            self._phase = Phase.BACKING_OFF
+            self._phase = EnginePhase.BACKING_OFF
             self._failed.set()
             log.error("engine %d: %s; next start in %.1f s", process.pid, self._last_error, wait_s)
             await asyncio.sleep(wait_s)
@@ -233,9 +233,9 @@ class EngineSupervisor:
                     self._last_error = f"the engine cannot be started: {error}"
                     log.error("%s", self._last_error)
                     await asyncio.sleep(MAX_BACKOFF_S)
-            self._phase = Phase.RUNNING
+            self._phase = EnginePhase.RUNNING
 
-    async def _watch(self, process: _Process) -> None:
+    async def _watch(self, process: _WatchedProcess) -> None:
         """Returns when the process has ended; ends it when it hangs."""
         loop = asyncio.get_running_loop()
         served_s: float | None = None
@@ -250,7 +250,7 @@ class EngineSupervisor:
                 process.signal(signal.SIGKILL)
                 served_s = None
 
-    async def _adopt(self) -> _Process | None:
+    async def _adopt(self) -> _WatchedProcess | None:
         """The living engine, if it is the one that is asked for; another one is ended."""
         path = lock_path(self._options.data_dir, self._options.engine_id)
         holder = find_holder(path)
@@ -259,7 +259,7 @@ class EngineSupervisor:
         if holder.pid_namespace != pid_namespace():
             log.warning("engine %d holds %s from another container: it cannot be adopted", holder.pid, path)
             return None
-        process = _Process.adopt(holder, self._log_path)
+        process = _WatchedProcess.adopt(holder, self._log_path)
         # The number could have been given to another process in between: only the lock is proof.
         if process is None or find_holder(path) != holder:
             return None
@@ -277,16 +277,16 @@ class EngineSupervisor:
     def _is_wanted(self, holder: LockContent) -> bool:
         return holder.arguments == self._options.arguments() and holder.protocol_version == PROTOCOL_VERSION
 
-    def _spawn(self) -> _Process:
+    def _spawn(self) -> _WatchedProcess:
         self._log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._log_path.exists() and self._log_path.stat().st_size > MAX_LOG_BYTES:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
-        process = _Process.spawn([*_interpreter(), *self._options.arguments()], self._log_path)
+        process = _WatchedProcess.spawn([*_interpreter(), *self._options.arguments()], self._log_path)
         log.info("engine %d started", process.pid)
         return process
 
 
-class _Process:
+class _WatchedProcess:
     """A process that is watched by its descriptor, so that it need not be a child of ours."""
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None, log_path: Path) -> None:
@@ -310,14 +310,14 @@ class _Process:
             self._loop.add_reader(self._descriptor, self._ended)
 
     @staticmethod
-    def adopt(holder: LockContent, log_path: Path) -> _Process | None:
+    def adopt(holder: LockContent, log_path: Path) -> _WatchedProcess | None:
         try:
-            return _Process(holder.pid, None, log_path)
+            return _WatchedProcess(holder.pid, None, log_path)
         except ProcessLookupError:
             return None
 
     @staticmethod
-    def spawn(command: list[str], log_path: Path) -> _Process:
+    def spawn(command: list[str], log_path: Path) -> _WatchedProcess:
         # The engine needs none of the gateway's secrets (pepper, database URL).
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FAIRGATE_")}
         root = str(Path(engine.process.server.__file__).resolve().parents[2])
@@ -332,7 +332,7 @@ class _Process:
                 env=environment,
                 start_new_session=True,
             )
-            return _Process(child.pid, child, log_path)
+            return _WatchedProcess(child.pid, child, log_path)
 
     async def ended(self, timeout_s: float) -> bool:
         """Waits; whether the process has ended."""

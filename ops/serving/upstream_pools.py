@@ -11,7 +11,7 @@ from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
 from gateway.upstream.base import Upstream
 from gateway.upstream.http.target import BadUrl
 from gateway.upstream.openai.config import OpenAIServer, Timeouts
-from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from ops.settings.upstreams import UpstreamSettings
 from tenants.errors import Invalid
@@ -35,7 +35,7 @@ def server_of(settings: UpstreamSettings, environment: Mapping[str, str]) -> Ope
         api_key=key,
         max_concurrent=settings.max_concurrent,
         context_tokens=settings.context_tokens,
-        priority=Priority(settings.priority),
+        priority=PriorityStyle(settings.priority),
         usage=UsageWish(settings.usage),
         whole_tokens=settings.whole_tokens,
         health_path=settings.health,

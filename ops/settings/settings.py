@@ -37,7 +37,7 @@ class BadSetting(Exception):
     """A setting that stops the start; the message names it, its source and what is accepted."""
 
 
-def about(kind: values.Kind[Any], help_text: str, *, secret: bool = False) -> dict[str, Any]:
+def about(kind: values.ValueKind[Any], help_text: str, *, secret: bool = False) -> dict[str, Any]:
     """What the table says of a setting; `secret` keeps its value out of every message."""
     return {"kind": kind, "help": help_text, "secret": secret}
 
@@ -494,7 +494,7 @@ class SettingInfo:
 
     name: str
     """`port`, or `engine.threads`."""
-    kind: values.Kind[Any]
+    kind: values.ValueKind[Any]
     default: Any
     help: str
     secret: bool

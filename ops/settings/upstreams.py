@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.upstream.openai.config import WHOLE_TOKENS
-from ops.settings.values import Kind, Unaccepted
+from ops.settings.values import Unaccepted, ValueKind
 
 T = TypeVar("T")
 MODEL_NAME = r"^[A-Za-z0-9._:/@+-]{1,128}$"
@@ -74,7 +74,7 @@ Aliases = dict[
 ]
 
 
-def upstreams() -> Kind[tuple[UpstreamSettings, ...]]:
+def upstreams() -> ValueKind[tuple[UpstreamSettings, ...]]:
     """A list of servers."""
 
     def parse(text: str) -> tuple[UpstreamSettings, ...]:
@@ -91,10 +91,10 @@ def upstreams() -> Kind[tuple[UpstreamSettings, ...]]:
                 raise Unaccepted(f"replicas of {each.pool_name!r} name different tokenizer_dirs")
         return found
 
-    return Kind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
+    return ValueKind("[[upstreams]] tables with name, url and model (JSON elsewhere)", parse)
 
 
-def aliases() -> Kind[dict[str, dict[str, int]]]:
+def aliases() -> ValueKind[dict[str, dict[str, int]]]:
     """Names and the models that they mean, with weights."""
 
     def parse(text: str) -> dict[str, dict[str, int]]:
@@ -103,7 +103,7 @@ def aliases() -> Kind[dict[str, dict[str, int]]]:
             raise Unaccepted(f"{len(found)} of them; the most is {MAX_ALIASES}")
         return found
 
-    return Kind("an [aliases] table, such as big = {my-model = 1} (JSON elsewhere)", parse)
+    return ValueKind("an [aliases] table, such as big = {my-model = 1} (JSON elsewhere)", parse)
 
 
 def _decoded(text: str, into: type[T]) -> T:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """A kind of value: what it accepts in words, and the parser."""
 
     accepts: str
@@ -40,7 +40,7 @@ class Unaccepted(ValueError):
     """The text is none of what the setting accepts."""
 
 
-def integer(low: int, high: int, unit: str = "") -> Kind[int]:
+def integer(low: int, high: int, unit: str = "") -> ValueKind[int]:
     """A whole number from `low` to `high`; underscores may group digits."""
 
     def parse(text: str) -> int:
@@ -51,10 +51,10 @@ def integer(low: int, high: int, unit: str = "") -> Kind[int]:
             raise ValueError(text)
         return number
 
-    return Kind(f"a whole number from {low} to {high}{' ' + unit if unit else ''}", parse)
+    return ValueKind(f"a whole number from {low} to {high}{' ' + unit if unit else ''}", parse)
 
 
-def size_bytes(low: int, high: int) -> Kind[int]:
+def size_bytes(low: int, high: int) -> ValueKind[int]:
     """A number of bytes, with an optional unit: 512KiB, 4MiB, 2GiB."""
     units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -67,10 +67,10 @@ def size_bytes(low: int, high: int) -> Kind[int]:
             raise ValueError(text)
         return number
 
-    return Kind(f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", parse)
+    return ValueKind(f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", parse)
 
 
-def seconds(low: float, high: float) -> Kind[float]:
+def seconds(low: float, high: float) -> ValueKind[float]:
     """A time in seconds."""
 
     def parse(text: str) -> float:
@@ -79,10 +79,10 @@ def seconds(low: float, high: float) -> Kind[float]:
             raise ValueError(text)
         return number
 
-    return Kind(f"a number of seconds from {low:g} to {high:g}", parse)
+    return ValueKind(f"a number of seconds from {low:g} to {high:g}", parse)
 
 
-def word(*choices: str) -> Kind[str]:
+def word(*choices: str) -> ValueKind[str]:
     """One of some words."""
 
     def parse(text: str) -> str:
@@ -90,10 +90,10 @@ def word(*choices: str) -> Kind[str]:
             raise ValueError(text)
         return text.lower()
 
-    return Kind("one of " + ", ".join(choices), parse)
+    return ValueKind("one of " + ", ".join(choices), parse)
 
 
-def path() -> Kind[Path]:
+def path() -> ValueKind[Path]:
     """A path; `~` is the home directory."""
 
     def parse(text: str) -> Path:
@@ -101,10 +101,10 @@ def path() -> Kind[Path]:
             raise ValueError(text)
         return Path(text).expanduser()
 
-    return Kind("a path", parse)
+    return ValueKind("a path", parse)
 
 
-def text_of(accepts: str, pattern: str) -> Kind[str]:
+def text_of(accepts: str, pattern: str) -> ValueKind[str]:
     """Text that matches a pattern wholly."""
 
     def parse(text: str) -> str:
@@ -112,10 +112,10 @@ def text_of(accepts: str, pattern: str) -> Kind[str]:
             raise ValueError(text)
         return text
 
-    return Kind(accepts, parse)
+    return ValueKind(accepts, parse)
 
 
-def url(*schemes: str, example: str) -> Kind[str]:
+def url(*schemes: str, example: str) -> ValueKind[str]:
     """A URL with one of these schemes; empty: not set."""
 
     def parse(text: str) -> str:
@@ -123,10 +123,10 @@ def url(*schemes: str, example: str) -> Kind[str]:
             raise ValueError(text)
         return text
 
-    return Kind(f"a URL such as {example}, or nothing", parse)
+    return ValueKind(f"a URL such as {example}, or nothing", parse)
 
 
-def prices() -> Kind[dict[str, Price]]:
+def prices() -> ValueKind[dict[str, Price]]:
     """`model=input/output[/cached input]`, nano-dollars a token, several separated by commas."""
 
     def parse(text: str) -> dict[str, Price]:
@@ -143,13 +143,13 @@ def prices() -> Kind[dict[str, Price]]:
                 raise Unaccepted(f"{item!r}: {error}") from None
         return found
 
-    return Kind(
+    return ValueKind(
         "MODEL=INPUT/OUTPUT[/CACHED], nano-dollars a token, separated by commas, such as my-model=150/600",
         parse,
     )
 
 
-def multipliers(names: tuple[str, ...]) -> Kind[dict[str, int]]:
+def multipliers(names: tuple[str, ...]) -> ValueKind[dict[str, int]]:
     """`tier=thousandths` for some of the tiers, separated by commas."""
 
     def parse(text: str) -> dict[str, int]:
@@ -161,4 +161,4 @@ def multipliers(names: tuple[str, ...]) -> Kind[dict[str, int]]:
             found[match[1]] = int(match[2])
         return found
 
-    return Kind(f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}", parse)
+    return ValueKind(f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}", parse)

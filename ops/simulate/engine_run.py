@@ -23,7 +23,7 @@ IDLE_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class EngineMachine:
     """The engine that is simulated."""
 
     name: str
@@ -40,7 +40,7 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRequest:
     """What became of one request; times are seconds on the virtual clock."""
 
     arrival: Arrival
@@ -101,10 +101,10 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Run:
+class EngineRun:
     """One run of one policy."""
 
-    served: list[Served]
+    served: list[ServedRequest]
     ended_s: float = 0.0
     busy_s: float = 0.0
     steps: int = 0
@@ -137,7 +137,7 @@ class Run:
         """Computed more than once."""
         return sum(each.recomputed_tokens for each in self.served)
 
-    def of(self, kind: str) -> list[Served]:
+    def of(self, kind: str) -> list[ServedRequest]:
         """The requests of one class."""
         return [each for each in self.served if each.arrival.kind == kind]
 
@@ -145,7 +145,7 @@ class Run:
 def run_load(
     policy: str | Callable[[], Policy],
     arrivals: Sequence[Arrival],
-    machine: Machine,
+    machine: EngineMachine,
     *,
     predictions: Predictions = exact,
     seed: int = 0,
@@ -154,7 +154,7 @@ def run_load(
     watch_running: bool = False,
     max_output_tokens: int | None = None,
     while_waiting: bool = False,
-) -> Run:
+) -> EngineRun:
     """Runs `arrivals` (in order of time) to their end, or until `until_s`.
 
     `policy`: a name, or what makes the choices. `max_output_tokens` is what requests declare, the longest
@@ -164,7 +164,7 @@ def run_load(
     Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
     """
     load = _Load(policy, arrivals, machine, predictions, seed, max_output_tokens)
-    run = Run(load.served, policy=load.replica.core.table.policy)
+    run = EngineRun(load.served, policy=load.replica.core.table.policy)
     clock, core = load.replica.clock, load.replica.core
     idle_steps = 0
     while until_s is None or clock.now_s < until_s:
@@ -201,7 +201,7 @@ class _Load:
         self,
         policy: str | Callable[[], Policy],
         arrivals: Sequence[Arrival],
-        machine: Machine,
+        machine: EngineMachine,
         predictions: Predictions,
         seed: int,
         max_output_tokens: int | None,
@@ -222,7 +222,7 @@ class _Load:
         )
         if not isinstance(policy, str):
             self.replica.core.table.set_policy(policy())
-        self.served = [Served(arrival) for arrival in arrivals]
+        self.served = [ServedRequest(arrival) for arrival in arrivals]
         self._predicted = predictions(arrivals, random.Random(seed))
         self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
         self._next = 0

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.core.core import EngineConfig
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
-from engine.virtual.fast_replica import Happened, SimulatedReplica
+from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from ops.simulate.figures.records import Records
 from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
-from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, Request
+from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
 
 LOOKAHEAD_SEQUENCES = 2
 KV_WINDOW = 1.0
@@ -57,7 +57,7 @@ class Member:
     """A step or a run is under way."""
     ticket: int = 0
     """Of the event that ends it; others of it are out of date."""
-    happened: Happened | None = None
+    happened: StepsTaken | None = None
     """What the step under way will show when it ends."""
     idle_since_s: float = 0.0
     idle_gaps: int = 0
@@ -67,13 +67,13 @@ class Member:
 
 
 @dataclass(slots=True)
-class Watch:
+class PoolObserver:
     """What is told after every decision; see `ops/simulate/figures/fairness.py`."""
 
     on_decision: Callable[[SimulatedPool], None] = lambda pool: None
     on_rows: Callable[[int], None] = lambda rows: None
     """Requests that have arrived or ended since, for a progress bar."""
-    admits: Callable[[SimulatedPool, Request], bool] = lambda pool, request: True
+    admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
     """Whether a request that arrives, in the row that is the last one, gets in line; see `reach.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
     """An answer, by its row, is complete."""
@@ -93,7 +93,7 @@ class SimulatedPool:
         prefix_caching: bool = True,
         padded: bool = False,
         runs: bool = True,
-        watch: Watch | None = None,
+        watch: PoolObserver | None = None,
     ) -> None:
         self.policy = policy
         self.machine = machine
@@ -109,7 +109,7 @@ class SimulatedPool:
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
-        self._watch = watch or Watch()
+        self._watch = watch or PoolObserver()
         self.flow = FlowController(
             make_policy(policy, options).order,
             ServiceCounters(),
@@ -154,14 +154,14 @@ class SimulatedPool:
         self._sizes = [member.size for member in self.members]
         self._events: list[tuple[float, int, int]] = []
         """A heap of ends of steps and runs: instant, replica, ticket."""
-        self._live: dict[str, tuple[int, Request]] = {}
+        self._live: dict[str, tuple[int, SimulatedRequest]] = {}
         """Row and request of what has not ended, by entry id."""
         self._emitted: dict[str, int] = {}
         """Of what runs: output tokens that `service` holds."""
 
     # ------------------------------------------------------------ the loop
 
-    def run(self, requests: Iterable[Request], *, until_s: float = float("inf")) -> None:
+    def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:
         """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
         arrivals = iter(requests)
         coming = next(arrivals, None)
@@ -209,7 +209,7 @@ class SimulatedPool:
         self,
         member: Member | None,
         *,
-        arriving: Request | None = None,
+        arriving: SimulatedRequest | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
         """The gateway hears of an arrival, or of answers that ended at `member`, and gives the turns there
@@ -252,7 +252,7 @@ class SimulatedPool:
         member.ticket += 1
         heapq.heappush(self._events, (ends_s, member.number, member.ticket))
 
-    def _wait(self, member: Member, happened: Happened) -> None:
+    def _wait(self, member: Member, happened: StepsTaken) -> None:
         """The policy waits on purpose: it is asked again then, or when something arrives."""
         until_s = happened.wait_until_s
         if until_s is None or until_s <= self.now_s:
@@ -264,7 +264,7 @@ class SimulatedPool:
 
     # ------------------------------------------------------------ what the gateway does
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         row = self.records.arrive(request)
         self._watch.on_rows(1)
         machine = self.machine
@@ -280,7 +280,7 @@ class SimulatedPool:
         median, high = self._predictions.predict(request)
         most = self._most_tokens(request)
         median, high = min(median, most), min(high, most)
-        entry = Entry(
+        entry = QueueEntry(
             entry_id,
             request.tenant,
             self.now_s,
@@ -296,7 +296,7 @@ class SimulatedPool:
         full = self.flow.enqueue(ticket, self.now_s)
         assert full is None, "the queue takes all of a simulation"
 
-    def _most_tokens(self, request: Request) -> int:
+    def _most_tokens(self, request: SimulatedRequest) -> int:
         machine = self.machine
         room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
         return max(request.output_tokens, min(DECLARED_TOKENS, room - request.input_tokens))
@@ -337,7 +337,7 @@ class SimulatedPool:
             request.output_tokens,
         )
 
-    def _prompt(self, request: Request, row: int) -> list[int]:
+    def _prompt(self, request: SimulatedRequest, row: int) -> list[int]:
         """Token ids below 2^31: a block's id for each token of it; what no id covers is of this row alone."""
         if not self._prefix_caching:
             return [0] * request.input_tokens

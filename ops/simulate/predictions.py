@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
-from ops.simulate.traffic.requests import Request
+from ops.simulate.traffic.requests import SimulatedRequest
 
 MODEL = "simulated"
 HIGH = 0.9
@@ -15,11 +15,11 @@ HIGH = 0.9
 class Predictions(Protocol):
     """Told of every answer that ends."""
 
-    def predict(self, request: Request) -> tuple[int, int]:
+    def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """Median and 90th percentile of the output, in tokens."""
         ...
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         """It had `output_tokens` tokens."""
         ...
 
@@ -30,17 +30,17 @@ class Learned:
     def __init__(self) -> None:
         self._forecast = LengthForecast()
 
-    def predict(self, request: Request) -> tuple[int, int]:
+    def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """Of the tenant's answers that have ended by now."""
         forecast, tenant = self._forecast, request.tenant
         return forecast.quantile(tenant, MODEL, 0.5), forecast.quantile(tenant, MODEL, HIGH)
 
-    def draw(self, entry: Entry, u: float, generated: int, most: int) -> int:
+    def draw(self, entry: QueueEntry, u: float, generated: int, most: int) -> int:
         """The quantile `u` of the tenant's answers, given that `generated` tokens are out and more will come,
         at most `most` in all: for replays of what waits and runs."""
         return self._forecast.quantile(entry.tenant_id, MODEL, u, generated, most)
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         """One more sample."""
         self._forecast.observe(request.tenant, MODEL, request.output_tokens)
 
@@ -48,22 +48,22 @@ class Learned:
 class Exact:
     """What will be: the most that any forecast can be worth."""
 
-    def predict(self, request: Request) -> tuple[int, int]:
+    def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """The truth."""
         return request.output_tokens, request.output_tokens
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         """Nothing to learn."""
 
 
 class Alike:
     """The same for all: no forecast."""
 
-    def predict(self, request: Request) -> tuple[int, int]:
+    def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """64 and 512 tokens."""
         return 64, 512
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         """Nothing is learned."""
 
 

@@ -7,17 +7,17 @@ request reads its own, put right by what became of earlier ones.
 
 from __future__ import annotations
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.calibration import Bucket, Calibration, bucket_of
 from engine.forecast.wait.forecast import EngineLoad, Figures, Forecast
 from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
-from gateway.estimates.forecast_cache import Size, Surfaces
+from gateway.estimates.forecast_cache import ForecastCache, Size
 from gateway.flow.controller import InFlight
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
-from ops.simulate.traffic.requests import Request
+from ops.simulate.traffic.requests import SimulatedRequest
 
 REPLAY_EVERY_S = 1.0
 
@@ -25,7 +25,7 @@ REPLAY_EVERY_S = 1.0
 class Reach(TargetGate):
     """For one run: `Watch.admits`."""
 
-    def __init__(self, slo: Slo) -> None:
+    def __init__(self, slo: SloLimits) -> None:
         """`slo`: the targets of every request."""
         super().__init__()
         self._slo = slo
@@ -33,17 +33,17 @@ class Reach(TargetGate):
         self._calibration = Calibration()
         self._predictions = Learned()
         """Its own: a forecast remembers for a while what it was asked, and advice is to change nothing."""
-        self._told: dict[int, tuple[Request, Bucket, Forecast, Figures]] = {}
+        self._told: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
         """Of those let in, by row: the forecast as it came and as it was told."""
         self._pool: SimulatedPool | None = None
-        self._surfaces: Surfaces | None = None
+        self._surfaces: ForecastCache | None = None
 
-    def admits(self, pool: SimulatedPool, request: Request) -> bool:
+    def admits(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
         """Whether a request that arrives now gets in line."""
         if self._surfaces is None:
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
-            self._surfaces = Surfaces(
+            self._surfaces = ForecastCache(
                 pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
         surfaces, now_s = self._surfaces, pool.now_s
@@ -57,7 +57,9 @@ class Reach(TargetGate):
             return False
         self._told[len(pool.records) - 1] = request, bucket, raw, told
         surfaces.arrived(
-            Entry("", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high)
+            QueueEntry(
+                "", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
+            )
         )
         return True
 
@@ -79,7 +81,7 @@ class Reach(TargetGate):
             },
         )
 
-    def _draw(self, entry: Entry, generated: int, u: float) -> int:
+    def _draw(self, entry: QueueEntry, generated: int, u: float) -> int:
         return self._predictions.draw(entry, u, generated, DECLARED_TOKENS)
 
     def _loads(self) -> list[EngineLoad]:

@@ -13,9 +13,9 @@ from ops.reporting import plain
 from ops.simulate.figures.fairness import Fairness
 from ops.simulate.figures.figures import figures
 from ops.simulate.figures.shortfall import Shortfall
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
-from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.predictions import PREDICTIONS
 from ops.simulate.traffic.requests import Source
 
@@ -31,7 +31,7 @@ class Scenario:
     source: Source
     machine: Machine
     replicas: int = 1
-    slo: Slo = field(default_factory=Slo)
+    slo: SloLimits = field(default_factory=SloLimits)
     predictions: str = "learned"
     options: PolicyOptions = field(default_factory=PolicyOptions)
     padded: bool = False
@@ -67,7 +67,7 @@ def run_policy(
         prefix_caching=scenario.source.has_prefixes,
         padded=scenario.padded,
         runs=runs,
-        watch=Watch(fairness.look, on_rows),
+        watch=PoolObserver(fairness.look, on_rows),
     )
     with _few_collections():
         pool.run(scenario.source)

@@ -11,11 +11,11 @@ from collections import deque
 from functools import partial
 
 from engine.step_time.model import predict_step_s
-from gateway.flow.control_rules import Control, Knob, Mode, Move, Observation
+from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.statistics import RecentShare
-from ops.simulate.figures.slo import Slo
-from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.figures.slo import SloLimits
+from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.reach import Reach
 
 KEPT_LENGTHS = 500
@@ -25,7 +25,7 @@ KEPT_LENGTHS = 500
 class Steering:
     """For one run; `watch` is what the pool tells."""
 
-    def __init__(self, mode: Mode, slo: Slo) -> None:
+    def __init__(self, mode: ControlMode, slo: SloLimits) -> None:
         self.reach = Reach(slo)
         """Who is admitted: looked at by whoever lets requests in, turned by the loop."""
         self._mode = mode
@@ -43,9 +43,9 @@ class Steering:
         self._preemptions = 0
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> PoolObserver:
         """The loop, and whoever lets requests in."""
-        return Watch(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
+        return PoolObserver(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
 
     @property
     def moves(self) -> list[Move]:
@@ -54,7 +54,7 @@ class Steering:
 
     def look(self, pool: SimulatedPool) -> None:
         """After a decision of the pool: looks, if it is time to."""
-        if pool.now_s < self._look_s or self._mode is Mode.OFF:
+        if pool.now_s < self._look_s or self._mode is ControlMode.OFF:
             return
         self._look_s = pool.now_s + EVERY_S
         if self._control is None:

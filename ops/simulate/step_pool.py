@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.core import EngineConfig, StepResult
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.messages import StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica, virtual_prompt
@@ -181,7 +181,7 @@ class VirtualPool:
         self.served.append(record)
         entry_id = str(len(self.served))
         median = self.predict(request)
-        entry = Entry(
+        entry = QueueEntry(
             entry_id,
             request.tenant,
             self.now_s,

@@ -17,9 +17,9 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
 from tenants.admin.command import Change
-from tenants.admin.limits import LimitActs
-from tenants.admin.prices import PriceActs
-from tenants.admin.slos import SloActs
+from tenants.admin.limits import LimitCommands
+from tenants.admin.prices import PriceCommands
+from tenants.admin.slos import SloCommands
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
 from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
@@ -51,7 +51,7 @@ class TenantView:
         }
 
 
-class Admin(LimitActs, PriceActs, SloActs):
+class Admin(LimitCommands, PriceCommands, SloCommands):
     """Every admin act: those on tenants, projects and keys here, the others beside."""
 
     # ------------------------------------------------------------ tenants and projects

@@ -35,7 +35,7 @@ class Change(Generic[T]):
     after: Mapping[str, Any] | None = None
 
 
-class Acts:
+class AdminCommands:
     """Reads and changes the directory."""
 
     def __init__(

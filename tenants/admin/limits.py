@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, insert, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import Acts, Change
+from tenants.admin.command import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.directory.records import Tenant, limit_as_json, to_us
@@ -22,7 +22,7 @@ from tenants.errors import Invalid, NotFound
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import LimitEvent
 from tenants.storage import tables
-from tenants.types import Limit, Mode, SubjectKind
+from tenants.types import Limit, LimitMode, SubjectKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LimitView:
         }
 
 
-class LimitActs(Acts):
+class LimitCommands(AdminCommands):
     """The acts on limits."""
 
     async def set_limit(
@@ -64,7 +64,7 @@ class LimitActs(Acts):
         window: str | None = None,
         rate_per_s: float | None = None,
         burst: int | None = None,
-        mode: str = Mode.HARD,
+        mode: str = LimitMode.HARD,
         project: str | None = None,
         key: str | None = None,
         tier: str | None = None,

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, insert, select
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import Acts, Change
+from tenants.admin.command import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
-from tenants.pricing.pricing import FREE, Entry, Price, PriceBook, Weights
+from tenants.pricing.pricing import FREE, Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage import tables
 from tenants.types import Tier
 
@@ -35,7 +35,7 @@ class PriceRow:
     version: int
     model: str
     tier: Tier
-    entry: Entry
+    entry: PriceEntry
     created_at: datetime
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class PriceChange:
     """Nothing costs anything: on purpose, not by omission."""
 
 
-class PriceActs(Acts):
+class PriceCommands(AdminCommands):
     """The acts on prices."""
 
     async def set_price(
@@ -109,7 +109,7 @@ class PriceActs(Acts):
             book = queries.price_book(connection)
             missing = sorted(set(prices) - book.models)
             entries = {
-                (model, tier): Entry(prices[model], self._tier_multipliers[tier])
+                (model, tier): PriceEntry(prices[model], self._tier_multipliers[tier])
                 for model in missing
                 for tier in Tier
             }
@@ -132,7 +132,7 @@ class PriceActs(Acts):
         return rows
 
 
-def changed(model: str, old: Entry | None, change: PriceChange, default_multiplier: int) -> Entry:
+def changed(model: str, old: PriceEntry | None, change: PriceChange, default_multiplier: int) -> PriceEntry:
     """The entry after `change`; `old` None: the model had no price in this tier. Raises `Invalid`."""
     if change.free and (change.input_nanousd or change.cached_input_nanousd or change.output_nanousd):
         raise Invalid("free", "give prices or free, not both")
@@ -152,11 +152,11 @@ def changed(model: str, old: Entry | None, change: PriceChange, default_multipli
         price = replace(
             old.price, **_given(change, "input_nanousd", "cached_input_nanousd", "output_nanousd")
         )
-    weights = Weights() if old is None else old.weights
+    weights = TokenWeights() if old is None else old.weights
     names = ("input_weight", "cached_input_weight", "output_weight", "reasoning_weight")
     given = {name.removesuffix("_weight"): value for name, value in _given(change, *names).items()}
     multiplier = default_multiplier if old is None else old.multiplier
-    return Entry(
+    return PriceEntry(
         price, multiplier if change.multiplier is None else change.multiplier, replace(weights, **given)
     )
 
@@ -166,7 +166,7 @@ def _given(change: PriceChange, *names: str) -> dict[str, int]:
 
 
 def _insert(
-    connection: Connection, book: PriceBook, entries: Mapping[tuple[str, Tier], Entry], now_us: int
+    connection: Connection, book: PriceBook, entries: Mapping[tuple[str, Tier], PriceEntry], now_us: int
 ) -> int:
     """The new version, or the old one where there is nothing to insert."""
     if not entries:

@@ -8,12 +8,12 @@ from sqlalchemy import Connection, delete, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import Acts, Change
+from tenants.admin.command import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound
 from tenants.slo import store as slo_store
-from tenants.slo.slo import DAY_S, METRICS, PERIOD_DAYS, SPAN_S, Missed, Slo, SloReport, Tally, burning
+from tenants.slo.slo import DAY_S, METRICS, PERIOD_DAYS, SPAN_S, Missed, Slo, SloReport, SloTally, burning
 from tenants.storage import tables
 from tenants.types import Tier
 
@@ -23,7 +23,7 @@ MAX_TARGET_S = 86_400.0
 MAX_PAGE = 1_000
 
 
-class SloActs(Acts):
+class SloCommands(AdminCommands):
     """The acts on targets."""
 
     async def set_slo(
@@ -130,7 +130,7 @@ class SloActs(Acts):
                         slo,
                         key.tenant_id,
                         names.get(key.tenant_id, key.tenant_id),
-                        sum(days.values(), Tally()),
+                        sum(days.values(), SloTally()),
                         tuple(burning(by_span.get(key, {}), slo.per_mille, now_s)),
                         by_cause.get(key, {}),
                     )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from tenants.errors import Invalid
-from tenants.types import SCOPES, Limit, Meter, Mode, OnLowBudget, Tier, Window
+from tenants.types import SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
 
 MAX_TENANTS = 10_000
 MAX_PROJECTS_PER_TENANT = 200
@@ -74,7 +74,7 @@ def reserved(value: float) -> float:
     return float(value)
 
 
-E = TypeVar("E", Tier, Meter, Mode, Window, OnLowBudget)
+E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
@@ -191,7 +191,7 @@ def limit_columns(
     what = choice("meter", Meter, meter)
     columns: dict[str, Any] = {
         "meter": what.value,
-        "mode": choice("mode", Mode, mode).value,
+        "mode": choice("mode", LimitMode, mode).value,
         "tier": "" if tier is None else choice("tier", Tier, tier).value,
         "time_zone": iana_zone(time_zone),
         "rate_milli": None,
@@ -226,7 +226,7 @@ def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
     """Where a soft limit alerts, in per cent of its amount, rising; None: the default ones."""
     if values is None:
         return None
-    if mode != Mode.SOFT.value:
+    if mode != LimitMode.SOFT.value:
         raise Invalid("thresholds", "only a soft limit alerts: use mode soft, or leave them out")
     chosen = sorted({whole(value, MAX_THRESHOLD, least=1, field="thresholds") for value in values})
     if not 1 <= len(chosen) <= MAX_THRESHOLDS:

@@ -41,7 +41,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredAnswer:
     """What was sent. `pieces` None: it was too large to be kept."""
 
     status: int
@@ -56,7 +56,7 @@ class Claimed:
     fingerprint: str
     request_id: str
     gateway_id: str
-    answer: Answer | None
+    answer: StoredAnswer | None
 
 
 class IdempotentAnswers:
@@ -111,7 +111,7 @@ class IdempotentAnswers:
 
         return await self._database.write(write)
 
-    async def keep(self, scope: Scope, request_id: str, answer: Answer) -> bool:
+    async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
         """The request has ended: its answer is the key's from now on. False when the claim was lost."""
         pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
 
@@ -159,7 +159,7 @@ def _claimed(row: RowMapping) -> Claimed:
     answer = None
     if row["status"]:
         pieces = None if row["pieces"] is None else _unpack(zlib.decompress(row["pieces"]))
-        answer = Answer(row["status"], row["headers"], pieces)
+        answer = StoredAnswer(row["status"], row["headers"], pieces)
     return Claimed(row["fingerprint"], row["request_id"], row["gateway_id"], answer)
 
 

@@ -22,7 +22,7 @@ from tenants.directory.records import (
     tenant_from,
 )
 from tenants.errors import NotFound
-from tenants.pricing.pricing import Entry, Price, PriceBook, Weights
+from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights
 from tenants.storage.tables import (
     api_keys,
     directory_revision,
@@ -187,12 +187,12 @@ def prices_in_force(version: int) -> Select[Any]:
     return select(prices).join(newest, and_(*same))
 
 
-def entry_from(row: RowMapping) -> Entry:
+def entry_from(row: RowMapping) -> PriceEntry:
     """One row of the price book."""
-    return Entry(
+    return PriceEntry(
         Price(row["input_nanousd"], row["cached_input_nanousd"], row["output_nanousd"]),
         row["multiplier"],
-        Weights(
+        TokenWeights(
             row["input_weight"], row["cached_input_weight"], row["output_weight"], row["reasoning_weight"]
         ),
     )

@@ -16,8 +16,8 @@ from tenants.directory.keys import prefix_of
 from tenants.types import (
     DEFAULT_THRESHOLDS,
     Limit,
+    LimitMode,
     Meter,
-    Mode,
     OnLowBudget,
     Override,
     SubjectKind,
@@ -220,7 +220,7 @@ def key_from(row: Row, public_id: str) -> ApiKey:
 
 
 def limit_from(row: Row, override: Override | None = None) -> Limit:
-    rate_milli, mode = row["rate_milli"], Mode(row["mode"])
+    rate_milli, mode = row["rate_milli"], LimitMode(row["mode"])
     thresholds = DEFAULT_THRESHOLDS if row["thresholds"] is None else tuple(row["thresholds"])
     return Limit(
         limit_id=row["id"],
@@ -234,7 +234,7 @@ def limit_from(row: Row, override: Override | None = None) -> Limit:
         rate_per_s=None if rate_milli is None else rate_milli / 1000,
         mode=mode,
         tier=Tier(row["tier"]) if row["tier"] else None,
-        thresholds=thresholds if mode is Mode.SOFT else (),
+        thresholds=thresholds if mode is LimitMode.SOFT else (),
         override=override,
     )
 

@@ -5,7 +5,7 @@ rounded up once at the end. The cost never falls when tokens are added, so what 
 tokens bounds what is charged.
 
 A book is one version of all prices: it never changes, so whoever holds one charges by it, whatever is set
-meanwhile. What a token counts for limits stands beside its price (`Weights`, see `metering.py`).
+meanwhile. What a token counts for limits stands beside its price (`TokenWeights`, see `metering.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def thousandths(name: str, value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class TokenWeights:
     """How many thousandths of a unit of a token limit one token counts.
 
     `cached_input` is for input found in the prefix cache, `reasoning` for the part of the output that only
@@ -85,17 +85,17 @@ class Weights:
             raise Invalid("reasoning_weight", "must not exceed output_weight: lower it too, or raise that")
 
 
-PLAIN = Weights()
+PLAIN = TokenWeights()
 """Every token counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PriceEntry:
     """What the book says of one model in one tier. `multiplier` is in thousandths."""
 
     price: Price
     multiplier: int
-    weights: Weights = PLAIN
+    weights: TokenWeights = PLAIN
 
     def __post_init__(self) -> None:
         thousandths("multiplier", self.multiplier)
@@ -115,7 +115,7 @@ class Entry:
 class PriceBook:
     """All prices, as of one version. A model is free only where its price says so (`FREE`)."""
 
-    entries: Mapping[tuple[str, Tier], Entry] = field(default_factory=dict)
+    entries: Mapping[tuple[str, Tier], PriceEntry] = field(default_factory=dict)
     version: int = 0
     """Grows with every change; ledger rows name the one they were charged by."""
 
@@ -128,7 +128,7 @@ class PriceBook:
         """Models with a price in some tier."""
         return {model for model, _ in self.entries}
 
-    def entry(self, model: str, tier: Tier | str) -> Entry:
+    def entry(self, model: str, tier: Tier | str) -> PriceEntry:
         """What the book says. Raises `UnknownPrice`."""
         try:
             return self.entries[model, tier]  # type: ignore[index]  # a tier is equal to its name
@@ -166,6 +166,8 @@ def uniform_book(
         if tier not in multipliers:
             raise Invalid("multiplier", f"tier {tier.value} has none")
     entries = {
-        (model, tier): Entry(price, multipliers[tier]) for model, price in prices.items() for tier in Tier
+        (model, tier): PriceEntry(price, multipliers[tier])
+        for model, price in prices.items()
+        for tier in Tier
     }
     return PriceBook(entries, version)

@@ -22,7 +22,7 @@ from tenants.directory.records import from_us
 from tenants.quota.store import Granted, LimitState
 from tenants.storage.database import Database
 from tenants.storage.tables import limit_events, limits
-from tenants.types import Mode
+from tenants.types import LimitMode
 
 MAX_WINDOWS_KEPT = 100
 """Of each limit; with a window of a minute that is the last hour and forty minutes in which it noticed
@@ -49,21 +49,21 @@ class EventKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class AlertTally:
     """How often, and when first and last (microseconds since 1970)."""
 
     count: int
     first_us: int
     last_us: int
 
-    def and_at(self, now_us: int) -> Tally:
+    def and_at(self, now_us: int) -> AlertTally:
         """Once more."""
-        return self.with_newer(Tally(1, now_us, now_us))
+        return self.with_newer(AlertTally(1, now_us, now_us))
 
-    def with_newer(self, other: Tally) -> Tally:
+    def with_newer(self, other: AlertTally) -> AlertTally:
         """Both together."""
         first_us, last_us = min(self.first_us, other.first_us), max(self.last_us, other.last_us)
-        return Tally(self.count + other.count, first_us, last_us)
+        return AlertTally(self.count + other.count, first_us, last_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def noticed(granted: Granted) -> list[EventKey]:
     shadows = {limit.limit_id for limit in granted.would_deny}
     for state in granted.states:
         limit = state.limit
-        if limit.mode is Mode.SOFT:
+        if limit.mode is LimitMode.SOFT:
             taken = state.used + state.held
             keys += [
                 EventKey(limit.limit_id, _window_start_s(state), EventKind.THRESHOLD, level)
@@ -111,13 +111,13 @@ def _window_start_s(state: LimitState) -> int:
     return 0 if state.limit.window is None else int(state.counter.rpartition("@")[2])
 
 
-async def add(database: Database, tallies: Mapping[EventKey, Tally]) -> None:
+async def add(database: Database, tallies: Mapping[EventKey, AlertTally]) -> None:
     """Adds to the rows. Limits that are gone are passed over. Raises `DatabaseUnavailable`; as with every
     failed write it is then unknown whether the numbers were added, so a repeat may count them twice."""
     await database.write(lambda connection: _add(connection, tallies))
 
 
-def _add(connection: Connection, tallies: Mapping[EventKey, Tally]) -> None:
+def _add(connection: Connection, tallies: Mapping[EventKey, AlertTally]) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     wanted = sorted({key.limit_id for key in tallies})
     known = {

@@ -43,7 +43,7 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
     QuotaStoreUnavailable,
 )
-from tenants.types import Amounts, Limit, Meter, Mode
+from tenants.types import Amounts, Limit, LimitMode, Meter
 
 MAX_SEEN = 200_000
 """Limits whose last sight is remembered; of others nothing is admitted."""
@@ -74,7 +74,7 @@ def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
     Soft and shadow limits refuse nothing, so they stay whole. None: a bucket too small to be sliced.
 
     A bucket is as large as its slice however little was in it (it begins with that): it goes on flowing."""
-    if limit.mode is not Mode.HARD:
+    if limit.mode is not LimitMode.HARD:
         return limit
     amount = limit.amount * slice_percent // 100
     if limit.rate_per_s is None:
@@ -109,7 +109,7 @@ class _Running:
         return [
             limit
             for limit in self.limits
-            if limit.mode is Mode.HARD
+            if limit.mode is LimitMode.HARD
             and limit.meter is not Meter.CONCURRENCY
             and (self.may_be_cut or limit.window is None or ahead.of(limit.meter) > self.most.of(limit.meter))
         ]
@@ -397,7 +397,7 @@ class FallbackQuotaStore:
             part = slice_of(limit, self._slice_percent, available)
             if part is None:
                 raise QuotaStoreUnavailable(f"the quota store is away, and {name} is too small for a slice")
-            if part.is_bucket and part.mode is Mode.HARD and name not in outage.started:
+            if part.is_bucket and part.mode is LimitMode.HARD and name not in outage.started:
                 outage.started.add(name)
                 await outage.local.rebuild([(part, max(0, part.amount - available))])
             slices.append(part)

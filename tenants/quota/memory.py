@@ -15,7 +15,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from tenants.quota import rules
-from tenants.quota.rules import Counter, Part, WindowCounter, Wish
+from tenants.quota.rules import Counter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import (
     Denied,
     Granted,
@@ -24,7 +24,7 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
     QuotaStoreUnavailable,
 )
-from tenants.types import Amounts, Limit, Mode
+from tenants.types import Amounts, Limit, LimitMode
 
 MAX_HOLDS = 100_000
 
@@ -35,7 +35,7 @@ class _Hold:
 
     limits: tuple[Limit, ...]
     starts_us: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[LimitHold, ...]
     charged_to: tuple[str, ...]
     ahead: Amounts
     lease_until_us: int
@@ -82,14 +82,14 @@ class MemoryQuotaStore:
         taken = [each for each in map(rules.taken, limits, counters, wishes) if each is not None]
         would_deny: tuple[Limit, ...] = ()
         if len(taken) < len(limits):
-            nothing = [Part()] * len(limits)
+            nothing = [LimitHold()] * len(limits)
             denied = rules.refuse(limits, counters, nothing, wishes, now_us)
             if denied is not None:
                 return replace(denied, states=await self.states(limits))
             would_deny = _would_deny(limits, counters, nothing, wishes)
             parts = map(rules.reach, limits, counters, nothing, wishes)
             taken = [
-                (rules.changed(counter, Part(), part), part)
+                (rules.changed(counter, LimitHold(), part), part)
                 for counter, part in zip(counters, parts, strict=True)
             ]
         if len(self._holds) >= self._max_holds:
@@ -246,7 +246,7 @@ class MemoryQuotaStore:
         )
         for index, limit in enumerate(held.limits):
             counter = self._counter_again(held, index, now_us)
-            self._store(limit, rules.changed(counter, Part(), held.parts[index]))
+            self._store(limit, rules.changed(counter, LimitHold(), held.parts[index]))
         self._holds[request_id] = held
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
 
@@ -323,7 +323,7 @@ class MemoryQuotaStore:
             return counter
         return self._ended.get(held.charged_to[index])
 
-    def _put(self, held: _Hold, index: int, counter: Counter, part: Part) -> None:
+    def _put(self, held: _Hold, index: int, counter: Counter, part: LimitHold) -> None:
         self._store(held.limits[index], counter)
         held.parts = (*held.parts[:index], part, *held.parts[index + 1 :])
 
@@ -362,7 +362,7 @@ class MemoryQuotaStore:
                 [
                     limit
                     for limit, counter in pairs
-                    if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
+                    if limit.mode is not LimitMode.HARD and rules.is_exceeded(limit, counter)
                 ]
             ),
             charged_to=held.charged_to,
@@ -374,11 +374,11 @@ class MemoryQuotaStore:
 def _would_deny(
     limits: Sequence[Limit],
     counters: Sequence[Counter | None],
-    parts: Sequence[Part],
+    parts: Sequence[LimitHold],
     wishes: Sequence[Wish],
 ) -> tuple[Limit, ...]:
     return tuple(
         limit
         for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True)
-        if limit.mode is Mode.SHADOW and rules.is_short(limit, counter, part, wish)
+        if limit.mode is LimitMode.SHADOW and rules.is_short(limit, counter, part, wish)
     )

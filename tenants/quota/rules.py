@@ -39,7 +39,7 @@ from msgspec.structs import replace
 
 from tenants.errors import Invalid
 from tenants.quota.store import Denied, Hold, LimitState, Overrun
-from tenants.types import Amounts, Limit, Meter, Mode, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, Window
 
 MAX_COUNT = 9_000_000_000_000_000
 """The largest amount of anything; below 2**53."""
@@ -86,7 +86,7 @@ class ConcurrencyCounter(msgspec.Struct, frozen=True):
 Counter = WindowCounter | BucketCounter | ConcurrencyCounter
 
 
-class Part(msgspec.Struct, frozen=True):
+class LimitHold(msgspec.Struct, frozen=True):
     """What one request holds on one limit."""
 
     held: int = 0
@@ -106,7 +106,7 @@ class Part(msgspec.Struct, frozen=True):
         return max(0, self.most - self.covered)
 
 
-_NO_PART = Part()
+_NO_PART = LimitHold()
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -260,16 +260,16 @@ def wish_more(limit: Limit, first: Amounts, ahead: Amounts) -> Wish:
     return wish(limit, Hold(first, ahead, ahead, may_be_cut=True))
 
 
-def part_again(limit: Limit, hold: Hold, used: Amounts) -> Part:
+def part_again(limit: Limit, hold: Hold, used: Amounts) -> LimitHold:
     """What an open request held on this limit, from what the ledger says of it."""
     asked = wish(limit, hold)
     if limit.is_bucket:
         charged = used.of(limit.meter)
-        return Part(max(0, asked.first - charged), charged)
-    return Part(asked.ahead, most=asked.most)
+        return LimitHold(max(0, asked.first - charged), charged)
+    return LimitHold(asked.ahead, most=asked.most)
 
 
-def changed(counter: Counter, old: Part, new: Part) -> Counter:
+def changed(counter: Counter, old: LimitHold, new: LimitHold) -> Counter:
     """The counter after one request holds `new` in place of `old`."""
     held = counter.held + new.held - old.held
     match counter:
@@ -282,28 +282,28 @@ def changed(counter: Counter, old: Part, new: Part) -> Counter:
             return ConcurrencyCounter(held)
 
 
-def lacking(part: Part, wish: Wish) -> int:
+def lacking(part: LimitHold, wish: Wish) -> int:
     """What must be found for this request to go on: what it was promised it need not find."""
     return max(0, max(wish.first, wish.most) - part.covered - part.open)
 
 
-def reach(limit: Limit, counter: Counter, part: Part, wish: Wish) -> Part:
+def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitHold:
     """What the request holds when what it lacks is there: `ahead` as far as there is room, at least
     `first`."""
     upto = wish.ahead
-    if limit.mode is Mode.HARD:
+    if limit.mode is LimitMode.HARD:
         free = room(limit, counter) + part.open
         upto = min(upto, part.covered + free)
-    return Part(max(part.held, upto - part.charged), part.charged, max(part.most, wish.most))
+    return LimitHold(max(part.held, upto - part.charged), part.charged, max(part.most, wish.most))
 
 
-def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, Part] | None:
+def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, LimitHold] | None:
     """`is_short`, `reach` and `changed` with one look at the room, for a request that holds nothing yet: the
     counter, and what is held of it. None: the limit is short, or not a hard one."""
     free = room(limit, counter)
-    if limit.mode is not Mode.HARD or wish.first > free or wish.most > free:
+    if limit.mode is not LimitMode.HARD or wish.first > free or wish.most > free:
         return None
-    part = Part(min(wish.ahead, free), most=wish.most)
+    part = LimitHold(min(wish.ahead, free), most=wish.most)
     return changed(counter, _NO_PART, part), part
 
 
@@ -328,40 +328,40 @@ def lowest_level(limit: Limit) -> int:
     return -MAX_DEBT if limit.meter is Meter.GPU_MS else 0
 
 
-def use(limit: Limit, counter: Counter, part: Part, used: int) -> tuple[Counter, Part]:
+def use(limit: Limit, counter: Counter, part: LimitHold, used: int) -> tuple[Counter, LimitHold]:
     """A request reports what it has used so far: on a bucket that part of its hold becomes a charge. On a
     window it stays held (and where more was used, that is held)."""
     if isinstance(counter, BucketCounter):
         flowed = max(0, used - part.charged)
-        after = Part(max(0, part.held - flowed), part.charged + flowed, part.most)
+        after = LimitHold(max(0, part.held - flowed), part.charged + flowed, part.most)
         return charge(limit, changed(counter, part, after), flowed), after
     if isinstance(counter, WindowCounter):
-        after = Part(max(part.held, used), part.charged, part.most)
+        after = LimitHold(max(part.held, used), part.charged, part.most)
         return changed(counter, part, after), after
     return counter, part
 
 
-def settle(limit: Limit, counter: Counter, part: Part, actual: int) -> Counter:
+def settle(limit: Limit, counter: Counter, part: LimitHold, actual: int) -> Counter:
     """Ends a hold, and charges of `actual` what is not charged yet."""
     return charge(limit, changed(counter, part, _NO_PART), max(0, actual - part.charged))
 
 
 def is_exact(limit: Limit) -> bool:
     """May nothing be used that is not held? GPU time is known only after it was used."""
-    return limit.mode is Mode.HARD and limit.meter not in (Meter.GPU_MS, Meter.CONCURRENCY)
+    return limit.mode is LimitMode.HARD and limit.meter not in (Meter.GPU_MS, Meter.CONCURRENCY)
 
 
-def check_covered(limit: Limit, part: Part, used: int) -> None:
+def check_covered(limit: Limit, part: LimitHold, used: int) -> None:
     """Raises `Overrun` where more was used than a hard limit holds."""
     if is_exact(limit) and used > part.covered:
         raise Overrun(limit.identity, part.covered, used)
 
 
-def covered(limits: Sequence[Limit], parts: Sequence[Part], ahead: Amounts) -> Amounts:
+def covered(limits: Sequence[Limit], parts: Sequence[LimitHold], ahead: Amounts) -> Amounts:
     """`Granted.covered`; `ahead` is the largest that was asked for."""
     least: dict[Meter, int] = {}
     for limit, part in zip(limits, parts, strict=True):
-        if limit.mode is Mode.HARD:
+        if limit.mode is LimitMode.HARD:
             least[limit.meter] = min(part.covered, least.get(limit.meter, part.covered))
     input_tokens = least.get(Meter.INPUT_TOKENS, ahead.input_tokens)
     output_tokens = least.get(Meter.OUTPUT_TOKENS, ahead.output_tokens)
@@ -425,7 +425,7 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
 
 
 def retry_after_s(
-    limit: Limit, counter: Counter | None, part: Part, wanted: int, now_us: int
+    limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int
 ) -> float | None:
     """When to ask again for `wanted` more; None: waiting cannot help. A request that runs (`part`) stays with
     its window, also when the next one begins; None for a counter: a window that is over and forgotten."""
@@ -433,7 +433,7 @@ def retry_after_s(
         return None
     match counter:
         case WindowCounter():
-            stays = part != Part() or counter.end_us == 0
+            stays = part != LimitHold() or counter.end_us == 0
             left_s = math.inf if stays else (counter.end_us - now_us) / _SECOND_US
             if counter.used + part.covered + wanted <= limit.amount:
                 return min(HOLD_RETRY_S, left_s)
@@ -451,7 +451,7 @@ def _flow_s(limit: Limit, scaled: int) -> float:
     return max(0, -(-scaled // rate_per_ms(limit))) / 1_000
 
 
-def is_short(limit: Limit, counter: Counter | None, part: Part, wish: Wish) -> bool:
+def is_short(limit: Limit, counter: Counter | None, part: LimitHold, wish: Wish) -> bool:
     """Is what the request lacks not there? None: a window that is over and forgotten has no room."""
     return lacking(part, wish) > (0 if counter is None else room(limit, counter))
 
@@ -459,7 +459,7 @@ def is_short(limit: Limit, counter: Counter | None, part: Part, wish: Wish) -> b
 def refuse(
     limits: Sequence[Limit],
     counters: Sequence[Counter | None],
-    parts: Sequence[Part],
+    parts: Sequence[LimitHold],
     wishes: Sequence[Wish],
     now_us: int,
 ) -> Denied | None:
@@ -467,7 +467,7 @@ def refuse(
     longest. The counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
     worst: tuple[float, Denied] | None = None
     for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True):
-        if limit.mode is not Mode.HARD or not is_short(limit, counter, part, wish):
+        if limit.mode is not LimitMode.HARD or not is_short(limit, counter, part, wish):
             continue
         wanted, available = lacking(part, wish), 0 if counter is None else room(limit, counter)
         after_s = retry_after_s(limit, counter, part, wanted, now_us)

@@ -12,12 +12,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tenants.quota import rules
-from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, Part, WindowCounter, Wish
+from tenants.quota.rules import BucketCounter, ConcurrencyCounter, Counter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import Denied, Granted, LimitState
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 _METERS = tuple(Meter)
-_MODES = {Mode.SOFT: 0, Mode.HARD: 1, Mode.SHADOW: 2}
+_MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
 
 
 # ---------------------------------------------------------------- there
@@ -38,7 +38,7 @@ def reserve_columns(limit: Limit, wish: Wish, now_us: int) -> list[Any]:
     return _columns(limit, (wish.first, wish.ahead, wish.most), _bounds(limit, now_us))
 
 
-def restore_columns(limit: Limit, part: Part, start_us: int) -> list[Any]:
+def restore_columns(limit: Limit, part: LimitHold, start_us: int) -> list[Any]:
     """The arguments of one limit, for a hold that was there before (in the window that began at
     `start_us`)."""
     return _columns(limit, (part.held, part.charged, part.most), _bounds(limit, start_us))
@@ -99,10 +99,10 @@ def granted(reply: list[Any]) -> Granted:
         exceeded=tuple(
             limit
             for limit, counter in pairs
-            if limit.mode is not Mode.HARD and rules.is_exceeded(limit, counter)
+            if limit.mode is not LimitMode.HARD and rules.is_exceeded(limit, counter)
         ),
         charged_to=tuple(map(rules.charge_name_at, limits, reply[5])),
-        covered=rules.covered(limits, [Part(*part) for part in reply[4]], _amounts(reply[6])),
+        covered=rules.covered(limits, [LimitHold(*part) for part in reply[4]], _amounts(reply[6])),
         would_deny=tuple(limits[index - 1] for index in reply[7]),
     )
 
@@ -111,7 +111,7 @@ def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[
     """The answer of `reserve` when it refused."""
     now_us = int(reply[1])
     counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[2], strict=True)]
-    return _denied(limits, counters, counters, [Part()] * len(limits), wishes, now_us)
+    return _denied(limits, counters, counters, [LimitHold()] * len(limits), wishes, now_us)
 
 
 def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:
@@ -123,7 +123,7 @@ def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:
         _parsed(limit, raw) if limit.window is not None else advanced(limit, raw, now_us)
         for limit, raw in zip(limits, reply[5], strict=True)
     ]
-    parts = [Part(*part) for part in reply[4]]
+    parts = [LimitHold(*part) for part in reply[4]]
     wishes = [rules.wish_more(limit, first, ahead) for limit in limits]
     return _denied(limits, counters, current, parts, wishes, now_us)
 
@@ -132,7 +132,7 @@ def _denied(
     limits: Sequence[Limit],
     counters: Sequence[Counter | None],
     current: Sequence[Counter],
-    parts: Sequence[Part],
+    parts: Sequence[LimitHold],
     wishes: Sequence[Wish],
     now_us: int,
 ) -> Denied:
@@ -210,7 +210,7 @@ def unpack(text: bytes) -> list[Limit]:
             None if window is None else Window(window),
             time_zone,
             rate_per_s,
-            Mode(mode),
+            LimitMode(mode),
             None if tier is None else Tier(tier),
             tuple(thresholds),
         )

@@ -102,14 +102,14 @@ class SloBook:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SloTally:
     """Of some requests."""
 
     total: int = 0
     missed: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.total + other.total, self.missed + other.missed)
+    def __add__(self, other: SloTally) -> SloTally:
+        return SloTally(self.total + other.total, self.missed + other.missed)
 
     def burn_rate(self, per_mille: int) -> float | None:
         """Misses per allowed miss; None where nothing was sent. A target that allows no miss at all burns
@@ -151,13 +151,13 @@ class Burning:
         }
 
 
-def burning(spans: Mapping[int, Tally], per_mille: int, now_s: float) -> list[Burning]:
+def burning(spans: Mapping[int, SloTally], per_mille: int, now_s: float) -> list[Burning]:
     """Every alert. `spans`: by the start of their `SPAN_S`, seconds since 1970. Windows are whole spans, the
     one that runs included."""
 
     def rate(window_s: int) -> float | None:
         since_s = int(now_s) // SPAN_S * SPAN_S - (window_s - SPAN_S)
-        found = sum((tally for start_s, tally in spans.items() if start_s >= since_s), Tally())
+        found = sum((tally for start_s, tally in spans.items() if start_s >= since_s), SloTally())
         return found.burn_rate(per_mille)
 
     return [Burning(alert, rate(alert.long_s), rate(alert.short_s)) for alert in ALERTS]
@@ -170,7 +170,7 @@ class SloReport:
     slo: Slo
     tenant_id: str
     tenant_name: str
-    period: Tally
+    period: SloTally
     burning: tuple[Burning, ...]
     causes: Mapping[str, int]
     """Misses by cause."""

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tenants.slo.slo import DAY_S, KEPT_SPANS_S, PERIOD_DAYS, SPAN_S, Missed, Slo, Tally
+from tenants.slo.slo import DAY_S, KEPT_SPANS_S, PERIOD_DAYS, SPAN_S, Missed, Slo, SloTally
 from tenants.storage.database import Database
 from tenants.storage.tables import slo_counts, slo_misses, slos
 from tenants.types import Tier
@@ -53,7 +53,7 @@ def slos_where(connection: Connection, *conditions: Any) -> list[Slo]:
 
 
 async def add(
-    database: Database, tallies: Mapping[CountKey, Tally], missed: Sequence[Missed], now_s: float
+    database: Database, tallies: Mapping[CountKey, SloTally], missed: Sequence[Missed], now_s: float
 ) -> None:
     """Adds to the counts of `now_s` (seconds since 1970), and writes misses; one that is there already stays.
     Raises `DatabaseUnavailable`; whether the numbers were added is then unknown, so a repeat may count them
@@ -63,7 +63,7 @@ async def add(
 
 
 def _add(
-    connection: Connection, tallies: Mapping[CountKey, Tally], missed: Sequence[Missed], now_s: float
+    connection: Connection, tallies: Mapping[CountKey, SloTally], missed: Sequence[Missed], now_s: float
 ) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     rows = [
@@ -135,16 +135,16 @@ async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES)
 
 def counts(
     connection: Connection, span_s: int, since_s: int, tenant_id: str | None
-) -> dict[CountKey, dict[int, Tally]]:
+) -> dict[CountKey, dict[int, SloTally]]:
     """By the start of the span."""
     table = slo_counts
     query = select(table).where(table.c.span_s == span_s, table.c.start_s >= since_s)
     if tenant_id is not None:
         query = query.where(table.c.tenant_id == tenant_id)
-    found: dict[CountKey, dict[int, Tally]] = {}
+    found: dict[CountKey, dict[int, SloTally]] = {}
     for row in connection.execute(query).mappings():
         key = CountKey(row["tenant_id"], row["tier"], row["metric"])
-        found.setdefault(key, {})[row["start_s"]] = Tally(row["total"], row["missed"])
+        found.setdefault(key, {})[row["start_s"]] = SloTally(row["total"], row["missed"])
     return found
 
 

@@ -31,7 +31,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
-from tenants.storage.loop_idle import Lull
+from tenants.storage.loop_idle import LoopIdle
 
 # How does a statement run at the price of the driver alone?
 #
@@ -277,7 +277,7 @@ class Database:
         self._readers = ThreadPoolExecutor(max_workers=readers, thread_name_prefix="fairgate-read")
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
-        self._lull = Lull()
+        self._lull = LoopIdle()
         self._lone: LoneWriter | None = None
         if self.dialect == "sqlite":
             self._lone = LoneWriter(create_sql_engine(url, writing=True, busy_timeout_s=0))

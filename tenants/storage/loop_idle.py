@@ -16,7 +16,7 @@ IDLE_TURN_S = 50e-6
 """A turn of the loop that took less did nothing worth waiting for: a request takes several times as long."""
 
 
-class Lull:
+class LoopIdle:
     """Whether the loop that asked last is at rest."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.scheduling.admit.base import Admit, Batch
-from engine.scheduling.admit.table import Decision
+from engine.scheduling.admit.table import TableAction
 from engine.scheduling.claims import SAFE
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS
@@ -37,12 +37,12 @@ class WaitsForEight:
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> Decision:
+    ) -> TableAction:
         assert rate_per_s >= 0
         assert oldest_wait_s >= 0
         assert remaining_tokens >= 0
         assert 0 <= kv_pressure <= 1
-        return Decision(0.0, num_waiting) if num_waiting >= 8 else Decision(1.0, 0)
+        return TableAction(0.0, num_waiting) if num_waiting >= 8 else TableAction(1.0, 0)
 
 
 OPTIONS = PolicyOptions(batch_or_wait_table=WaitsForEight())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order import buckets, drr, edf, hybrid, locality, mlfq, priority, sizes, sjf
@@ -42,19 +42,21 @@ CROWD = 12
 COST_PER_S = 1000
 
 YIELDS_COST = 4000
-VICTIM = Entry("victim", "t0", 0.0, 3000, 800, predicted_high_tokens=1600, yields_cost=YIELDS_COST)
+VICTIM = QueueEntry("victim", "t0", 0.0, 3000, 800, predicted_high_tokens=1600, yields_cost=YIELDS_COST)
 """Large to those who know lanes."""
 
-CROWDS: dict[str, Callable[[int, float], Entry]] = {
-    "short": lambda number, now_s: Entry(f"c{number}", "t0", now_s, 8, 4),
-    "short, of many tenants": lambda number, now_s: Entry(f"c{number}", f"t{number % 4}", now_s, 8, 4),
-    "cached": lambda number, now_s: Entry(
+CROWDS: dict[str, Callable[[int, float], QueueEntry]] = {
+    "short": lambda number, now_s: QueueEntry(f"c{number}", "t0", now_s, 8, 4),
+    "short, of many tenants": lambda number, now_s: QueueEntry(f"c{number}", f"t{number % 4}", now_s, 8, 4),
+    "cached": lambda number, now_s: QueueEntry(
         f"c{number}", "t0", now_s, 2000, 4, cached_tokens=1999, locality=1 + number % 2
     ),
-    "urgent": lambda number, now_s: Entry(f"c{number}", "t1", now_s, 40, 10, deadline_s=now_s),
-    "overdue": lambda number, now_s: Entry(f"c{number}", "t1", now_s, 40, 10, deadline_s=-1e6),
-    "as long": lambda number, now_s: Entry(f"c{number}", "t0", now_s, 3000, 800),
-    "small, each of a new tenant": lambda number, now_s: Entry(f"c{number}", f"new{number}", now_s, 40, 10),
+    "urgent": lambda number, now_s: QueueEntry(f"c{number}", "t1", now_s, 40, 10, deadline_s=now_s),
+    "overdue": lambda number, now_s: QueueEntry(f"c{number}", "t1", now_s, 40, 10, deadline_s=-1e6),
+    "as long": lambda number, now_s: QueueEntry(f"c{number}", "t0", now_s, 3000, 800),
+    "small, each of a new tenant": lambda number, now_s: QueueEntry(
+        f"c{number}", f"new{number}", now_s, 40, 10
+    ),
 }
 
 
@@ -165,7 +167,7 @@ def test_the_stream_does_pass_the_victim_at_first(name: str) -> None:
 def test_an_order_that_does_not_promise_a_turn_starves_somebody(name: str) -> None:
     counters = ServiceCounters()
     order = make_order(name, counters)
-    half_done = Entry("half done", "t0", 0.0, 3000, 800, emitted_tokens=1, attained_tokens=3001)
+    half_done = QueueEntry("half done", "t0", 0.0, 3000, 800, emitted_tokens=1, attained_tokens=3001)
     order.add(half_done, front=True)
     for number in range(5000):
         order.add(CROWDS["as long"](number, 0.0))
@@ -188,11 +190,11 @@ MOST_COST = 400 + 2 * 150
 """Of one entry; U of the bound, as one at a time is served."""
 
 
-def backlogged_entry(rng: random.Random, number: int, tenant_id: str) -> Entry:
+def backlogged_entry(rng: random.Random, number: int, tenant_id: str) -> QueueEntry:
     # `short` sends many small ones; the others anything.
     prompt = rng.randint(1, 30) if tenant_id == "short" else rng.randint(1, 400)
     output = rng.randint(1, 20) if tenant_id == "short" else rng.randint(1, 150)
-    return Entry(f"e{number}", tenant_id, float(number), prompt, output, weight=WEIGHTS[tenant_id])
+    return QueueEntry(f"e{number}", tenant_id, float(number), prompt, output, weight=WEIGHTS[tenant_id])
 
 
 def largest_difference(order: Order, counters: ServiceCounters, seed: int, turns: int = 1500) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL, SAFE
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order.base import Order
@@ -35,20 +35,20 @@ def make(request: pytest.FixtureRequest) -> Make:
     return MAKERS[request.param]
 
 
-def entry(number: int, tenant: str = "a", tier: int = 1) -> Entry:
-    return Entry(f"e{number}", tenant, float(number), 10, 10, tier=tier)
+def entry(number: int, tenant: str = "a", tier: int = 1) -> QueueEntry:
+    return QueueEntry(f"e{number}", tenant, float(number), 10, 10, tier=tier)
 
 
-def random_entries(seed: int, count: int = 40) -> list[Entry]:
+def random_entries(seed: int, count: int = 40) -> list[QueueEntry]:
     rng = random.Random(seed)
     return [entry(number, rng.choice("abcd"), rng.choice((0, 1, 2))) for number in range(count)]
 
 
-def mixed_entries(seed: int, count: int = 60) -> list[Entry]:
+def mixed_entries(seed: int, count: int = 60) -> list[QueueEntry]:
     """Of all sizes, fresh and half done, with and without deadlines, some of it nonsense."""
     rng = random.Random(seed)
     return [
-        Entry(
+        QueueEntry(
             f"m{number}",
             rng.choice("abcd"),
             number / 4,
@@ -83,7 +83,7 @@ def test_every_entry_is_popped_exactly_once_and_is_what_peek_named(make: Make, s
     order = make(counters)
     entries = random_entries(seed)
     rng = random.Random(seed)
-    popped: list[Entry] = []
+    popped: list[QueueEntry] = []
     waiting = list(entries)
     while waiting or len(order):
         if waiting and (not len(order) or rng.random() < 0.6):
@@ -221,7 +221,7 @@ def test_to_take_by_name_what_peek_named_is_to_pop_it(make: Make, seed: int) -> 
         counters = ServiceCounters()
         order = make(counters)
         rng = random.Random(seed)
-        taken: list[Entry] = []
+        taken: list[QueueEntry] = []
         coming = mixed_entries(seed)
         while coming or len(order):
             if coming and rng.random() < 0.6:
@@ -310,9 +310,9 @@ def test_nobody_interrupts_who_would_interrupt_him(make: Make, seed: int) -> Non
 )
 def test_an_order_that_interrupts_does(name: str) -> None:
     order = make_order(name, ServiceCounters())
-    fresh = Entry("fresh", "a", 1.0, 4, 4, deadline_s=1.0)
+    fresh = QueueEntry("fresh", "a", 1.0, 4, 4, deadline_s=1.0)
     order.add(fresh)
-    old = Entry("old", "a", 0.0, 4000, 4000, computed_tokens=600, attained_tokens=600)
+    old = QueueEntry("old", "a", 0.0, 4000, 4000, computed_tokens=600, attained_tokens=600)
     assert order.outranks(fresh, old, 0.0)
     assert not order.outranks(old, fresh, 0.0)
 

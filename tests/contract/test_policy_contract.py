@@ -15,7 +15,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import Submit
-from engine.scheduling.admit.table import Decision
+from engine.scheduling.admit.table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, POLICIES, Policy, make_policy
 from engine.virtual.replica import VirtualReplica
@@ -39,8 +39,8 @@ class WaitsForFour:
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> Decision:
-        return Decision(0.0, num_waiting) if num_waiting >= 4 else Decision(0.01, 0)
+    ) -> TableAction:
+        return TableAction(0.0, num_waiting) if num_waiting >= 4 else TableAction(0.01, 0)
 
 
 def cases() -> Iterator[tuple[str, PolicyOptions]]:

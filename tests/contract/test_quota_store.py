@@ -22,7 +22,7 @@ from tenants.quota.store import (
     QuotaStore,
     QuotaStoreRecovering,
 )
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 from tests.support.quota import NOON_S, Clock, filled, limit, stepwise, whole
 
 LEASE_S = 30.0
@@ -329,8 +329,8 @@ async def test_concurrency_counts_what_runs(store: QuotaStore) -> None:
     assert isinstance(await store.reserve("c", [two], whole(1), LEASE_S), Granted)
 
 
-@pytest.mark.parametrize("mode", [Mode.SOFT, Mode.SHADOW])
-async def test_soft_and_shadow_limits_count_but_never_refuse(store: QuotaStore, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [LimitMode.SOFT, LimitMode.SHADOW])
+async def test_soft_and_shadow_limits_count_but_never_refuse(store: QuotaStore, mode: LimitMode) -> None:
     watched = limit(amount=10, mode=mode)
     first = await store.reserve("a", [watched], whole(10), LEASE_S)
     second = await store.reserve("b", [watched], whole(10), LEASE_S)
@@ -476,7 +476,7 @@ async def test_covered_is_the_least_that_any_hard_limit_holds(store: QuotaStore)
         limit(amount=40),
         limit(Meter.OUTPUT_TOKENS, amount=90),
         limit(Meter.COST_NANOUSD, amount=700),
-        limit(Meter.INPUT_TOKENS, amount=3, mode=Mode.SHADOW),
+        limit(Meter.INPUT_TOKENS, amount=3, mode=LimitMode.SHADOW),
     ]
     first, ahead = Amounts(10, 5, 100, gpu_ms=1), Amounts(10, 80, 900, gpu_ms=8)
     granted = await store.reserve("r", limits, Hold(first, ahead, ahead, may_be_cut=True), LEASE_S)
@@ -489,7 +489,10 @@ async def test_covered_is_the_least_that_any_hard_limit_holds(store: QuotaStore)
 
 
 async def test_shadow_limits_say_what_they_would_have_denied(store: QuotaStore) -> None:
-    shadow, soft = limit(amount=50, mode=Mode.SHADOW), limit(Meter.OUTPUT_TOKENS, 50, mode=Mode.SOFT)
+    shadow, soft = (
+        limit(amount=50, mode=LimitMode.SHADOW),
+        limit(Meter.OUTPUT_TOKENS, 50, mode=LimitMode.SOFT),
+    )
     first = await store.reserve("a", [shadow, soft], stepwise(10, 20, 40), LEASE_S)
     second = await store.reserve("b", [shadow, soft], stepwise(10, 20, 40), LEASE_S)
     assert isinstance(first, Granted)

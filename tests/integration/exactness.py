@@ -23,10 +23,10 @@ import transformers
 
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
-from engine.messages import ModelInfo, Outcome, SamplingParams, Submit
+from engine.messages import ModelInfo, SamplingParams, SequenceOutcome, Submit
 from engine.model.runner import TorchRunner
 from engine.sequence import Sequence as EngineSequence
-from engine.sequence import State
+from engine.sequence import SequenceStatus
 
 TIE_TOLERANCE = 1e-4
 """Of the two best logits, relative to the largest absolute logit of the row."""
@@ -200,7 +200,7 @@ def run_engine(
     arriving = generator.sample(list(jobs), len(jobs))
     leases: dict[str, int] = {}
     emitted: dict[str, list[int]] = {job.job_id: [] for job in jobs}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SequenceOutcome] = {}
     for _ in range(MAX_STEPS):
         clock[0] += 0.05
         for _ in range(min(len(arriving), generator.randint(0, run.burst))):
@@ -210,7 +210,7 @@ def run_engine(
             assert core.submit(_submit(job, leases[job.job_id], run, generator), GATEWAY) is None
         for sequence in list(core.table.sequences.values()):
             if not sequence.may_emit and generator.random() < 0.5:
-                met["paused"] += sequence.state is State.PAUSED
+                met["paused"] += sequence.state is SequenceStatus.PAUSED
                 leases[sequence.sequence_id] += generator.randint(1, 9)
                 core.top_up(sequence.sequence_id, leases[sequence.sequence_id])
             elif generator.random() < run.move_share:
@@ -256,7 +256,7 @@ def _submit(job: Job, lease_tokens: int, run: Run, generator: random.Random) -> 
 
 def _move(core: EngineCore, sequence: EngineSequence, met: Counter[str]) -> None:
     """Out and in again."""
-    is_swapped = sequence.state is State.SWAPPED
+    is_swapped = sequence.state is SequenceStatus.SWAPPED
     state = core.export(sequence.sequence_id)
     assert state is not None
     path = "without kv" if not state.kv else "from host memory" if is_swapped else "with kv"

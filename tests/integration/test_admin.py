@@ -17,7 +17,7 @@ from tenants.directory import queries
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
 from tenants.storage.database import Database
-from tenants.types import Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import LimitMode, Meter, SubjectKind, Tier, Window
 from tests.support.quota import Clock
 
 ACTOR = Actor("cli:tester", "cli")
@@ -133,7 +133,7 @@ async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
     )
     assert second.limit_id == first.limit_id
     assert await admin.list_limits("acme") == [second]
-    assert (second.amount, second.mode) == (20, Mode.SOFT)
+    assert (second.amount, second.mode) == (20, LimitMode.SOFT)
     for tier in ("batch", "standard"):
         await admin.set_limit(ACTOR, "acme", meter="total_tokens", window="minute", amount=1, tier=tier)
     bucket = await admin.set_limit(ACTOR, "acme", meter="total_tokens", rate_per_s=0.5, burst=10)

@@ -16,9 +16,9 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from engine.messages import Inventory, Outcome, SamplingParams
+from engine.messages import Inventory, SamplingParams, SequenceOutcome
 from engine.process.outcomes import OutcomeStore
-from gateway.budget.holds import Books
+from gateway.budget.holds import Holds
 from gateway.cluster import recovery
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
@@ -120,13 +120,13 @@ class House:
             wall_clock=self.clock,
         )  # fmt: skip
 
-    def books(self, gateway_id: str) -> Books:
-        return Books(
+    def books(self, gateway_id: str) -> Holds:
+        return Holds(
             self.ledger, self.store, gateway_id, lease_ttl_s=60, wall_clock=self.clock,
             all_limits=lambda: [BUDGET],
         )  # fmt: skip
 
-    async def begin(self, books: Books) -> Call:
+    async def begin(self, books: Holds) -> Call:
         """A request that holds its quantile."""
         self.requests += 1
         call = Call(
@@ -141,7 +141,7 @@ class House:
         """The engine keeps this outcome for the gateway."""
         self.engine.store.keep(
             gateway_id,
-            Outcome(f"{call.request_id}.0", call.request_id, "ten", "cancelled", 5, 0, 5, tokens),
+            SequenceOutcome(f"{call.request_id}.0", call.request_id, "ten", "cancelled", 5, 0, 5, tokens),
         )
 
     async def dies(self, gateway_id: str) -> GatewaySeen:

@@ -11,7 +11,7 @@ import pytest
 
 import kernels.cpu.jit  # noqa: F401  (says where compiled kernels are kept)
 from ops.bench.engine.report import show
-from ops.bench.engine.run import Options, run
+from ops.bench.engine.run import EngineBenchOptions, run
 
 LENGTHS = ((9, 5), (33, 1), (4, 12), (70, 7))
 
@@ -30,12 +30,12 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def options(workload: Path, **fields: Any) -> Options:
+def options(workload: Path, **fields: Any) -> EngineBenchOptions:
     chosen: dict[str, Any] = {
         "model": "micro", "workload": workload, "peers": (), "repetitions": 1, "threads": 1,
         "max_sequences": 2, "roofline_s": 0.0, **fields,
     }  # fmt: skip
-    return Options(**chosen)
+    return EngineBenchOptions(**chosen)
 
 
 def test_ours_and_transformers_say_the_same(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:

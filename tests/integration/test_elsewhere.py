@@ -13,21 +13,29 @@ import msgspec
 import pytest
 import redis
 
-from gateway.cluster.peer_requests import MAX_ASKING, Elsewhere
+from gateway.cluster.peer_requests import MAX_ASKING, PeerRequests
 from gateway.errors import ApiError, not_waiting
-from gateway.pools.request_actions import LIST, NOT_HERE, SHOW, Answered, Ask, Refused, Unreachable
+from gateway.pools.request_actions import (
+    LIST,
+    NOT_HERE,
+    SHOW,
+    ActionResult,
+    PeerRefusal,
+    RequestAction,
+    Unreachable,
+)
 from tests.support import services
 
-Act = Callable[[Ask], Awaitable[Answered]]
+Act = Callable[[RequestAction], Awaitable[ActionResult]]
 
 
 def holder(name: str, *ids: str) -> Act:
     """A gateway with these requests."""
 
-    async def act(ask: Ask) -> Answered:
+    async def act(ask: RequestAction) -> ActionResult:
         if ask.act == LIST:
-            return Answered(True, [{"id": each} for each in ids])
-        return Answered(True, {"at": name}, None, "ten_1") if ask.request_id in ids else NOT_HERE
+            return ActionResult(True, [{"id": each} for each in ids])
+        return ActionResult(True, {"at": name}, None, "ten_1") if ask.request_id in ids else NOT_HERE
 
     return act
 
@@ -39,8 +47,8 @@ class House:
         self.url = url
         self._closing = closing
 
-    async def gateway(self, act: Act, *, answer_s: float = 30.0, url: str | None = None) -> Elsewhere:
-        made = Elsewhere(url or self.url, prefix="fairgate-test-elsewhere", answer_s=answer_s)
+    async def gateway(self, act: Act, *, answer_s: float = 30.0, url: str | None = None) -> PeerRequests:
+        made = PeerRequests(url or self.url, prefix="fairgate-test-elsewhere", answer_s=answer_s)
         self._closing.push_async_callback(made.close)
         made.start(act)
         async with asyncio.timeout(30):
@@ -58,7 +66,7 @@ async def test_whoever_has_the_request_answers(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a"))
     await house.gateway(holder("third", "b"))
-    heard = await asker.ask(Ask(SHOW, "b", "ten_1"))
+    heard = await asker.ask(RequestAction(SHOW, "b", "ten_1"))
     assert heard.found is not None
     assert heard.found.result() == {"at": "third"}
     assert heard.found.tenant_id == "ten_1"
@@ -67,13 +75,13 @@ async def test_whoever_has_the_request_answers(house: House) -> None:
 async def test_nobody_has_it_and_all_said_so(house: House) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", "a"))
-    heard = await asker.ask(Ask(SHOW, "x", "ten_1"))
+    heard = await asker.ask(RequestAction(SHOW, "x", "ten_1"))
     assert (heard.found, heard.missing, len(heard.answers)) == (None, 0, 1)
 
 
 async def test_a_gateway_alone_is_answered_at_once_and_does_not_ask_itself(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
-    heard = await asker.ask(Ask(SHOW, "mine", "ten_1"))
+    heard = await asker.ask(RequestAction(SHOW, "mine", "ten_1"))
     assert (heard.answers, heard.missing) == ([], 0)
 
 
@@ -81,32 +89,32 @@ async def test_a_list_has_everybodys_part(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a", "b"))
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(Ask(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
     assert sorted(item["id"] for each in heard.answers for item in each.value) == ["a", "b", "c"]
     assert heard.missing == 0
 
 
 async def test_who_does_not_answer_in_time_is_missing(house: House) -> None:
-    async def never(ask: Ask) -> Answered:
+    async def never(ask: RequestAction) -> ActionResult:
         await asyncio.Event().wait()
         return NOT_HERE
 
     asker = await house.gateway(holder("own"), answer_s=0.2)
     await house.gateway(never)
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(Ask(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
     assert (len(heard.answers), heard.missing) == (1, 1)
 
 
 async def test_a_refusal_arrives_as_it_was(house: House) -> None:
     refusal = not_waiting("running")
 
-    async def refuses(ask: Ask) -> Answered:
-        return Answered(True, None, Refused.of(refusal), "ten_1")
+    async def refuses(ask: RequestAction) -> ActionResult:
+        return ActionResult(True, None, PeerRefusal.of(refusal), "ten_1")
 
     asker = await house.gateway(holder("own"))
     await house.gateway(refuses)
-    heard = await asker.ask(Ask(SHOW, "a", "ten_1"))
+    heard = await asker.ask(RequestAction(SHOW, "a", "ten_1"))
     assert heard.found is not None
     with pytest.raises(ApiError) as refused:
         heard.found.result()
@@ -116,23 +124,25 @@ async def test_a_refusal_arrives_as_it_was(house: House) -> None:
 async def test_answers_find_their_own_questions(house: House) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", *(f"r{number}" for number in range(50))))
-    found = await asyncio.gather(*(asker.ask(Ask(SHOW, f"r{number}", "ten_1")) for number in range(50)))
+    found = await asyncio.gather(
+        *(asker.ask(RequestAction(SHOW, f"r{number}", "ten_1")) for number in range(50))
+    )
     assert all(each.found is not None for each in found)
 
 
 async def test_too_many_questions_at_once_are_not_asked(house: House) -> None:
     release = asyncio.Event()
 
-    async def slow(ask: Ask) -> Answered:
+    async def slow(ask: RequestAction) -> ActionResult:
         await release.wait()
         return NOT_HERE
 
     asker = await house.gateway(holder("own"))
     await house.gateway(slow)
-    asking = [asyncio.create_task(asker.ask(Ask(SHOW, "a", "t"))) for _ in range(MAX_ASKING)]
+    asking = [asyncio.create_task(asker.ask(RequestAction(SHOW, "a", "t"))) for _ in range(MAX_ASKING)]
     await asyncio.sleep(0)
     with pytest.raises(Unreachable):
-        await asker.ask(Ask(SHOW, "a", "t"))
+        await asker.ask(RequestAction(SHOW, "a", "t"))
     release.set()
     assert all(each.missing == 0 for each in await asyncio.gather(*asking))
 
@@ -140,7 +150,7 @@ async def test_too_many_questions_at_once_are_not_asked(house: House) -> None:
 async def test_houses_in_other_databases_of_the_same_redis_hear_nothing(house: House) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("stranger", "a"), url=f"{house.url.rsplit('/', 1)[0]}/7")
-    assert (await asker.ask(Ask(SHOW, "a", "t"))).answers == []
+    assert (await asker.ask(RequestAction(SHOW, "a", "t"))).answers == []
 
 
 async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url: str) -> None:
@@ -150,7 +160,7 @@ async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url:
         [channel] = client.pubsub_channels("fairgate-test-elsewhere*:gateways")
         client.publish(channel, b"\xff\xff")
         client.publish(channel, msgspec.msgpack.encode({"act": 7}))
-    assert (await asker.ask(Ask(SHOW, "a", "t"))).found is not None
+    assert (await asker.ask(RequestAction(SHOW, "a", "t"))).found is not None
 
 
 async def test_without_redis_nobody_can_be_asked_and_afterwards_everybody_again() -> None:
@@ -162,4 +172,4 @@ async def test_without_redis_nobody_can_be_asked_and_afterwards_everybody_again(
         await house.gateway(holder("second", "a"))
         own.stop()
         with pytest.raises(Unreachable):
-            await asker.ask(Ask(SHOW, "a", "t"))
+            await asker.ask(RequestAction(SHOW, "a", "t"))

@@ -17,7 +17,7 @@ import zmq
 
 from engine import messages
 from engine.client.client import EngineClient
-from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SequenceRefused
+from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SubmitRefused
 from engine.messages import Hello, Refused, Snapshot, TenantService
 from engine.process.server import EngineOptions
 from tests.support.engine_process import (
@@ -194,7 +194,7 @@ async def test_cancel_of_what_is_over_or_unknown_is_harmless(client: EngineClien
 
 async def test_what_can_never_run_is_refused_and_leaves_nothing_to_settle(client: EngineClient) -> None:
     stream = client.submit(sequence(CONTEXT_TOKENS))
-    with pytest.raises(SequenceRefused, match="context") as refused:
+    with pytest.raises(SubmitRefused, match="context") as refused:
         await anext(stream)
     assert refused.value.code == "context_length_exceeded"
     inventory = await client.collect()
@@ -207,7 +207,7 @@ async def test_an_id_that_is_not_settled_yet_cannot_be_used_again(client: Engine
     with pytest.raises(ValueError, match="runs already"):
         client.submit(submit)
     await first.drain()
-    with pytest.raises(SequenceRefused, match="exists already"):
+    with pytest.raises(SubmitRefused, match="exists already"):
         await anext(client.submit(submit))
 
 
@@ -322,7 +322,7 @@ async def test_a_stopped_gateway_holds_nobody_up_and_is_lost(
         stopped.send_signal(signal.SIGSTOP)
         # Its connection stays open and its queue stays short, so only its silence tells; others are served.
         assert len(await tokens_of(client.submit(sequence(100)))) == 100
-        outcomes: list[messages.Outcome] = []
+        outcomes: list[messages.SequenceOutcome] = []
         async with asyncio.timeout(DEADLINE_S):
             while len(outcomes) < 2:
                 outcomes = (await client.collect(adopt=True)).outcomes

@@ -15,7 +15,7 @@ import zmq
 
 from engine import messages
 from engine.client.client import EngineClient
-from engine.client.stream import EngineLost, SequenceRefused
+from engine.client.stream import EngineLost, SubmitRefused
 from engine.core.core import EngineConfig, EngineCore, TextFactory
 from engine.messages import Ready, SamplingParams
 from engine.process.loop import EngineLoop
@@ -105,7 +105,7 @@ async def test_at_the_bound_of_unsettled_outcomes_sequences_are_refused_until_so
         async with connected(address) as client:
             first, running = client.submit(sequence(3)), client.submit(sequence(9, lease_tokens=3))
             assert len(await tokens_of(first)) == 3
-            with pytest.raises(SequenceRefused, match="1 outcomes wait for their settlement") as refused:
+            with pytest.raises(SubmitRefused, match="1 outcomes wait for their settlement") as refused:
                 await anext(client.submit(sequence(3)))
             assert refused.value.code == "outcomes_full"
             client.acknowledge([first.sequence_id])
@@ -134,7 +134,7 @@ async def test_a_gateway_that_says_hello_but_reads_nothing_is_lost_and_nobody_wa
                         assert len(await tokens_of(client.submit(sequence(50)))) == 50
                 assert "unread" not in {each.sequence_id for each in (await client.collect()).outcomes}
                 # Its last Hello may have opened another session, which has to end first.
-                adopted: dict[str, messages.Outcome] = {}
+                adopted: dict[str, messages.SequenceOutcome] = {}
                 async with asyncio.timeout(START_S):
                     while "unread" not in adopted:
                         outcomes = (await client.collect(adopt=True)).outcomes
@@ -180,7 +180,7 @@ async def test_a_stopping_engine_takes_nothing_new_and_ends_once_its_outcomes_ar
         for _ in range(3):
             await anext(running)
         client.shut_down(drain=True)
-        with pytest.raises(SequenceRefused, match="shutting down"):
+        with pytest.raises(SubmitRefused, match="shutting down"):
             await anext(client.submit(sequence(3)))
         client.top_up(running.sequence_id, 6)
         outcome = await running.drain()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenants.directory.idempotency import Answer, Claimed, IdempotentAnswers, Scope, TooManyKeys
+from tenants.directory.idempotency import Claimed, IdempotentAnswers, Scope, StoredAnswer, TooManyKeys
 from tenants.storage.database import open_database
 
 SCOPE = Scope("key_1", "order-17")
-ANSWER = Answer(200, {"content-type": "text/event-stream"}, [b"data: 1\n\n", b"data: 2\n\n"])
+ANSWER = StoredAnswer(200, {"content-type": "text/event-stream"}, [b"data: 1\n\n", b"data: 2\n\n"])
 HOUR_US = 3_600_000_000
 
 
@@ -63,15 +63,15 @@ def test_what_was_answered_is_found_again_byte_for_byte(answers: IdempotentAnswe
         assert not await answers.keep(SCOPE, "req_2", ANSWER), "only the request that has the key"
         assert await answers.keep(SCOPE, "req_1", ANSWER)
         assert await claim(answers, "req_3") == Claimed("print", "req_1", "gw_1", ANSWER)
-        assert not await answers.keep(SCOPE, "req_1", Answer(500, {}, [])), "an answer stays as it is"
+        assert not await answers.keep(SCOPE, "req_1", StoredAnswer(500, {}, [])), "an answer stays as it is"
         await answers.release(SCOPE, "req_1")
         assert await claim(answers, "req_4") == Claimed("print", "req_1", "gw_1", ANSWER)
         too_large = Scope("key_1", "large")
         assert await claim(answers, "req_5", scope=too_large) is None
-        assert await answers.keep(too_large, "req_5", Answer(200, {}, None))
+        assert await answers.keep(too_large, "req_5", StoredAnswer(200, {}, None))
         found = await claim(answers, "req_6", scope=too_large)
         assert found is not None
-        assert found.answer == Answer(200, {}, None)
+        assert found.answer == StoredAnswer(200, {}, None)
 
     asyncio.run(main())
 

@@ -18,31 +18,31 @@ from engine.messages import (
     Delta,
     Inventory,
     ModelInfo,
-    Outcome,
     Ready,
     RunningSequence,
     SamplingParams,
+    SequenceOutcome,
     Snapshot,
     Submit,
 )
 from engine.scheduling.counters import ServiceCounters
-from gateway.budget.holds import Books
+from gateway.budget.holds import Holds
 from gateway.cluster.crash_charge import reckon
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id, sequence_id
 from gateway.domain.outcomes import RequestOutcome
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, Rule
-from gateway.requests.run import Closed, Ended, Event, Piece, Run
+from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
+from gateway.requests.run import Closed, Event, Run, SequenceEnded, SequenceOutput
 from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
-from tenants.pricing.pricing import Entry, Price, PriceBook, Weights, uniform_book
+from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import Database, open_database
@@ -144,7 +144,7 @@ class ScriptedEngine:
         submit = self.submitted[sequence_id]
         emitted = self.emitted[sequence_id] + hidden
         computed = len(submit.prompt_token_ids) if emitted else 0
-        outcome = Outcome(
+        outcome = SequenceOutcome(
             sequence_id, submit.request_id, submit.tenant_id, finish, len(submit.prompt_token_ids), 0,
             computed, emitted, self.gpu_us[sequence_id], index=submit.index,
         )  # fmt: skip
@@ -168,7 +168,7 @@ class ScriptedEngine:
         return Inventory("a", list[RunningSequence](), [])
 
 
-RULE = Rule(
+RULE = LifecycleLimits(
     reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
     slow_reader_s=0.2, max_buffered_events=100, max_fed_waiting=100, feed_wait_s=dict.fromkeys(Tier, 60.0),
 )  # fmt: skip
@@ -181,7 +181,7 @@ class House:
     database: Database
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     ttl_s: float = 1e9
-    rule: Rule = RULE
+    rule: LifecycleLimits = RULE
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
 
@@ -195,7 +195,7 @@ class House:
         )  # fmt: skip
         self.dispatcher = Dispatcher(self.flow, [self.engine], clock, engine_grace_s=0.0)
         self.prices = uniform_book(self.price)
-        self.books = Books(
+        self.books = Holds(
             self.ledger,
             self.store,
             "gw",
@@ -206,7 +206,7 @@ class House:
         self.lifecycle = Lifecycle(
             books=self.books,
             dispatcher=self.dispatcher,
-            estimates=Estimates(
+            estimates=Estimator(
                 flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=lambda: self.prices,
                 model="m", cache_s=0.05,
             ),
@@ -302,7 +302,7 @@ async def test_an_answer_that_ends_is_charged_as_the_engine_counts_it(house: Hou
     house.engine.end(one, "stop")
     closed, events = await house.closed(run)
     assert closed.error is None
-    assert "".join(event.text for event in events if isinstance(event, Piece)) == "x" * 7
+    assert "".join(event.text for event in events if isinstance(event, SequenceOutput)) == "x" * 7
     settle = await house.check(run, RequestOutcome.COMPLETED, 7)
     assert settle.detail["finish"] == ["stop"]
     assert house.engine.acknowledged == [one]
@@ -644,8 +644,8 @@ async def test_a_request_is_charged_by_the_prices_it_was_reserved_with(house: Ho
 
 
 async def test_limits_count_weighted_tokens_and_the_ledger_keeps_both(house: House) -> None:
-    weights = Weights(input=500, cached_input=100, output=2_500)
-    house.prices = PriceBook({("m", Tier.STANDARD): Entry(Price(100, 50, 300), 1_000, weights)}, 1)
+    weights = TokenWeights(input=500, cached_input=100, output=2_500)
+    house.prices = PriceBook({("m", Tier.STANDARD): PriceEntry(Price(100, 50, 300), 1_000, weights)}, 1)
     run, (one,) = await house.running(principal=replace(PRINCIPAL, limits=LIMITS))
     for _ in range(5):
         house.engine.emit(one, 1)
@@ -765,8 +765,8 @@ async def test_a_smaller_quantile_holds_less_from_the_next_request_on(house: Hou
 
 
 async def test_a_top_up_reports_tokens_as_bills_have_them_beside_what_limits_count(house: House) -> None:
-    weights = Weights(input=500, cached_input=100, output=2_500)
-    house.prices = PriceBook({("m", Tier.STANDARD): Entry(Price(100, 50, 300), 1_000, weights)}, 1)
+    weights = TokenWeights(input=500, cached_input=100, output=2_500)
+    house.prices = PriceBook({("m", Tier.STANDARD): PriceEntry(Price(100, 50, 300), 1_000, weights)}, 1)
     run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 50)))
     first = house.engine.leases[one][-1]
     assert first == 10, "half a burst"
@@ -837,7 +837,7 @@ async def test_a_spent_budget_is_used_to_its_last_token_and_then_ends_the_answer
         assert closed.error is None
         assert (closed.account.outcome, closed.account.stop_cause) == ("budget", "budget")
         assert closed.account.charged.output_tokens == budget
-        assert [event.finish for event in events if isinstance(event, Ended)] == ["budget"]
+        assert [event.finish for event in events if isinstance(event, SequenceEnded)] == ["budget"]
         assert (await house.store.states([limit]))[0].used == budget
         assert max(house.engine.leases[one]) == budget
 
@@ -1032,7 +1032,7 @@ async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite
         house.engine.emit(one, 1)
     await until(lambda: run.interrupted.done())
     closed, events = await house.closed(run)
-    assert sum(isinstance(event, Piece) for event in events) < 4, "the buffer is bounded"
+    assert sum(isinstance(event, SequenceOutput) for event in events) < 4, "the buffer is bounded"
     assert closed.error is not None
     assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
     rows = await house.ledger.find(run.call.request_id)
@@ -1064,7 +1064,7 @@ async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     await until(lambda: len(run.events) == 4)
     closed, events = await house.closed(run)
     assert closed.error is None
-    assert "".join(event.text for event in events if isinstance(event, Piece)) == "x" * 12
+    assert "".join(event.text for event in events if isinstance(event, SequenceOutput)) == "x" * 12
     await house.close()
     await database.close()
 

@@ -9,16 +9,16 @@ from typing import NoReturn
 import pytest
 
 from gateway.budget import limit_alerts as writer
-from gateway.budget.limit_alerts import LimitEvents
+from gateway.budget.limit_alerts import LimitAlerts
 from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
-from tenants.quota.alerts import EventKey, EventKind, Tally, noticed
+from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
 from tenants.storage.database import Database, open_database
-from tenants.types import Amounts, Limit, Meter, Mode, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, Window
 from tests.support.quota import NOON_S, Clock, limit
 
 ACTOR = "cli:tester"
@@ -41,7 +41,7 @@ def soft(
     amount: int, *thresholds: int, limit_id: str = "lim_soft", window: Window | None = Window.MINUTE
 ) -> Limit:
     return replace(
-        limit(amount=amount, mode=Mode.SOFT, window=window), limit_id=limit_id, thresholds=thresholds
+        limit(amount=amount, mode=LimitMode.SOFT, window=window), limit_id=limit_id, thresholds=thresholds
     )
 
 
@@ -81,9 +81,11 @@ async def test_a_threshold_is_reached_by_use_and_holds_together(store: MemoryQuo
 
 async def test_shapes_without_windows_begin_at_zero(store: MemoryQuotaStore) -> None:
     bucket = replace(
-        limit(amount=10, rate_per_s=1.0, mode=Mode.SOFT), limit_id="lim_bucket", thresholds=(80,)
+        limit(amount=10, rate_per_s=1.0, mode=LimitMode.SOFT), limit_id="lim_bucket", thresholds=(80,)
     )
-    running = replace(limit(Meter.CONCURRENCY, 1, mode=Mode.SOFT), limit_id="lim_running", thresholds=(100,))
+    running = replace(
+        limit(Meter.CONCURRENCY, 1, mode=LimitMode.SOFT), limit_id="lim_running", thresholds=(100,)
+    )
     for_ever = soft(10, 80, limit_id="lim_ever", window=Window.LIFETIME)
     keys = noticed(await granted(store, "a", [bucket, running, for_ever], 8))
     assert keys == [
@@ -94,7 +96,7 @@ async def test_shapes_without_windows_begin_at_zero(store: MemoryQuotaStore) -> 
 
 
 async def test_a_shadow_limit_names_what_it_would_have_refused(store: MemoryQuotaStore) -> None:
-    shadow = replace(limit(amount=10, mode=Mode.SHADOW, window=Window.MINUTE), limit_id="lim_shadow")
+    shadow = replace(limit(amount=10, mode=LimitMode.SHADOW, window=Window.MINUTE), limit_id="lim_shadow")
     hard = limit(amount=1_000)
     assert noticed(await granted(store, "a", [shadow, hard], 10)) == []
     would_deny = [EventKey("lim_shadow", MINUTE, EventKind.WOULD_DENY, 0)]
@@ -120,7 +122,7 @@ async def test_many_grants_become_one_row_and_two_gateways_add_up(
     database: Database, pepper: bytes, store: MemoryQuotaStore, clock: Clock
 ) -> None:
     watched = await a_limit(database, pepper)
-    gateways = [LimitEvents(database, Metrics(), clock) for _ in range(2)]
+    gateways = [LimitAlerts(database, Metrics(), clock) for _ in range(2)]
     for index in range(12):
         clock.advance(1)
         gateways[index % 2].note(await granted(store, f"r{index}", [watched], 1))
@@ -142,14 +144,14 @@ async def test_an_alert_is_given_once_for_each_window_and_level(
 ) -> None:
     watched = await a_limit(database, pepper)
     metrics = Metrics()
-    events = LimitEvents(database, metrics, clock)
+    events = LimitAlerts(database, metrics, clock)
     for index in range(3):
         events.note(await granted(store, f"a{index}", [watched], 5))
     assert alerts(metrics, "threshold") == 2
     clock.advance(60)
     events.note(await granted(store, "next window", [watched], 5))
     assert alerts(metrics, "threshold") == 3
-    shadow = replace(watched, mode=Mode.SHADOW, amount=0, meter=Meter.REQUESTS)
+    shadow = replace(watched, mode=LimitMode.SHADOW, amount=0, meter=Meter.REQUESTS)
     for index in range(3):
         events.note(await granted(store, f"s{index}", [shadow], 1))
     assert alerts(metrics, "would_deny") == 3, "each request that would have been refused counts"
@@ -169,7 +171,7 @@ async def test_what_cannot_be_written_waits_and_is_bounded(
     watched = await a_limit(down, pepper)
     await down.close()
     metrics = Metrics()
-    events = LimitEvents(down, metrics, clock)
+    events = LimitAlerts(down, metrics, clock)
     events.note(await granted(store, "a", [watched], 10))
     await events.flush()
     clock.advance(1)
@@ -200,7 +202,7 @@ async def test_what_is_counted_while_a_write_fails_is_added_to_it(
             raise DatabaseUnavailable("away")
 
     away = Away(database.url)
-    events = LimitEvents(away, Metrics(), clock)
+    events = LimitAlerts(away, Metrics(), clock)
     events.note(await granted(store, "a", [watched], 5))
     writing = asyncio.create_task(events.flush())
     await asked.wait()
@@ -221,7 +223,7 @@ async def test_only_the_newest_windows_are_kept(
     watched = await a_limit(database, pepper)
     for window in (60, 120, 240, 180, 300):
         tallies = {
-            EventKey(watched.limit_id, window, EventKind.THRESHOLD, level): Tally(1, window, window)
+            EventKey(watched.limit_id, window, EventKind.THRESHOLD, level): AlertTally(1, window, window)
             for level in (50, 100)
         }
         await limit_events.add(database, tallies)
@@ -233,7 +235,7 @@ async def test_events_go_with_their_limit_and_late_ones_find_nothing(
     database: Database, pepper: bytes
 ) -> None:
     watched = await a_limit(database, pepper)
-    tallies = {EventKey(watched.limit_id, 60, EventKind.THRESHOLD, 50): Tally(1, 1, 1)}
+    tallies = {EventKey(watched.limit_id, 60, EventKind.THRESHOLD, 50): AlertTally(1, 1, 1)}
     admin = Admin(database, pepper)
     await limit_events.add(database, tallies)
     await admin.remove_limit(ACTOR, watched.limit_id)

@@ -16,7 +16,7 @@ from tenants.errors import Invalid, NotFound
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
 from tenants.storage.database import Database
-from tenants.types import DEFAULT_THRESHOLDS, Amounts, Limit, Meter, Mode, OnLowBudget, Override, Tier
+from tenants.types import DEFAULT_THRESHOLDS, Amounts, Limit, LimitMode, Meter, OnLowBudget, Override, Tier
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
@@ -273,7 +273,7 @@ async def test_the_zone_of_a_window_cannot_be_changed_in_place(admin: Admin) -> 
 
 async def test_thresholds_belong_to_soft_limits(admin: Admin) -> None:
     soft = await admin.set_limit(ACTOR, "acme", amount=100, mode="soft", **DAILY)
-    assert (soft.mode, soft.thresholds) == (Mode.SOFT, DEFAULT_THRESHOLDS)
+    assert (soft.mode, soft.thresholds) == (LimitMode.SOFT, DEFAULT_THRESHOLDS)
     chosen = await admin.set_limit(ACTOR, "acme", amount=100, mode="soft", thresholds=[150, 50, 50], **DAILY)
     assert chosen.thresholds == (50, 150)
     for mode in ("hard", "shadow"):

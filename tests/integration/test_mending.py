@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from engine.messages import SamplingParams
-from gateway.budget.holds import Books, BudgetDenied
+from gateway.budget.holds import BudgetDenied, Holds
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from tenants.ledger.ledger import Ledger
@@ -45,7 +45,7 @@ class Gateway:
 
     name: str
     store: RedisQuotaStore
-    books: Books
+    books: Holds
     requests: int = 0
 
     def call(self, *limits: Limit) -> Call:
@@ -84,7 +84,7 @@ async def house(
     made = []
     for name in ("a", "b"):
         store = RedisQuotaStore(redis_service.url, timeout_s=10)
-        books = Books(
+        books = Holds(
             Ledger(database), store, name, lease_ttl_s=60, wall_clock=lambda: 1e9, all_limits=lambda: LIMITS
         )
         made.append(Gateway(name, store, books))

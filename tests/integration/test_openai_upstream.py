@@ -25,7 +25,7 @@ from gateway.upstream.base import (
 )
 from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.openai.config import OpenAIServer, Timeouts
-from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.sequence import FULL_BYTES
 from gateway.upstream.openai.upstream import OpenAIUpstream
 from tests.support.engine_process import until
@@ -154,14 +154,14 @@ async def test_the_servers_key_and_a_path_before_v1_are_used() -> None:
 @pytest.mark.parametrize(
     ("priority", "field", "value"),
     [
-        (Priority.VLLM, "priority", 2),
-        (Priority.SGLANG, "priority", 0),
-        (Priority.SERVICE_TIER, "service_tier", "batch"),
-        (Priority.NONE, "priority", None),
+        (PriorityStyle.VLLM, "priority", 2),
+        (PriorityStyle.SGLANG, "priority", 0),
+        (PriorityStyle.SERVICE_TIER, "service_tier", "batch"),
+        (PriorityStyle.NONE, "priority", None),
     ],
 )
 async def test_a_tier_is_passed_on_where_the_server_takes_it(
-    priority: Priority, field: str, value: object
+    priority: PriorityStyle, field: str, value: object
 ) -> None:
     async with Peer(well("a", count=usage(1, 1))) as peer, upstream_of(peer, priority=priority) as upstream:
         await answer_of(upstream.run(sequence(tier=2), CHAT))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.wait.forecast import forecast
 from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
@@ -57,7 +57,7 @@ class House:
         gateway = self.gateways[at]
         for _ in range(count):
             self.number += 1
-            entry = Entry(f"r{self.number}", tenant, NOW_S, 30, 50, tier, weight)
+            entry = QueueEntry(f"r{self.number}", tenant, NOW_S, 30, 50, tier, weight)
             assert gateway.arrive(Ticket(entry, 1, 80), NOW_S) is None
         gateway.exchange(NOW_S)
         for each in self.gateways.values():
@@ -120,7 +120,7 @@ def test_a_wait_is_forecast_behind_the_other_gateways_requests(house: House) -> 
         house.arrive("west", "acme", count)
         mirror = house.look("east")
         counters = mirror.counters.clone()
-        candidate = Entry("candidate", "acme", NOW_S, 30, 50)
+        candidate = QueueEntry("candidate", "acme", NOW_S, 30, 50)
         load = EngineLoad("a", StepTime(0.01, 0.0, 0.0, 0.0, 100, 0.1), 1, 512, 1, 1_000_000, [])
         seen = forecast(
             candidate,

@@ -12,7 +12,7 @@ from tenants.admin.prices import PriceChange
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound, UnknownPrice
 from tenants.pricing import pricing
-from tenants.pricing.pricing import FREE, Entry, Price, Weights
+from tenants.pricing.pricing import FREE, Price, PriceEntry, TokenWeights
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 from tests.support.quota import Clock
@@ -66,10 +66,10 @@ async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
     await admin.set_price(ACTOR, "gift", PriceChange(multiplier=400), tier="batch")
     await directory.refresh()
     assert directory.prices.version == 5
-    assert directory.prices.entry("small", Tier.BATCH) == Entry(
-        Price(10, 1, 700), 400, Weights(cached_input=250)
+    assert directory.prices.entry("small", Tier.BATCH) == PriceEntry(
+        Price(10, 1, 700), 400, TokenWeights(cached_input=250)
     )
-    assert directory.prices.entry("small", Tier.STANDARD) == Entry(Price(150, 75, 700), 1_000)
+    assert directory.prices.entry("small", Tier.STANDARD) == PriceEntry(Price(150, 75, 700), 1_000)
     outputs = []
     for version in range(1, 6):
         book = await directory.prices_at(version)

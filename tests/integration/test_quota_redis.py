@@ -16,7 +16,7 @@ import redis
 from tenants.errors import Invalid
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Denied, Granted, QuotaStoreRecovering, QuotaStoreUnavailable
-from tenants.types import Amounts, Meter, Mode, Window
+from tenants.types import Amounts, LimitMode, Meter, Window
 from tests.support import services
 from tests.support.quota import Clock, filled, limit, stepwise, whole
 
@@ -341,7 +341,7 @@ async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
         limit(amount=1_000, window=Window.MINUTE),
         limit(amount=500, rate_per_s=100),
         limit(Meter.CONCURRENCY, amount=5),
-        limit(Meter.COST_NANOUSD, amount=5, mode=Mode.SHADOW),
+        limit(Meter.COST_NANOUSD, amount=5, mode=LimitMode.SHADOW),
     ]
 
     async def one(request_id: str, top_ups: int) -> int:

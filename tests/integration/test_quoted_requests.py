@@ -15,7 +15,7 @@ from gateway.domain.ids import new_request_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_binding import Binding
 from gateway.domain.quote_token import Quote
-from gateway.domain.timeline import Kind
+from gateway.domain.timeline import TimelineKind
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import UpstreamLost
 from tenants.pricing.pricing import Price, uniform_book
@@ -119,9 +119,9 @@ async def test_a_client_that_leaves_breaks_no_promise_of_ours(house: House) -> N
     assert [row.kind for row in await house.ledger.find(run.call.request_id)] == ["reserve", "settle"]
 
 
-@pytest.mark.parametrize("kind", [Kind.STALLED, Kind.TOPPED_UP])
+@pytest.mark.parametrize("kind", [TimelineKind.STALLED, TimelineKind.TOPPED_UP])
 async def test_an_answer_that_nobody_read_or_its_rate_held_up_breaks_no_promise(
-    house: House, kind: Kind
+    house: House, kind: TimelineKind
 ) -> None:
     run = begin(house, Figures((30.0, 30.0), (30.0, 30.0), (30.0, 30.0), (0.0, 0.0)))
     one = f"{run.call.request_id}.0"

@@ -12,7 +12,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import StepTime
-from engine.sequence import State
+from engine.sequence import SequenceStatus
 from tenants.storage.database import Database, open_database
 from tenants.types import Limit, Meter, SubjectKind, Window
 from tests.support.virtual_streams import Stream, VirtualStreams
@@ -112,7 +112,7 @@ async def test_a_hundred_streams_of_a_slow_tenant_leave_the_others_alone(
             live = world.replica.core.table.sequences.values()
             held = [each for each in live if each.tenant_id == "slow"]
             most_blocks = max(most_blocks, sum(len(each.block_table) for each in held))
-            assert sum(each.state in (State.RUNNING, State.PAUSED) for each in held) <= 2
+            assert sum(each.state in (SequenceStatus.RUNNING, SequenceStatus.PAUSED) for each in held) <= 2
 
         world.on_step = watch
         await world.run_until(lambda: others.are_done() and all(stream.closed is not None for stream in slow))

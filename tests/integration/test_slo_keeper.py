@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from engine.step_time.model import PRIOR
 from gateway.domain.outcomes import RequestOutcome
 from gateway.explain import slo_monitor
-from gateway.explain.attribution import Facts, Verdict
-from gateway.explain.fluid_share import Job, Machine
-from gateway.explain.slo_monitor import Compared, PoolLoad, SloKeeper
-from gateway.explain.timeline_writer import Timelines
+from gateway.explain.attribution import MissVerdict, RequestFacts
+from gateway.explain.fluid_share import FluidMachine, Job
+from gateway.explain.slo_monitor import Compared, PoolLoad, SloMonitor
+from gateway.explain.timeline_writer import TimelineWriter
 from gateway.statistics import MEMORY
 from tenants.admin.admin import Admin
 from tenants.ledger import timelines as stored
@@ -22,20 +22,22 @@ from tenants.storage.database import Database, open_database
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0
-MACHINE = Machine(PRIOR, 8, 256, 65_536)
-FACTS = Facts(Job("req_1", "ten_a", 1, 1.0, 10.0, 64, 41), 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
+MACHINE = FluidMachine(PRIOR, 8, 256, 65_536)
+FACTS = RequestFacts(
+    Job("req_1", "ten_a", 1, 1.0, 10.0, 64, 41), 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1
+)
 
 
 class House:
     """A keeper of one model's targets; its stopwatch goes on by `took_s` whenever it is looked at."""
 
-    def __init__(self, database: Database, pepper: bytes, machine: Machine | None = MACHINE) -> None:
+    def __init__(self, database: Database, pepper: bytes, machine: FluidMachine | None = MACHINE) -> None:
         self.registry = CollectorRegistry()
         self.admin = Admin(database, pepper, clock=lambda: NOW_S)
         self.revision = 0
         self.now_s = 0.0
         self.took_s = 0.0
-        self.keeper = SloKeeper(
+        self.keeper = SloMonitor(
             database, self.registry, lambda: NOW_S, lambda: self.revision, stopwatch=self._look
         )
         self.load = self.keeper.pools["m"] = PoolLoad(lambda: machine)
@@ -58,7 +60,7 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
 ) -> None:
     house = House(database, pepper)
     await house.target(1.0)
-    told: list[tuple[str, Verdict]] = []
+    told: list[tuple[str, MissVerdict]] = []
     house.load.on_verdict = lambda request_id, verdict: told.append((request_id, verdict))
     assert house.keeper.ended("m", FACTS, Tier.STANDARD) == Compared(1, 1)
     assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
@@ -140,7 +142,7 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
     database = open_database(sqlite_url)
     house = House(database, pepper)
     await house.target(1.0)
-    timelines = Timelines(database, house.registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    timelines = TimelineWriter(database, house.registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
     house.keeper.ended("m", FACTS, Tier.STANDARD)
     timelines.keep("req_1", "ten_a", b"packed")
     await house.keeper.judge_pending()
@@ -172,7 +174,7 @@ async def test_more_timelines_than_may_wait_are_dropped_and_counted(
     monkeypatch.setattr("gateway.explain.timeline_writer.MAX_WAITING", 3)
     registry = CollectorRegistry()
     database = open_database(sqlite_url)
-    timelines = Timelines(database, registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
+    timelines = TimelineWriter(database, registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
     for number in range(5):
         timelines.keep(f"req_{number}", "ten_a", b"packed")
     await timelines.flush()

@@ -10,7 +10,7 @@ from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 from tenants.slo import store as slo_store
-from tenants.slo.slo import DAY_S, SPAN_S, Missed, Tally
+from tenants.slo.slo import DAY_S, SPAN_S, Missed, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import Database
 from tenants.types import Tier
@@ -79,14 +79,14 @@ async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database
     await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.5)
     key = CountKey(tenant.tenant_id, "standard", "ttft")
     for missed in (0, 30):
-        await slo_store.add(database, {key: Tally(100, missed)}, [], NOW_S)
+        await slo_store.add(database, {key: SloTally(100, missed)}, [], NOW_S)
     causes = ["quota", "quota", "capacity"]
     misses = [_missed(f"r{at}", cause, NOW_S - at, tenant.tenant_id) for at, cause in enumerate(causes)]
     await slo_store.add(database, {}, misses, NOW_S)
     await slo_store.add(database, {}, misses, NOW_S)
 
     (report,) = await admin.slo_report()
-    assert (report.tenant_name, report.period) == ("acme", Tally(200, 30))
+    assert (report.tenant_name, report.period) == ("acme", SloTally(200, 30))
     assert report.as_json()["attainment"] == 0.85
     assert report.as_json()["budget_left"] == -2.0
     assert [each.long_rate for each in report.burning] == pytest.approx([3.0, 3.0, 3.0])
@@ -101,12 +101,12 @@ async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database
 async def test_what_no_report_asks_for_is_taken_away(admin: Admin, database: Database) -> None:
     key = CountKey("ten_a", "standard", "ttft")
     await slo_store.add(
-        database, {key: Tally(1, 1)}, [_missed("old", "quota", NOW_S - 40 * DAY_S)], NOW_S - 40 * DAY_S
+        database, {key: SloTally(1, 1)}, [_missed("old", "quota", NOW_S - 40 * DAY_S)], NOW_S - 40 * DAY_S
     )
     await slo_store.add(
-        database, {key: Tally(1, 0)}, [_missed("week", "quota", NOW_S - 7 * DAY_S)], NOW_S - 7 * DAY_S
+        database, {key: SloTally(1, 0)}, [_missed("week", "quota", NOW_S - 7 * DAY_S)], NOW_S - 7 * DAY_S
     )
-    await slo_store.add(database, {key: Tally(1, 0)}, [_missed("new", "fault")], NOW_S)
+    await slo_store.add(database, {key: SloTally(1, 0)}, [_missed("new", "fault")], NOW_S)
     await slo_store.purge(database, NOW_S)
 
     days, spans = await database.read(

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.core.core import EngineConfig, EngineCore
-from engine.messages import Outcome, SamplingParams, Submit
+from engine.messages import SamplingParams, SequenceOutcome, Submit
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
-from engine.sequence import State
+from engine.sequence import SequenceStatus
 from gateway.domain.usage import use_of_outcomes
 from tests.integration.exactness import NoText
 from tests.models.random_models import save_random_model
@@ -58,7 +58,7 @@ class House:
         config = EngineConfig(max_batched_tokens=64, max_sequences=PLACES, prefix_caching=False)
         self.core = EngineCore(runner, NoText(), config, lambda: self.now_s)
         self.tokens: dict[str, list[int]] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, SequenceOutcome] = {}
         self.blocks_freed = 0
         """Blocks that a sequence lost before it had ended."""
 
@@ -83,7 +83,7 @@ class House:
             self.step()
 
 
-def charged(outcome: Outcome) -> tuple[int, int]:
+def charged(outcome: SequenceOutcome) -> tuple[int, int]:
     """Input and output tokens, as a gateway reckons them."""
     use = use_of_outcomes([outcome], [outcome.prompt_tokens], 1)
     return use.input_tokens, use.output_tokens
@@ -107,7 +107,7 @@ def test_an_interactive_request_starts_within_two_steps_and_nobody_loses_anythin
         house.submit(stream(number))
     for _ in range(6):
         house.step()
-    assert [each.state for each in house.core.table.sequences.values()] == [State.RUNNING] * PLACES
+    assert [each.state for each in house.core.table.sequences.values()] == [SequenceStatus.RUNNING] * PLACES
     free_before = house.core.table.pool.num_free
     house.submit(QUICK)
     step_of_arrival = house.core.table.decisions.step

@@ -20,7 +20,7 @@ from engine.client.stream import EngineLost
 from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.process.server import EngineOptions
-from ops.serving.supervisor import EngineStartFailed, EngineSupervisor, Phase, backoff_s, engine_address
+from ops.serving.supervisor import EnginePhase, EngineStartFailed, EngineSupervisor, backoff_s, engine_address
 from tests.support.engine_process import (
     START_S,
     engine_command,
@@ -100,7 +100,7 @@ async def test_a_model_that_is_refused_is_the_supervisors_last_error(tmp_path: P
     async with supervised(engine_options(tmp_path / "model", tmp_path / "data")) as (supervisor, _):
         with pytest.raises(EngineStartFailed, match=r"model has no tokenizer\.json"):
             await supervisor.ready(START_S)
-        assert supervisor.status.phase is Phase.BACKING_OFF
+        assert supervisor.status.phase is EnginePhase.BACKING_OFF
         assert supervisor.status.failures >= 1
 
 

@@ -17,7 +17,7 @@ from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import ApiError
-from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, Ask, UnderWay
+from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
@@ -283,22 +283,24 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     running = await line.fill()
     run = await line.waiting(cost_limit(10 * MOST))
     request_id, tenant_id = run.call.request_id, PRINCIPAL.tenant_id
-    under_way = UnderWay(line.lifecycle, asyncio.get_running_loop().time)
-    assert not (await under_way.act(Ask(SHOW, request_id, "ten_2"))).is_found
-    assert not (await under_way.act(Ask(CANCEL, request_id, "ten_2"))).is_found
-    assert [each["id"] for each in (await under_way.act(Ask(LIST, tenant_id=tenant_id))).value] == [
+    under_way = RequestActions(line.lifecycle, asyncio.get_running_loop().time)
+    assert not (await under_way.act(RequestAction(SHOW, request_id, "ten_2"))).is_found
+    assert not (await under_way.act(RequestAction(CANCEL, request_id, "ten_2"))).is_found
+    assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [
         request_id
     ]
-    shown = await under_way.act(Ask(SHOW, request_id, tenant_id))
+    shown = await under_way.act(RequestAction(SHOW, request_id, tenant_id))
     assert (shown.tenant_id, shown.result()["status"]) == (tenant_id, "waiting")
-    moved = (await under_way.act(Ask(MOVE, request_id, tenant_id, "interactive", "operator"))).result()
+    moved = (
+        await under_way.act(RequestAction(MOVE, request_id, tenant_id, "interactive", "operator"))
+    ).result()
     assert (moved["moved"], moved["tier"], run.moves[0].by) == (True, "interactive", "operator")
     other = running[0].removesuffix(".0")
-    refused = await under_way.act(Ask(MOVE, other, None, "batch"))
+    refused = await under_way.act(RequestAction(MOVE, other, None, "batch"))
     assert refused.is_found
     with pytest.raises(ApiError) as error:
         refused.result()
     assert (error.value.status, error.value.code) == (409, "request_not_waiting")
-    assert (await under_way.act(Ask(CANCEL, request_id))).result()["status"] == "cancelled"
+    assert (await under_way.act(RequestAction(CANCEL, request_id))).result()["status"] == "cancelled"
     closed, _ = await line.closed(run)
     assert closed.account.outcome == "cancelled"

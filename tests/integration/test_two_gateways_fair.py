@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared.codec import FALL, PoolRule, script
@@ -71,7 +71,7 @@ class House:
         for _ in range(count):
             self.number += 1
             name = f"{tenant}-{self.number}"
-            entry = Entry(name, tenant, self.now_s, tokens, tokens // 2, tier, weight)
+            entry = QueueEntry(name, tenant, self.now_s, tokens, tokens // 2, tier, weight)
             assert gateway.arrive(Ticket(entry, 1, tokens + tokens // 2), self.now_s) is None
             names.append(name)
         gateway.exchange(self.now_s)
@@ -255,7 +255,7 @@ def test_clocks_of_gateways_do_not_matter(house: House) -> None:
         gateway, server_s = (slow, fast)[number % 2], NOON_S + number
         own_s = server_s + ahead_s[gateway]
         name = f"r{number}"
-        entry = Entry(name, f"tenant-{number % 3}", own_s, 10, 10)
+        entry = QueueEntry(name, f"tenant-{number % 3}", own_s, 10, 10)
         assert gateway.arrive(Ticket(entry, 1, 20), own_s) is None
         gateway.exchange_at(server_s, own_s)
         names.append(name)
@@ -357,7 +357,7 @@ def test_counters_that_come_near_the_end_of_exact_numbers_fall_together(house: H
 def test_a_prefix_that_a_replica_holds_draws_its_requests_but_not_beyond_its_load(house: House) -> None:
     for number in range(8):
         name = f"p{number}"
-        entry = Entry(name, "one", house.now_s, 100, 10)
+        entry = QueueEntry(name, "one", house.now_s, 100, 10)
         ticket = Ticket(entry, 1, 110)
         house.east.mirror.cached_tokens = lambda *_: {"b": 80}  # type: ignore[method-assign]
         assert house.east.arrive(ticket, house.now_s) is None

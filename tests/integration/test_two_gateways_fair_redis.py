@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
-from gateway.dispatch.redis_queue import SharedQueue
+from gateway.dispatch.redis_queue import RedisQueue
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.protocol import Session
+from gateway.flow.shared.protocol import PoolSession
 from gateway.flow.window import Replica, WindowRule
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted
@@ -52,8 +52,8 @@ class Gateway:
         )
         # Nobody beats or is buried while a test runs.
         rule = PoolRule(max_queued, 1000, 0, 1.0, stale_us=3600 * 10**6)
-        session = Session(mirror, rule, next(_lives) * 1000)
-        self.queue = SharedQueue(url, "pool", name, session, time.monotonic, may_go_alone=may_go_alone)
+        session = PoolSession(mirror, rule, next(_lives) * 1000)
+        self.queue = RedisQueue(url, "pool", name, session, time.monotonic, may_go_alone=may_go_alone)
         self.replicas = [Replica("a", places, 100_000)]
         self.turns: list[str] = []
         self.refused: list[str] = []
@@ -70,7 +70,7 @@ class Gateway:
 
     def arrive(self, name: str, tenant: str = "one") -> None:
         now_s = time.monotonic()
-        assert self.queue.enqueue(Ticket(Entry(name, tenant, now_s, 10, 10), 1, 20), now_s) is None
+        assert self.queue.enqueue(Ticket(QueueEntry(name, tenant, now_s, 10, 10), 1, 20), now_s) is None
         self.queue.pump(now_s)
 
     def finish(self, name: str) -> None:

@@ -39,7 +39,7 @@ _BROKEN: list[Broken] = [
     (
         "gateway/response_headers.py",
         "headers tell of limits that refuse nothing",
-        "hard = [state for state in states if state.limit.mode is Mode.HARD]",
+        "hard = [state for state in states if state.limit.mode is LimitMode.HARD]",
         "hard = list(states)",
         REFUSALS,
     ),
@@ -172,8 +172,8 @@ _BROKEN: list[Broken] = [
     (
         "gateway/upstream/health/breaker.py",
         "half open it lets everything through",
-        "self.state(now_s) is State.HALF_OPEN and self._trials < self._rule.trials",
-        "self.state(now_s) is State.HALF_OPEN",
+        "self.state(now_s) is BreakerState.HALF_OPEN and self._trials < self._rule.trials",
+        "self.state(now_s) is BreakerState.HALF_OPEN",
         BREAKER,
     ),
     (

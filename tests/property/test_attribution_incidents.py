@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.step_time.model import PRIOR
-from gateway.explain.attribution import Cause, Facts, Metric, judge
+from gateway.explain.attribution import Cause, Metric, RequestFacts, judge
 from ops.simulate.step_pool import PoolMachine, PoolRequest
 from tests.support.incident_pool import IncidentPool, Reader
 
@@ -54,7 +54,7 @@ class Incident:
     """What is sent, what goes wrong, and whose misses must have which cause."""
 
     requests: Callable[[], list[PoolRequest]]
-    expected: Callable[[Facts, Metric], Cause]
+    expected: Callable[[RequestFacts, Metric], Cause]
     targets: dict[Metric, float]
     at_least: int
     """Misses, or the incident did not happen."""
@@ -64,7 +64,7 @@ class Incident:
     kill_s: float | None = None
     down_s: float = 0.0
 
-    def verdicts(self) -> list[tuple[Facts, Metric, Cause, Cause]]:
+    def verdicts(self) -> list[tuple[RequestFacts, Metric, Cause, Cause]]:
         """(request, metric, cause found, cause expected) of every miss."""
         pool = IncidentPool(MACHINE, policy=self.policy, readers=self.readers, limited_s=self.limited_s)
         facts = pool.live_through(self.requests(), kill_s=self.kill_s, down_s=self.down_s)
@@ -91,16 +91,16 @@ def _calm() -> list[PoolRequest]:
     ]
 
 
-def _by_tenant(causes: dict[str, Cause], default: Cause) -> Callable[[Facts, Metric], Cause]:
+def _by_tenant(causes: dict[str, Cause], default: Cause) -> Callable[[RequestFacts, Metric], Cause]:
     return lambda facts, metric: causes.get(facts.job.tenant_id, default)
 
 
-def _lost_or_late(facts: Facts, metric: Metric) -> Cause:
+def _lost_or_late(facts: RequestFacts, metric: Metric) -> Cause:
     """With a dead engine every miss is its doing: those it took with it, and those that waited for it."""
     return Cause.FAULT
 
 
-def _giants(facts: Facts, metric: Metric) -> Cause:
+def _giants(facts: RequestFacts, metric: Metric) -> Cause:
     """A prompt or an answer too long for the target; whoever stands behind them could have gone first."""
     if facts.job.tenant_id == "giant" or (facts.job.tenant_id == "novel" and metric is Metric.E2E):
         return Cause.REQUEST

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from engine.core.core import EngineConfig
 from engine.messages import Delta, Submit
 from engine.scheduling.policy import POLICIES
-from engine.sequence import State
+from engine.sequence import SequenceStatus
 from engine.virtual.replica import VirtualReplica
 
 pytestmark = pytest.mark.long
@@ -155,13 +155,15 @@ class History:
         for tenant, had in result.service.items():
             self.service[tenant] += had.computed_tokens + had.emitted_tokens
         self.met["preempted"] += result.num_preempted
-        self.met["paused"] += sum(each.state is State.PAUSED for each in table.sequences.values())
+        self.met["paused"] += sum(each.state is SequenceStatus.PAUSED for each in table.sequences.values())
         self.met["displaced"] += sum(
-            each.state is State.PAUSED and each.may_emit for each in table.sequences.values()
+            each.state is SequenceStatus.PAUSED and each.may_emit for each in table.sequences.values()
         )
         assert all(each.times_displaced <= 2 for each in table.sequences.values())
         self.met["mixed"] += 0 < result.num_sequences < result.num_tokens
-        self.met["resting"] += sum(each.state is State.PREEMPTED for each in table.sequences.values())
+        self.met["resting"] += sum(
+            each.state is SequenceStatus.PREEMPTED for each in table.sequences.values()
+        )
 
     def take(self, delta: Delta) -> None:
         name = delta.sequence_id

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
         self, tenant: str, tier: int, prompt: int, predicted: int, sequences: int, patience_s: float | None
     ) -> None:
         self.number += 1
-        entry = Entry(
+        entry = QueueEntry(
             f"r{self.number}",
             tenant,
             self.now_s,
@@ -163,7 +163,7 @@ class Histories(RuleBasedStateMachine):
     def running_of(self, replica_id: str) -> list[Ticket]:
         return [ticket for ticket, where, _ in self.running.values() if where == replica_id]
 
-    def band(self, entry: Entry) -> int:
+    def band(self, entry: QueueEntry) -> int:
         return effective_tier(entry.tier, entry.arrived_s, self.now_s, AGEING_S)
 
     def _check_order(self, turn: Dispatch) -> None:
@@ -219,7 +219,7 @@ class Histories(RuleBasedStateMachine):
         self.running[entry_id] = (ticket, where, emitted)
 
     @staticmethod
-    def charged_beyond(entry: Entry, emitted: int) -> int:
+    def charged_beyond(entry: QueueEntry, emitted: int) -> int:
         return 2 * max(0, emitted - entry.predicted_output_tokens)
 
     @precondition(lambda self: self.running)
@@ -352,10 +352,10 @@ def test_a_window_full_of_batch_never_keeps_an_interactive_request_out(count: in
     )
     replica = Replica("a", count, 10_000)
     for number in range(20):
-        entry = Entry(f"batch-{number}", "night", 0.0, 10, 10, 2)
+        entry = QueueEntry(f"batch-{number}", "night", 0.0, 10, 10, 2)
         assert flow.enqueue(Ticket(entry, 1, 20), 0.0) is None
     assert len(flow.dispatch(0.0, [replica])) == count + lookahead
-    urgent = Entry("urgent", "day", 1.0, 10, 10, 0)
+    urgent = QueueEntry("urgent", "day", 1.0, 10, 10, 0)
     assert flow.enqueue(Ticket(urgent, 1, 20), 1.0) is None
     assert [turn.ticket.entry.entry_id for turn in flow.dispatch(1.0, [replica])] == ["urgent"]
 
@@ -363,7 +363,7 @@ def test_a_window_full_of_batch_never_keeps_an_interactive_request_out(count: in
 def test_a_request_larger_than_the_whole_window_goes_when_nothing_is_ahead_of_it() -> None:
     flow = make_controller("vtc")
     replica = Replica("a", 2, 100)
-    small, huge = Entry("small", "one", 0.0, 10, 10), Entry("huge", "one", 0.1, 400, 400)
+    small, huge = QueueEntry("small", "one", 0.0, 10, 10), QueueEntry("huge", "one", 0.1, 400, 400)
     assert flow.enqueue(Ticket(small, 1, 20), 0.0) is None
     assert flow.enqueue(Ticket(huge, 5, 800), 0.1) is None
     assert [turn.ticket.entry.entry_id for turn in flow.dispatch(0.2, [replica])] == ["small"]
@@ -376,7 +376,7 @@ def test_the_least_loaded_replica_with_room_is_chosen() -> None:
     flow = make_controller("vtc")
     replicas = [Replica("a", 4, 1000), Replica("b", 4, 1000)]
     for number in range(4):
-        flow.enqueue(Ticket(Entry(f"r{number}", "one", 0.0, 1, 1), 1, 2), 0.0)
+        flow.enqueue(Ticket(QueueEntry(f"r{number}", "one", 0.0, 1, 1), 1, 2), 0.0)
     chosen = [turn.replica_id for turn in flow.dispatch(0.0, replicas)]
     assert sorted(chosen) == ["a", "a", "b", "b"]
     assert flow.dispatch(0.0, []) == []

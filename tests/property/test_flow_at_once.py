@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import MAX_LANES
 from gateway.flow.controller import FlowController, Ticket
@@ -73,7 +73,7 @@ class Twins(RuleBasedStateMachine):
         up: int,
     ) -> None:
         self.number += 1
-        entry = Entry(
+        entry = QueueEntry(
             f"r{self.number}",
             tenant,
             self.now_s - since_s,

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
@@ -136,7 +136,7 @@ class Histories(RuleBasedStateMachine):
             self.now_us += 1
             name = f"r{self.number}"
             size = (prompt * sequences, predicted * sequences)
-            entry = Entry(name, tenant, self.now_s, *size, tier, WEIGHTS[tenant])
+            entry = QueueEntry(name, tenant, self.now_s, *size, tier, WEIGHTS[tenant])
             ticket = Ticket(entry, sequences, sum(size), reserved_cost_per_s=RATES[tenant])
             full = self.union.enqueue(ticket, self.now_s)
             gateway = self.gateways[at]

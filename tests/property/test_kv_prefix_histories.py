@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from engine.core.core import EngineConfig
-from engine.messages import Outcome, Submit
+from engine.messages import SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
 
 BLOCK_TOKENS = 4
@@ -44,7 +44,7 @@ class History:
         self.submits: dict[str, Submit] = {}
         self.lengths: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, SequenceOutcome] = {}
         self.stems = [[self.random.randrange(1, 1000) for _ in range(40)] for _ in range(3)]
 
     def run(self) -> None:

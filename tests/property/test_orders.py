@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import COUNTER_SCALE, MAX_LOWERED, ServiceCounters
 from engine.scheduling.order.base import Order
 from engine.scheduling.order.buckets import RUN_ENTRIES
@@ -62,15 +62,15 @@ class History:
         self.plain: Plain = PLAIN[name](self.plain_counters)
         self.number = 0
         self.now_s = 0.0
-        self.ran: list[Entry] = []
+        self.ran: list[QueueEntry] = []
 
-    def new_entry(self) -> Entry:
+    def new_entry(self) -> QueueEntry:
         rng = self.rng
         self.number += 1
         tenant = f"t{rng.randrange(self.tenants)}"
         prompt = rng.choice((8, 8, rng.randint(1, 60), rng.randint(1, 4000)))
         median = rng.randint(1, 300)
-        return Entry(
+        return QueueEntry(
             f"e{self.number}",
             tenant,
             # Arrivals need not be in the order of joining.
@@ -88,7 +88,7 @@ class History:
     def add_new(self) -> None:
         self.add(self.new_entry(), front=False)
 
-    def add(self, entry: Entry, *, front: bool) -> None:
+    def add(self, entry: QueueEntry, *, front: bool) -> None:
         was = self.counters.value(entry.tenant_id)
         self.order.add(entry, front=front)
         self.plain.add(entry, front=front)
@@ -119,7 +119,7 @@ class History:
             assert self.order.remove(named.entry_id) is named
             self.leave(named)
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         assert self.plain.take(entry.entry_id) == entry
         self.ran.append(entry)
         self.charge(entry.tenant_id, entry.predicted_cost)
@@ -158,7 +158,7 @@ class History:
         self.order = original.clone(counters)
         self.shared, self.counters = shared, counters
         # What is done to the original from here on must not be felt.
-        original.add(Entry("other", "t0", -1.0, 1, 1))
+        original.add(QueueEntry("other", "t0", -1.0, 1, 1))
         original.pop(self.now_s)
         self.met["clone"] += 1
 
@@ -247,9 +247,9 @@ def test_a_fast_order_picks_what_a_scan_picks_in_any_history(
 # ---------------------------------------------------------------- the work of a pick
 
 
-def shaped_entry(rng: random.Random, number: int, tenants: int) -> Entry:
+def shaped_entry(rng: random.Random, number: int, tenants: int) -> QueueEntry:
     output = max(1, round(rng.lognormvariate(3.9, 0.8)))
-    return Entry(
+    return QueueEntry(
         f"e{number}",
         f"t{rng.randrange(tenants)}",
         number / 100,
@@ -314,7 +314,7 @@ def test_the_response_ratio_of_who_is_picked_is_within_a_class_of_the_highest(
     counters = ServiceCounters()
     order = Hrrn(counters)
     for number, size in enumerate(sizes):
-        order.add(Entry(f"e{number}", "t", float(number), size, 1))
+        order.add(QueueEntry(f"e{number}", "t", float(number), size, 1))
         counters.charge("t", 1.0, served[number])
     while (named := order.peek(0.0)) is not None:
         highest = max(-order.rank(each, 0.0)[0] for each in order.entries())
@@ -328,7 +328,7 @@ def test_a_reader_that_missed_many_falls_looks_at_everybody() -> None:
     tenants = [f"t{number}" for number in range(5)]
     for number, tenant_id in enumerate(tenants):
         counters.set(tenant_id, 10**9)
-        order.add(Entry(f"e{number}", tenant_id, float(number), 1, 1))
+        order.add(QueueEntry(f"e{number}", tenant_id, float(number), 1, 1))
     named = order.peek(0.0)
     assert named is not None
     assert named.tenant_id == "t0"

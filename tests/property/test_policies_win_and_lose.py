@@ -28,22 +28,22 @@ from ops.bench.policies.workloads import (
     long_prompts,
     unlike_prompts,
 )
-from ops.simulate.engine_run import Run, run_load, tenants_of
+from ops.simulate.engine_run import EngineRun, run_load, tenants_of
 from ops.simulate.traffic.arrivals import Arrival, all_at_once, exact, shuffled
 
 SEED = 7
 OVERLOAD_S = 90.0
 
 
-def mean_e2e_s(run: Run) -> float:
+def mean_e2e_s(run: EngineRun) -> float:
     return statistics.fmean(each.e2e_s for each in run.served)
 
 
-def mean_ttft_s(run: Run) -> float:
+def mean_ttft_s(run: EngineRun) -> float:
     return statistics.fmean(each.ttft_s for each in run.served)
 
 
-def p99_ttft_s(run: Run, kind: str = "all") -> float:
+def p99_ttft_s(run: EngineRun, kind: str = "all") -> float:
     return quantile((each.ttft_s for each in run.of(kind)), 0.99)
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.budget.counter_rebuild import Mender
+from gateway.budget.counter_rebuild import CounterRebuilder
 from tenants.errors import EpochEnded
 from tenants.ledger.ledger import Ledger
 from tenants.quota import rules
@@ -31,7 +31,7 @@ from tenants.quota.store import (
     QuotaStoreRecovering,
     QuotaStoreUnavailable,
 )
-from tenants.types import Amounts, Limit, Meter, Mode
+from tenants.types import Amounts, Limit, LimitMode, Meter
 from tests.support import services
 from tests.support.quota import Clock, filled, limit
 
@@ -143,7 +143,7 @@ class Gateway:
         self.store = FallbackQuotaStore(cast("RedisQuotaStore", self.line), PERCENT, clock)
         self.rows = rows
         self.live: dict[str, Row] = {}
-        self.mender = Mender(
+        self.mender = CounterRebuilder(
             cast("Ledger", rows),
             self.store,
             name,
@@ -466,7 +466,7 @@ async def test_a_hold_that_was_filled_in_again_is_not_relied_on_before_the_store
         (limit(amount=9), 9, 0, None),
         (limit(Meter.CONCURRENCY, amount=16), 16, 1, None),
         (limit(amount=500, rate_per_s=100), 0, 50, 10.0),
-        (limit(amount=1_000, mode=Mode.SOFT), 0, 1_000, None),
+        (limit(amount=1_000, mode=LimitMode.SOFT), 0, 1_000, None),
     ],
 )
 def test_the_slice_of_a_limit(of: Limit, available: int, amount: int, rate_per_s: float | None) -> None:

@@ -32,7 +32,7 @@ from msgspec import structs
 from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.rules import Part
+from tenants.quota.rules import LimitHold
 from tenants.quota.store import (
     Denied,
     Granted,
@@ -42,7 +42,7 @@ from tenants.quota.store import (
     QuotaStore,
     QuotaStoreRecovering,
 )
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 from tests.support.quota import Clock, histories, limit
 
 T = TypeVar("T")
@@ -62,16 +62,16 @@ LIMITS = [
     limit(Meter.CONCURRENCY, amount=2),
     limit(Meter.GPU_MS, amount=60, rate_per_s=11),
     limit(Meter.GPU_MS, amount=300, window=Window.MINUTE),
-    limit(Meter.COST_NANOUSD, amount=250_000, window=Window.MINUTE, mode=Mode.SOFT),
+    limit(Meter.COST_NANOUSD, amount=250_000, window=Window.MINUTE, mode=LimitMode.SOFT),
     limit(
         Meter.OUTPUT_TOKENS,
         amount=90,
         rate_per_s=3,
-        mode=Mode.SHADOW,
+        mode=LimitMode.SHADOW,
         kind=SubjectKind.KEY,
         subject_id="key_a",
     ),
-    limit(Meter.OUTPUT_TOKENS, amount=120, window=Window.MINUTE, mode=Mode.SHADOW),
+    limit(Meter.OUTPUT_TOKENS, amount=120, window=Window.MINUTE, mode=LimitMode.SHADOW),
     limit(amount=200, rate_per_s=20, kind=SubjectKind.KEY, subject_id="key_a", tier=Tier.BATCH),
 ]
 BUCKETS = [index for index, each in enumerate(LIMITS) if each.is_bucket]
@@ -80,7 +80,7 @@ LARGEST_PER_CENT = 150
 LARGEST = {
     each.identity: each.amount * LARGEST_PER_CENT // 100
     for each in LIMITS
-    if each.mode is Mode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
+    if each.mode is LimitMode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
 }
 
 KEYS = ["fairgate:registry", *(f"fairgate:{{ten_a}}:{name}" for name in ("counters", "holds", "leases"))]
@@ -221,15 +221,15 @@ class Twins(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the books
 
-    def parts(self, request_id: str) -> list[Part]:
+    def parts(self, request_id: str) -> list[LimitHold]:
         """What the store in this process says the request holds (the other one answers the same)."""
         held = self.memory._holds.get(request_id)
         return [] if held is None else list(held.parts)
 
-    def book(self, request_id: str, before: list[Part]) -> None:
+    def book(self, request_id: str, before: list[LimitHold]) -> None:
         """A call has raised a hold, or turned a part of it into a charge."""
         live = self.live[request_id]
-        nothing = [Part()] * len(live.limits)
+        nothing = [LimitHold()] * len(live.limits)
         after = self.parts(request_id)
         for each, name, old, new in zip(live.limits, live.names, before or nothing, after, strict=True):
             assert new.covered >= old.covered, "a hold never shrinks"
@@ -243,7 +243,7 @@ class Twins(RuleBasedStateMachine):
         if each.is_bucket and amount:
             self.flows[name].append((self.latest_s, amount))
 
-    def end(self, request_id: str, before: list[Part], used: Amounts) -> None:
+    def end(self, request_id: str, before: list[LimitHold], used: Amounts) -> None:
         live = self.live.pop(request_id)
         for each, name, part in zip(live.limits, live.names, before, strict=True):
             actual = 0 if each.meter is Meter.CONCURRENCY else used.of(each.meter)
@@ -287,7 +287,11 @@ class Twins(RuleBasedStateMachine):
         self.live[request_id] = Live(limits, answer.charged_to, hold, answer.covered, Amounts(requests=0))
         self.book(request_id, [])
         for state in answer.states:
-            if state.limit.mode is Mode.HARD and state.limit.window and state.limit.meter is not Meter.GPU_MS:
+            if (
+                state.limit.mode is LimitMode.HARD
+                and state.limit.window
+                and state.limit.meter is not Meter.GPU_MS
+            ):
                 # Also beside what is promised: nobody is admitted at the cost of another's worst case.
                 assert state.used + state.held + state.worst_open <= state.limit.amount
         return request_id
@@ -338,7 +342,7 @@ class Twins(RuleBasedStateMachine):
         promised = sorted(key for key, each in self.live.items() if not each.hold.may_be_cut)
         request_id = data.draw(st.sampled_from(promised))
         live = self.live[request_id]
-        if any(each.is_bucket and each.mode is Mode.HARD for each in live.limits):
+        if any(each.is_bucket and each.mode is LimitMode.HARD for each in live.limits):
             return
         was_full = any(state.available == 0 for state in self.both(lambda store: store.states(live.limits)))
         answer = self.raise_to(request_id, live.used, live.hold.most, live.hold.most)
@@ -381,7 +385,7 @@ class Twins(RuleBasedStateMachine):
         exact = [
             (FIELD_OF[each.meter], part.covered)
             for each, part in zip(live.limits, self.parts(request_id), strict=True)
-            if each.mode is Mode.HARD and each.meter in FIELD_OF
+            if each.mode is LimitMode.HARD and each.meter in FIELD_OF
         ]
         if not exact:
             return
@@ -674,7 +678,7 @@ class Twins(RuleBasedStateMachine):
 
     def no_interval_of_a_bucket_gives_more_than_burst_and_rate(self) -> None:
         for each in LIMITS:
-            if not each.is_bucket or each.mode is not Mode.HARD or each.meter is Meter.GPU_MS:
+            if not each.is_bucket or each.mode is not LimitMode.HARD or each.meter is Meter.GPU_MS:
                 continue
             assert each.rate_per_s is not None
             burst, flows = each.amount * LARGEST_PER_CENT // 100, self.flows[each.identity]

@@ -25,7 +25,7 @@ from engine.virtual.step_shapes import LinearTiming, make_shapes
 from ops.simulate.machines.machines import Machine, roofline_machine
 from ops.simulate.pool import SimulatedPool, busy
 from ops.simulate.predictions import PREDICTIONS
-from ops.simulate.traffic.requests import Request
+from ops.simulate.traffic.requests import SimulatedRequest
 
 pytestmark = pytest.mark.long
 
@@ -40,7 +40,7 @@ def machine(blocks: int, places: int) -> Machine:
     )
 
 
-def requests(seed: int, *, count: int = 40, gap_s: float = 0.05, tiers: int = 1) -> list[Request]:
+def requests(seed: int, *, count: int = 40, gap_s: float = 0.05, tiers: int = 1) -> list[SimulatedRequest]:
     """Short and long, in clumps and apart, some of them with beginnings in common."""
     rng = random.Random(seed)
     at_s = 0.0
@@ -50,7 +50,7 @@ def requests(seed: int, *, count: int = 40, gap_s: float = 0.05, tiers: int = 1)
         input_tokens = rng.choice([1, 3, 9, 20, 40])
         tenant = rng.randrange(3)
         found.append(
-            Request(
+            SimulatedRequest(
                 at_s,
                 f"tenant-{tenant}",
                 input_tokens,
@@ -100,7 +100,9 @@ def outcome(pool: SimulatedPool) -> dict[str, Any]:
     }
 
 
-def run(policy: str, found: list[Request], size: Machine, *, runs: bool, **asked: Any) -> SimulatedPool:
+def run(
+    policy: str, found: list[SimulatedRequest], size: Machine, *, runs: bool, **asked: Any
+) -> SimulatedPool:
     predictions = asked.pop("predictions", "learned")
     pool = SimulatedPool(policy, size, runs=runs, predictions=PREDICTIONS[predictions](), **asked)
     pool.run(found)
@@ -195,7 +197,7 @@ class Known:
         return self.step_time
 
 
-def submit_of(number: int, request: Request) -> Submit:
+def submit_of(number: int, request: SimulatedRequest) -> Submit:
     return Submit(
         sequence_id=str(number),
         request_id=str(number),
@@ -234,7 +236,7 @@ def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str) -
 History = list[tuple[str, str, float]]
 
 
-def core_history(replica: VirtualReplica, found: list[Request]) -> History:
+def core_history(replica: VirtualReplica, found: list[SimulatedRequest]) -> History:
     """First and last tokens, in order."""
     history: History = []
     begun: set[str] = set()
@@ -254,7 +256,7 @@ def core_history(replica: VirtualReplica, found: list[Request]) -> History:
     return sorted(history, key=lambda each: (each[2], each[0]))
 
 
-def simulated_history(replica: SimulatedReplica, found: list[Request]) -> History:
+def simulated_history(replica: SimulatedReplica, found: list[SimulatedRequest]) -> History:
     """The same, with runs, which arrivals cut short."""
     history: History = []
     number = 0

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from engine.core.detokenizer import (
     CONTEXT_TOKENS,
     REPLACEMENT,
+    DetokenizerFactory,
     IncrementalText,
     NoTokenizer,
     StopStrings,
-    TextFactory,
     load_texts,
 )
 from engine.messages import SamplingParams
@@ -37,8 +37,8 @@ WORDS = ["the", "lazy", "hello", "world,", "quick", "brown", "isn't", "fox;", "d
 
 
 @functools.cache
-def factory(kind: str) -> TextFactory:
-    return TextFactory(KINDS[kind]())
+def factory(kind: str) -> DetokenizerFactory:
+    return DetokenizerFactory(KINDS[kind]())
 
 
 def pieces(text: IncrementalText, token_ids: list[int]) -> list[str]:

@@ -11,7 +11,7 @@ import random
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
-from ops.bench.policies.batch_queue import Arrivals, Outcome, Queue
+from ops.bench.policies.batch_queue import Arrivals, Queue, StreamOutcome
 
 
 class RandomPressure:
@@ -40,7 +40,7 @@ def by_table(
     *,
     pressure: RandomPressure | None = None,
     pool_tokens: int = 0,
-) -> Outcome:
+) -> StreamOutcome:
     """The line under the table, which is told of each arrival as it happens and asked after each. A batch
     that does not fit into what the pressure leaves of `pool_tokens` loses those at its end."""
     queue, rate = Queue(model, arrivals, table.objective.slo_s), ArrivalRate()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
@@ -90,7 +90,7 @@ class FlowPool:
     ) -> str:
         """A request arrives now; returns its id."""
         self.number += 1
-        entry = Entry(
+        entry = QueueEntry(
             f"{tenant}-{self.number}", tenant, self.now_s, input_tokens, output_tokens, tier, weight
         )
         ticket = Ticket(entry, 1, input_tokens + output_tokens, reserved_cost_per_s=reserved)

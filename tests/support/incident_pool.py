@@ -17,8 +17,8 @@ from engine.core.core import EngineConfig
 from engine.messages import Refused, Submit
 from engine.virtual.replica import VirtualReplica
 from gateway.domain.outcomes import RequestOutcome
-from gateway.explain.attribution import Facts
-from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.attribution import RequestFacts
+from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 from ops.simulate.step_pool import PoolRequest, PoolServed, VirtualPool
 
@@ -58,7 +58,7 @@ class IncidentPool(VirtualPool):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.log = LoadLog()
-        self.facts: list[Facts] = []
+        self.facts: list[RequestFacts] = []
         self._reading: dict[str, _Reading] = {}
         self._lengths: dict[str, int] = {}
         for replica_id in self.engines:
@@ -66,10 +66,10 @@ class IncidentPool(VirtualPool):
         self._all_sizes = list(self.sizes)
         self.log.serving(0.0, len(self.sizes))
 
-    def as_machine(self) -> Machine:
+    def as_machine(self) -> FluidMachine:
         """As attribution sees it."""
         machine = self.machine
-        return Machine(
+        return FluidMachine(
             machine.step_time,
             machine.max_sequences,
             machine.max_batched_tokens,
@@ -81,7 +81,7 @@ class IncidentPool(VirtualPool):
 
     def live_through(
         self, requests: Iterable[PoolRequest], *, kill_s: float | None = None, down_s: float = 0.0
-    ) -> list[Facts]:
+    ) -> list[RequestFacts]:
         """Serves them all to their end; at `kill_s` the first replica dies, and is back after `down_s`."""
         events: list[tuple[float, int, object]] = [
             (request.at_s, number, request) for number, request in enumerate(requests)
@@ -147,7 +147,7 @@ class IncidentPool(VirtualPool):
         )
         reading = self._reading.pop(entry_id, None)
         self.facts.append(
-            Facts(
+            RequestFacts(
                 Job(
                     entry_id,
                     request.tenant,

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.order import buckets, drr, edf, hrrn, hybrid, locality, mlfq, priority, sizes, sjf
 from engine.scheduling.order.base import ServiceCountersLike
 
 
 @dataclass(frozen=True)
 class Waiting:
-    entry: Entry
+    entry: QueueEntry
     number: int
     """Of its arrival; the smaller the earlier, negative for those who came back to the front."""
     joined_cost: int
@@ -39,7 +39,7 @@ class Plain:
     def clock(self) -> int:
         return self.counters.served_cost
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         if front:
             self.added_front += 1
             joined = self.first_joined.get(entry.entry_id, self.clock)
@@ -50,11 +50,11 @@ class Plain:
             self.waiting[entry.entry_id] = Waiting(entry, self.added, self.clock)
         self.first_joined[entry.entry_id] = self.waiting[entry.entry_id].joined_cost
 
-    def hidden_by(self, entry: Entry) -> list[int]:
+    def hidden_by(self, entry: QueueEntry) -> list[int]:
         """When the one joined before which `entry` returns, where only the first of a line is looked at."""
         return []
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         if not self.waiting:
             return None
@@ -63,7 +63,7 @@ class Plain:
     def key(self, waiting: Waiting) -> float:
         return 0
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         return self.waiting.pop(entry_id).entry
 
     def of_tenant(self, tenant_id: str) -> list[Waiting]:
@@ -96,7 +96,7 @@ class PlainPriority(Plain):
         super().__init__(counters)
         self.at_joining: dict[str, tuple[float, float]] = {}
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         if not (front and entry.entry_id in self.at_joining):
             tenants = {each.entry.tenant_id for each in self.waiting.values()}
             least = min((self.counters.value(each) for each in tenants), default=None)
@@ -136,16 +136,16 @@ def best_ratio(waiting: list[Waiting], clock: int) -> Waiting:
     return min(first_of_class(waiting).values(), key=rank)
 
 
-def hidden_in_class(entry: Entry, waiting: list[Waiting]) -> list[int]:
+def hidden_in_class(entry: QueueEntry, waiting: list[Waiting]) -> list[int]:
     first = first_of_class(waiting).get(hrrn.size_class(entry.uncached_tokens))
     return [] if first is None else [first.joined_cost]
 
 
 class PlainHrrn(Plain):
-    def hidden_by(self, entry: Entry) -> list[int]:
+    def hidden_by(self, entry: QueueEntry) -> list[int]:
         return hidden_in_class(entry, list(self.waiting.values()))
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         return best_ratio(list(self.waiting.values()), self.clock).entry if self.waiting else None
 
@@ -160,7 +160,7 @@ class PlainVtc(Plain):
         """When each waiting tenant's line began."""
         self.left_last: str | None = None
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         if entry.tenant_id not in self.line_begun:
             if not front:
                 self.lift(entry.tenant_id)
@@ -175,7 +175,7 @@ class PlainVtc(Plain):
         elif self.left_last is not None:
             self.counters.lift(tenant_id, value(self.left_last))
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         entry = super().take(entry_id)
         if not self.of_tenant(entry.tenant_id):
             del self.line_begun[entry.tenant_id]
@@ -192,7 +192,7 @@ class PlainVtc(Plain):
             self.line_begun[tenant_id],
         )
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         if not self.waiting:
             return None
@@ -212,10 +212,10 @@ class PlainHybrid(PlainVtc):
     def line_of(self, tenant_id: str, large: bool) -> list[Waiting]:
         return [each for each in self.of_tenant(tenant_id) if bool(each.entry.yields_cost) == large]
 
-    def hidden_by(self, entry: Entry) -> list[int]:
+    def hidden_by(self, entry: QueueEntry) -> list[int]:
         return hidden_in_class(entry, self.line_of(entry.tenant_id, bool(entry.yields_cost)))
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         line = (entry.tenant_id, bool(entry.yields_cost))
         is_new = not self.line_of(*line)
         super().add(entry, front=front)
@@ -230,7 +230,7 @@ class PlainHybrid(PlainVtc):
         lowest = min(tenants, key=lambda tenant: (value(tenant), self.lane_begun[tenant, large]))
         return best_ratio(self.line_of(lowest, large), self.clock)
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         small, large = self.first_of_lane(False), self.first_of_lane(True)
         if small is None or large is None:
@@ -269,7 +269,7 @@ class PlainDrr(Plain):
         self.begun = 0
         self.line_begun: dict[str, int] = {}
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         tenant_id = entry.tenant_id
         if tenant_id not in self.line_begun:
             self.begun += 1
@@ -299,11 +299,11 @@ class PlainDrr(Plain):
     def head(self, tenant_id: str) -> Waiting:
         return min(self.of_tenant(tenant_id), key=lambda each: each.number)
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         return self.head(self.turn()[0]).entry if self.waiting else None
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         tenant_id, granted, number = self.turn()
         if self.waiting[entry_id].entry.tenant_id == tenant_id:
             self.granted, self.round = granted, number
@@ -334,7 +334,7 @@ class PlainDlpm(PlainDrr):
         # Of those who came back, each is the oldest before anybody else is looked at.
         return max(line, key=lambda each: (each.entry.cached_tokens if each.number > 0 else 0, -each.number))
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         tenant_id = self.waiting[entry_id].entry.tenant_id
         is_turn = self.head(tenant_id).entry.entry_id == entry_id
         is_oldest = self.oldest(tenant_id).entry.entry_id == entry_id
@@ -356,7 +356,7 @@ class PlainMlfq(Plain):
         super().__init__(counters)
         self.promoted_at: dict[str, int] = {}
 
-    def level(self, entry: Entry) -> int:
+    def level(self, entry: QueueEntry) -> int:
         if entry.entry_id in self.promoted_at:
             level, left = 0, entry.attained_tokens - self.promoted_at[entry.entry_id]
         else:
@@ -369,19 +369,19 @@ class PlainMlfq(Plain):
             level += 1
         return level
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         # What counts is how long it has not run: the wait begins anew whenever it joins.
         self.first_joined.pop(entry.entry_id, None)
         super().add(entry, front=front)
 
-    def hidden_by(self, entry: Entry) -> list[int]:
+    def hidden_by(self, entry: QueueEntry) -> list[int]:
         line = [each for each in self.waiting.values() if self.level(each.entry) == self.level(entry)]
         return [min(line, key=lambda each: each.number).joined_cost] if line else []
 
     def is_starved(self, waiting: Waiting) -> bool:
         return self.clock - waiting.joined_cost >= mlfq.STARVED_COST
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         heads: dict[int, Waiting] = {}
         for each in sorted(self.waiting.values(), key=lambda each: -each.number):
@@ -395,7 +395,7 @@ class PlainMlfq(Plain):
             return heads[min(in_0, key=lambda level: (in_0[level], level))].entry
         return heads[min(heads)].entry if heads else None
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         entry = self.waiting[entry_id].entry
         if self.level(entry) > 0 and self.is_starved(self.waiting[entry_id]):
             self.promoted_at[entry_id] = entry.attained_tokens
@@ -417,11 +417,11 @@ class PlainBuckets(Plain):
     def ranges(self) -> list[tuple[int, int]]:
         return list(zip(self.edges, self.edges[1:], strict=False))
 
-    def range_of(self, entry: Entry) -> tuple[int, int]:
+    def range_of(self, entry: QueueEntry) -> tuple[int, int]:
         size = buckets.bucket_size(entry)
         return next((low, high) for low, high in self.ranges() if low <= size < high)
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         super().add(entry, front=front)
         low, high = self.range_of(entry)
         while True:
@@ -443,13 +443,13 @@ class PlainBuckets(Plain):
         oldest = min(self.waiting.values(), key=lambda each: each.number)
         return self.range_of(oldest.entry)
 
-    def pick(self) -> Entry | None:
+    def pick(self) -> QueueEntry | None:
         self.scanned += len(self.waiting)
         if not self.waiting:
             return None
         return min(self.inside(*self.turn()), key=lambda each: each.number).entry
 
-    def take(self, entry_id: str) -> Entry:
+    def take(self, entry_id: str) -> QueueEntry:
         picked = self.pick()
         if picked is not None and picked.entry_id == entry_id:
             turn = self.turn()

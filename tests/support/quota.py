@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 
 from tenants.quota.store import Hold, QuotaStore
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 #: A Thursday, 12:00:20 UTC.
 NOON_S = 1_700_136_020.0
@@ -30,7 +30,7 @@ def limit(
     *,
     window: Window | None = None,
     rate_per_s: float | None = None,
-    mode: Mode = Mode.HARD,
+    mode: LimitMode = LimitMode.HARD,
     tier: Tier | None = None,
     tenant_id: str = "ten_a",
     kind: SubjectKind = SubjectKind.TENANT,

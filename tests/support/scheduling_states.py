@@ -9,7 +9,7 @@ from engine.messages import StepTime, Submit
 from engine.scheduling.admit.base import Batch
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.room import Room
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 from engine.step_time.model import PRIOR
 
@@ -99,7 +99,7 @@ def make_batch(
 
 def start(sequence: Sequence, block_tokens: int = 16) -> Sequence:
     """As if it had been admitted: it runs, and has the blocks of its known tokens."""
-    sequence.state = State.RUNNING
+    sequence.state = SequenceStatus.RUNNING
     sequence.block_table = [0] * blocks_for(sequence.total_tokens, block_tokens)
     return sequence
 

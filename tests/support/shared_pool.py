@@ -16,7 +16,7 @@ from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared import codec as wire
 from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.protocol import Heard, Message, Session
+from gateway.flow.shared.protocol import PoolMessage, PoolNews, PoolSession
 from gateway.flow.window import Replica
 
 PREFIX = "fairgate-test-flow"
@@ -34,14 +34,14 @@ class Pool:
         self.exchanges = 0
         self.given: dict[str, GivenTurn] = {}
         """Every turn that was told to anybody, the last of each request."""
-        self.sent: dict[str, deque[Message]] = {}
+        self.sent: dict[str, deque[PoolMessage]] = {}
         """The last messages of each gateway."""
 
     def forget(self) -> None:
         """Redis loses everything."""
         self.client.delete(*self.keys)
 
-    def send(self, gateway_id: str, message: Message, now_s: float) -> bytes:
+    def send(self, gateway_id: str, message: PoolMessage, now_s: float) -> bytes:
         """One round trip."""
         self.exchanges += 1
         self.sent.setdefault(gateway_id, deque(maxlen=MAX_SENT)).append(message)
@@ -69,7 +69,7 @@ class PoolGateway:
         self.gateway_id = gateway_id
         self.mirror = mirror
         self.rule = rule
-        self.session = Session(mirror, rule, life)
+        self.session = PoolSession(mirror, rule, life)
         self.replicas = list(replicas)
         self.subscription = pool.client.pubsub(ignore_subscribe_messages=True)
         self.subscription.subscribe(wire.channel(PREFIX, pool.name, gateway_id))
@@ -81,11 +81,11 @@ class PoolGateway:
     def close(self) -> None:
         self.subscription.close()
 
-    def exchange(self, now_s: float) -> Heard:
+    def exchange(self, now_s: float) -> PoolNews:
         """Says everything, until the pool has heard it."""
         return self.exchange_at(now_s, now_s)
 
-    def exchange_at(self, server_s: float, own_s: float) -> Heard:
+    def exchange_at(self, server_s: float, own_s: float) -> PoolNews:
         """As `exchange`, where the server's clock and ours disagree."""
         while True:
             message = self.session.message(own_s, self.replicas)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.core.core import EngineConfig
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.forecast.wait.forecast import EngineLoad, Forecast, forecast
@@ -126,7 +126,7 @@ class VirtualGateway:
         """Requests of a tenant in the gateway's queue."""
         return sum(ticket.entry.tenant_id == tenant_id for ticket in self.flow.tickets())
 
-    def forecast(self, entry: Entry, job: Job) -> Forecast:
+    def forecast(self, entry: QueueEntry, job: Job) -> Forecast:
         """As the gateway makes it."""
         snapshot = self.replica.core.snapshot(REPLICA_ID)
         size = self._sizes[0]
@@ -216,13 +216,13 @@ class VirtualGateway:
                     self.done.append(record)
                     self._on_end(record)
 
-    def _entry(self, entry_id: str, job: Job) -> Entry:
+    def _entry(self, entry_id: str, job: Job) -> QueueEntry:
         median = self.lengths.quantile(job.tenant_id, MODEL_ID, 0.5, max_tokens=job.max_tokens)
-        return Entry(
+        return QueueEntry(
             entry_id, job.tenant_id, self.clock.now_s, job.input_tokens, median, job.tier, job.weight
         )
 
-    def _draw_length(self, entry: Entry, generated: int, u: float) -> int:
+    def _draw_length(self, entry: QueueEntry, generated: int, u: float) -> int:
         ticket = self.flow.ticket(entry.entry_id)
         max_tokens = ticket.max_tokens if ticket is not None else None
         return self.lengths.quantile(entry.tenant_id, MODEL_ID, u, generated, max_tokens)

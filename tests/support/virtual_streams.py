@@ -18,15 +18,15 @@ from engine.forecast.length.length import LengthForecast
 from engine.messages import Delta, ModelInfo, Ready, SamplingParams, Snapshot, StepTime, Submit
 from engine.scheduling.counters import ServiceCounters
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from gateway.budget.holds import Books
+from gateway.budget.holds import Holds
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
-from gateway.requests.lifecycle import Lifecycle, Rule
+from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Run
 from gateway.upstream.base import Wording
 from tenants.ledger.ledger import Ledger
@@ -38,7 +38,7 @@ from tenants.types import Limit, Principal, Tier
 EPOCH_S = 1e9
 HOPS = 40
 """Turns of the event loop in which everything that can happen without time has happened."""
-RULE = Rule(
+RULE = LifecycleLimits(
     reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
     slow_reader_s=5.0, max_buffered_events=10_000, max_fed_waiting=1_000,
     feed_wait_s=dict.fromkeys(Tier, 1e6),
@@ -170,14 +170,14 @@ class VirtualStreams:
             window=WindowRule(2, 1.0), log_records=10,
         )  # fmt: skip
         self._dispatcher = Dispatcher(flow, [self.upstream], self.clock, engine_grace_s=1e9)
-        self._books = Books(
+        self._books = Holds(
             self.ledger, self.store, "gw", lease_ttl_s=3_600, wall_clock=lambda: EPOCH_S + self.clock(),
             all_limits=list,
         )  # fmt: skip
         self._lifecycle = Lifecycle(
             books=self._books,
             dispatcher=self._dispatcher,
-            estimates=Estimates(
+            estimates=Estimator(
                 flow=flow, upstreams=[self.upstream], lengths=LengthForecast(), prices=lambda: prices,
                 model="m", cache_s=0.05,
             ),

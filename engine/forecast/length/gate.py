@@ -47,7 +47,7 @@ class _Losses:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _LayerChoice:
     """The layers' losses for one key, and which of them is used."""
 
     losses: list[_Losses]
@@ -76,7 +76,7 @@ class _Choice:
             self.changes += 1
 
 
-class Gate:
+class LayerGate:
     """Follows the losses of all layers. One writer: whoever sees answers end."""
 
     def __init__(self, layers: int, *, max_keys: int = MAX_KEYS) -> None:
@@ -85,7 +85,7 @@ class Gate:
             raise ValueError(f"layers ({layers}) and max_keys ({max_keys}) must be at least 1")
         self._layers = layers
         self._max_keys = max_keys
-        self._choices: dict[Hashable, _Choice] = {}
+        self._choices: dict[Hashable, _LayerChoice] = {}
 
     def layer(self, key: Hashable, group: Hashable) -> int:
         """The layer to use for `key`, which belongs to `group`."""
@@ -103,7 +103,7 @@ class Gate:
             # Taken out and put back: the dictionary's order is that of the last observations.
             choice = self._choices.pop(each, None)
             if choice is None:
-                choice = _Choice([_Losses() for _ in range(self._layers)])
+                choice = _LayerChoice([_Losses() for _ in range(self._layers)])
             choice.observe(losses)
             self._choices[each] = choice
         while len(self._choices) > self._max_keys:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.forecast.length.features import Features
-from engine.forecast.length.gate import Gate
+from engine.forecast.length.gate import LayerGate
 from engine.forecast.length.histograms import LONGEST, MAX_SKETCHES, PRIOR, TOPS, LengthSketches
 from engine.forecast.length.regression import LengthRegression
 from engine.forecast.length.scores import QUANTILES, LayerScore
@@ -34,7 +34,7 @@ class LengthForecast:
 
     def __init__(self, *, max_sketches: int = MAX_SKETCHES) -> None:
         self.sketches = LengthSketches(max_sketches=max_sketches)
-        self.gate = Gate(len(LAYERS), max_keys=max_sketches)
+        self.gate = LayerGate(len(LAYERS), max_keys=max_sketches)
         self._regressions: dict[str, LengthRegression] = {}
         self._scores: dict[str, tuple[LayerScore, ...]] = {}
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.forecast.length.gate import Gate
+from engine.forecast.length.gate import LayerGate
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
 from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore
 
@@ -30,11 +30,11 @@ class Foreseen:
     high_tokens: int
 
 
-class LengthWatch:
+class ProbeGate:
     """The lengths that one engine foresees."""
 
     def __init__(self) -> None:
-        self._gate = Gate(len(LAYERS))
+        self._gate = LayerGate(len(LAYERS))
         self._said: dict[str, tuple[list[int], list[int]]] = {}
         """At a sequence's first reading: by the forecast, and by the probe."""
         self._scores = (LayerScore(), LayerScore())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 
 MEMORY_S = 10.0
 """Time constant of the rates: what is older than a few of these no longer counts."""
@@ -41,7 +41,7 @@ class ArrivalStream:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _TenantArrivals:
     first_s: float
     last_s: float
     count: float
@@ -59,15 +59,17 @@ class ArrivalRates:
             raise ValueError("memory_s must be positive and max_streams at least 1")
         self._memory_s = memory_s
         self._max_streams = max_streams
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._seen: dict[tuple[str, int], _TenantArrivals] = {}
 
-    def observe(self, entry: Entry, now_s: float) -> None:
+    def observe(self, entry: QueueEntry, now_s: float) -> None:
         """A request arrived."""
         key = (entry.tenant_id, entry.tier)
         # Taken out and put back: the dictionary's order is that of the last arrivals.
         seen = self._seen.pop(key, None)
         if seen is None or now_s - seen.last_s > SILENCES * self._memory_s:
-            seen = _Seen(now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens)
+            seen = _TenantArrivals(
+                now_s, now_s, 0.0, entry.weight, entry.input_tokens, entry.predicted_output_tokens
+            )
             if len(self._seen) >= self._max_streams:
                 del self._seen[next(iter(self._seen))]
         if now_s > seen.last_s:

@@ -14,9 +14,9 @@ from statistics import NormalDist
 
 import msgspec
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.replay import DrawLength, LaneOf, Replay, one_lane
+from engine.forecast.wait.replay import DrawLength, LaneOf, QueueReplay, one_lane
 from engine.forecast.wait.replayed_engine import EngineLoad, Flight, ReplayedEngine
 from engine.messages import StepTime
 from engine.scheduling.order.base import ServiceCountersLike
@@ -66,7 +66,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
 
 
 def forecast(
-    candidate: Entry,
+    candidate: QueueEntry,
     *,
     queue: TieredQueue,
     counters: ServiceCountersLike,
@@ -91,7 +91,7 @@ def forecast(
     deviation of the logarithm of a length; `overhead_s` is added to the time to the first token; `lane_of`
     says where in its tier's band an entry waits. Without engines the forecast is saturated.
     """
-    replay = Replay(
+    replay = QueueReplay(
         candidate=candidate,
         queue=queue,
         counters=counters,
@@ -114,7 +114,7 @@ def lognormal_lengths(spread: float = 0.7) -> DrawLength:
     `spread` is the standard deviation of the logarithm.
     """
 
-    def draw(entry: Entry, generated: int, u: float) -> int:
+    def draw(entry: QueueEntry, generated: int, u: float) -> int:
         median = max(1.0, float(entry.predicted_output_tokens))
         above = 1.0 if generated == 0 else 1.0 - _NORMAL.cdf(log(generated / median) / spread)
         quantile = min(max(1.0 - max(above, 1e-6) * (1.0 - u), 1e-9), 1.0 - 1e-9)
@@ -123,7 +123,9 @@ def lognormal_lengths(spread: float = 0.7) -> DrawLength:
     return draw
 
 
-def _conclude(replay: Replay, output_tokens: tuple[int, int], spread: float, overhead_s: float) -> Forecast:
+def _conclude(
+    replay: QueueReplay, output_tokens: tuple[int, int], spread: float, overhead_s: float
+) -> Forecast:
     step_times = [engine.load.step_time for engine in replay.engines]
     samples = min((step_time.samples for step_time in step_times), default=0)
     error = min(1.0, max((step_time.relative_error for step_time in step_times), default=1.0))
@@ -166,7 +168,7 @@ def _alone_s(step_times: list[StepTime], tokens: int, sequences: int) -> float:
     return max((predict_step_s(each, tokens, 0, sequences) for each in step_times), default=0.0)
 
 
-def _busy_step_s(replay: Replay, step_times: list[StepTime]) -> float:
+def _busy_step_s(replay: QueueReplay, step_times: list[StepTime]) -> float:
     """A decode step with every place taken."""
     return max(
         (

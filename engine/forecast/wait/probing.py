@@ -15,9 +15,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
-from engine.forecast.wait.replay import DrawLength, LaneOf, Replay
+from engine.forecast.wait.replay import DrawLength, LaneOf, QueueReplay
 from engine.forecast.wait.replayed_engine import EngineLoad, ReplayedEngine
 from engine.forecast.wait.surface import NEWCOMER, Line, Point, Surface
 from engine.messages import StepTime
@@ -49,7 +49,7 @@ def build_surface(
     arrivals: Sequence[ArrivalStream],
     lane_of: LaneOf,
     tiers: Sequence[int],
-    promised: Sequence[Entry] = (),
+    promised: Sequence[QueueEntry] = (),
     knots_cost: Sequence[int] = KNOTS_COST,
     most_events: int = MAX_EVENTS,
 ) -> Surface:
@@ -61,7 +61,7 @@ def build_surface(
     """
     newcomers = [Line(NEWCOMER, tier) for tier in tiers]
     replay = Probing(
-        candidate=Entry("\0nobody", "\0nobody", now_s, 1, 1, max(tiers)),
+        candidate=QueueEntry("\0nobody", "\0nobody", now_s, 1, 1, max(tiers)),
         queue=queue,
         counters=counters,
         engines=[ReplayedEngine(load, now_s) for load in engines],
@@ -86,7 +86,7 @@ def build_surface(
 
 
 @dataclass(slots=True)
-class Probing(Replay):
+class Probing(QueueReplay):
     """A replay for probes instead of one candidate."""
 
     most_events: int = MAX_EVENTS
@@ -107,7 +107,7 @@ class Probing(Replay):
     def add_probe(self, line: Line, cost: int) -> None:
         """Puts one in line."""
         prompt, output = _halves(cost)
-        entry = Entry(
+        entry = QueueEntry(
             entry_id=f"\0probe {len(self.probes)}",
             tenant_id=line.tenant_id,
             arrived_s=self.start_s,
@@ -216,7 +216,7 @@ class Probing(Replay):
             else:
                 point.ahead_others += cost
 
-    def _count_ahead(self, entry: Entry, prompt: int, output: int) -> None:
+    def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
         cost = prompt * INPUT_TOKEN_COST + output * OUTPUT_TOKEN_COST
         key = (entry.tenant_id, entry.tier)
         self.had[key] = self.had.get(key, 0) + cost

@@ -15,16 +15,16 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, Entry
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
 from engine.forecast.wait.replayed_engine import ReplayedEngine, Stream
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.tiers import TieredQueue
 
-DrawLength = Callable[[Entry, int, float], int]
+DrawLength = Callable[[QueueEntry, int, float], int]
 """(entry, generated, u) -> total output tokens of one of its sequences at quantile u, given that
 `generated` are out and more will come."""
-LaneOf = Callable[[Entry], int]
+LaneOf = Callable[[QueueEntry], int]
 """Where in its tier's band an entry waits."""
 
 MAX_REPLAYED = 256
@@ -36,16 +36,16 @@ MAX_ARRIVALS = 512
 MAX_EVENTS = 20_000
 
 
-def one_lane(_entry: Entry) -> int:
+def one_lane(_entry: QueueEntry) -> int:
     """Everybody waits in the same lane."""
     return 0
 
 
 @dataclass(slots=True)
-class Replay:
+class QueueReplay:
     """Queue, counters and engines on virtual time, until the candidate's answer is complete."""
 
-    candidate: Entry
+    candidate: QueueEntry
     queue: TieredQueue
     counters: ServiceCountersLike
     engines: list[ReplayedEngine]
@@ -136,7 +136,7 @@ class Replay:
                 continue
             heapq.heapreplace(self.coming, (at_s + 1 / stream.rate_per_s, index))
             self.arrived += 1
-            entry = Entry(
+            entry = QueueEntry(
                 entry_id=f"\0arrival {self.arrived}",
                 tenant_id=stream.tenant_id,
                 arrived_s=at_s,
@@ -159,7 +159,7 @@ class Replay:
             self.queue.pop(self.now_s)
             self._send(head, engine)
 
-    def _choose(self, entry: Entry) -> ReplayedEngine | None:
+    def _choose(self, entry: QueueEntry) -> ReplayedEngine | None:
         sequences = self.sequences.get(entry.entry_id, 1)
         kv_tokens = self._kv_tokens(entry)
         roomy = [engine for engine in self.engines if engine.has_room(entry.tier, sequences, kv_tokens)]
@@ -167,7 +167,7 @@ class Replay:
             roomy, key=lambda engine: engine.ahead(entry.tier)[0] / engine.load.max_sequences, default=None
         )
 
-    def _send(self, entry: Entry, engine: ReplayedEngine) -> None:
+    def _send(self, entry: QueueEntry, engine: ReplayedEngine) -> None:
         self.replayed += 1
         is_candidate = entry.entry_id == self.candidate.entry_id
         if self.now_s > self.start_s:
@@ -231,20 +231,20 @@ class Replay:
             self._count_ahead(entry, entry.input_tokens, entry.predicted_output_tokens)
             cost += entry.predicted_cost
 
-    def _rank(self, entry: Entry) -> int:
+    def _rank(self, entry: QueueEntry) -> int:
         """The engine's own order among what was dispatched to it."""
         if self.queue.order_name == "fcfs":
             return 0
         return self.queue.counter(entry.tenant_id, entry.tier, self.lane_of(entry))
 
-    def _kv_tokens(self, entry: Entry) -> int:
+    def _kv_tokens(self, entry: QueueEntry) -> int:
         return self.kv_tokens.get(entry.entry_id, entry.input_tokens + entry.predicted_output_tokens)
 
-    def _draw(self, entry: Entry, generated: int) -> int:
+    def _draw(self, entry: QueueEntry, generated: int) -> int:
         self.drawn += 1
         return max(generated + 1, self.draw_length(entry, generated, van_der_corput(self.drawn)))
 
-    def _count_ahead(self, entry: Entry, prompt: int, output: int) -> None:
+    def _count_ahead(self, entry: QueueEntry, prompt: int, output: int) -> None:
         if entry.tenant_id == self.candidate.tenant_id:
             cause = "own"
         else:

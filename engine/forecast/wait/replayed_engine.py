@@ -11,11 +11,11 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.step_time.model import predict_step_s
 
-Rank = Callable[[Entry], int]
+Rank = Callable[[QueueEntry], int]
 """The engine's own order among what was dispatched to it: the smallest goes first."""
 
 
@@ -23,7 +23,7 @@ Rank = Callable[[Entry], int]
 class Flight:
     """One sequence that is dispatched and not finished."""
 
-    entry: Entry
+    entry: QueueEntry
     prompt_left: int
     """Tokens it has to compute before its next token: of the prompt, or again after a preemption."""
     context_tokens: int
@@ -52,7 +52,7 @@ class EngineLoad:
 class Stream:
     """One sequence in the replay."""
 
-    entry: Entry
+    entry: QueueEntry
     prompt_left: int
     context_tokens: int
     output_left: int

@@ -16,7 +16,7 @@ from engine.model.attention import AttentionOptions, LayerShape
 from engine.model.cpu.compiled import CompiledForward
 from engine.model.cpu.lean import LeanForward
 from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
-from engine.model.cpu.report import NotHere, Trick
+from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import Forward, PlainForward
 from engine.model.sampler import GREEDY_TRICK, warm_up
 from kernels.cpu import jit
@@ -43,12 +43,12 @@ Check = Callable[[Forward], Checked]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ForwardChoice:
     """The forward pass that serves, and what led to it."""
 
     forward: Forward
     kernel: AttentionKernel
-    tricks: tuple[Trick, ...]
+    tricks: tuple[PathReport, ...]
 
 
 def choose_forward(
@@ -59,41 +59,41 @@ def choose_forward(
     *,
     attention: str | None,
     fast_paths: bool,
-) -> Choice:
+) -> ForwardChoice:
     """`attention` names a kernel; None lets it be chosen. Without `fast_paths` transformers' pass runs as it
     is.
 
-    Raises `NotHere`, saying what the last resort got wrong; `ValueError` for a kernel's name.
+    Raises `Unsupported`, saying what the last resort got wrong; `ValueError` for a kernel's name.
     """
     device, dtype = model.device, model.dtype
     kernel = pick_attention(device, dtype, name=attention)
-    tricks: list[Trick] = []
+    tricks: list[PathReport] = []
     unfit = why_not_numba(device, dtype)
     if kernel.name == NUMBA:
-        tricks.append(Trick(COMPILED, True, f"{kernel.reason}; {jit.describe()}"))
+        tricks.append(PathReport(COMPILED, True, f"{kernel.reason}; {jit.describe()}"))
         warm_up()
         tricks.append(GREEDY_TRICK)
     else:
-        tricks.append(Trick(COMPILED, False, unfit or f"attention {kernel.name} was asked for"))
+        tricks.append(PathReport(COMPILED, False, unfit or f"attention {kernel.name} was asked for"))
     plain = PlainForward(model, kernel)
     if device.type == "cpu" and fast_paths:
         own = _own(model, shapes, options, check, plain, kernel, tricks)
         if own is not None:
-            return Choice(own, kernel, tuple(tricks))
+            return ForwardChoice(own, kernel, tuple(tricks))
         if _packed(model, check, plain, tricks):
-            return Choice(plain, kernel, tuple(tricks))
+            return ForwardChoice(plain, kernel, tuple(tricks))
     else:
         why = "switched off" if device.type == "cpu" else f"it is for CPUs, not for {device.type}"
-        tricks += [Trick(name, False, why) for name in (WHOLE, LEAN, PACKED)]
+        tricks += [PathReport(name, False, why) for name in (WHOLE, LEAN, PACKED)]
     checked = check(plain)
     if checked.problem is not None and attention is None and kernel.name != FALLBACK_ATTENTION:
-        tricks[0] = Trick(COMPILED, False, checked.problem)
+        tricks[0] = PathReport(COMPILED, False, checked.problem)
         kernel = pick_attention(device, dtype, name=FALLBACK_ATTENTION)
         plain = PlainForward(model, kernel)
         checked = check(plain)
     if checked.problem is not None:
-        raise NotHere(checked.problem)
-    return Choice(plain, kernel, tuple(tricks))
+        raise Unsupported(checked.problem)
+    return ForwardChoice(plain, kernel, tuple(tricks))
 
 
 def _own(
@@ -103,19 +103,19 @@ def _own(
     check: Check,
     plain: PlainForward,
     kernel: AttentionKernel,
-    tricks: list[Trick],
+    tricks: list[PathReport],
 ) -> Forward | None:
     """The compiled pass, else the lean one; None where neither serves."""
     if kernel.name != NUMBA:
         why = f"it needs the {NUMBA} attention kernel, not {kernel.name}"
-        tricks += [Trick(name, False, why) for name in (WHOLE, LEAN)]
+        tricks += [PathReport(name, False, why) for name in (WHOLE, LEAN)]
         return None
     plain_s = check(plain).seconds
     for name, kind in ((WHOLE, CompiledForward), (LEAN, LeanForward)):
         try:
             forward = kind(model, shapes, options)
-        except NotHere as reason:
-            tricks.append(Trick(name, False, str(reason)))
+        except Unsupported as reason:
+            tricks.append(PathReport(name, False, str(reason)))
             continue
         checked = check(forward)
         problem = checked.problem
@@ -123,13 +123,13 @@ def _own(
             problem = f"it took {checked.seconds / plain_s:.2f} times as long as transformers' own"
         if problem is not None:
             forward.restore()
-            tricks.append(Trick(name, False, problem))
+            tricks.append(PathReport(name, False, problem))
             continue
         why = f"equal to transformers' own, {plain_s / checked.seconds:.1f} times as fast in the check"
         if isinstance(forward, CompiledForward):
             why += f"; products {forward.speedup:.1f} times as fast as torch's best"
             why += "; a row's bits do not depend on the others"
-        tricks.append(Trick(name, True, why))
+        tricks.append(PathReport(name, True, why))
         if isinstance(forward, LeanForward):
             verdicts = [product.verdict for product in forward.products if product.verdict is not None]
             skipped = sorted({product.not_packed for product in forward.products if product.not_packed})
@@ -138,7 +138,7 @@ def _own(
     return None
 
 
-def _packed(model: Any, check: Check, plain: PlainForward, tricks: list[Trick]) -> bool:
+def _packed(model: Any, check: Check, plain: PlainForward, tricks: list[PathReport]) -> bool:
     modules = PackedModules.of(model)
     skipped = [f"{reason} ({count} layers)" for reason, count in modules.skipped.items()]
     problem = check(plain).problem if modules.count else "no linear layer can be packed"
@@ -146,13 +146,13 @@ def _packed(model: Any, check: Check, plain: PlainForward, tricks: list[Trick]) 
         tricks.append(_packed_trick(modules.verdicts, modules.count + sum(modules.skipped.values()), skipped))
         return True
     modules.undo()
-    tricks.append(Trick(PACKED, False, "; ".join([problem, *skipped])))
+    tricks.append(PathReport(PACKED, False, "; ".join([problem, *skipped])))
     return False
 
 
-def _packed_trick(verdicts: list[PackedVerdict], products: int, skipped: list[str]) -> Trick:
+def _packed_trick(verdicts: list[PackedVerdict], products: int, skipped: list[str]) -> PathReport:
     if not verdicts:
-        return Trick(PACKED, False, "; ".join(skipped))
+        return PathReport(PACKED, False, "; ".join(skipped))
     slowest = min(verdict.speedup for verdict in verdicts)
     fastest = max(verdict.speedup for verdict in verdicts)
     if len(verdicts) == products and all(verdict.same_bits for verdict in verdicts):
@@ -161,9 +161,9 @@ def _packed_trick(verdicts: list[PackedVerdict], products: int, skipped: list[st
         bits = "a row's last bits may depend on how many there are"
     speedup = f"{slowest:.1f} to {fastest:.1f} times as fast as plain ones"
     reason = f"{len(verdicts)} of {products} products, {speedup}; {bits}"
-    return Trick(PACKED, True, "; ".join([reason, *skipped]))
+    return PathReport(PACKED, True, "; ".join([reason, *skipped]))
 
 
-def cpu_threads() -> Trick:
+def cpu_threads() -> PathReport:
     """With how many threads the products run: one for each core that the process was given."""
-    return Trick("threads", True, f"{torch.get_num_threads()} for products and compiled passes alike")
+    return PathReport("threads", True, f"{torch.get_num_threads()} for products and compiled passes alike")

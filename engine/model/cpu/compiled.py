@@ -25,7 +25,7 @@ from engine.model.cpu.packed_linear import (
     PackedLinear,
     fastest_s,
 )
-from engine.model.cpu.report import NotHere
+from engine.model.cpu.report import Unsupported
 from kernels.batch import Integers, PackedBatch, array_of
 from kernels.cpu.jit import use_threads
 
@@ -87,7 +87,7 @@ def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
     """Tries a product by panels with random numbers: how many times as fast as torch's best it is, for a few
     numbers of rows together. Asked again, it remembers.
 
-    Raises `NotHere` when it differs from the plain product, depends on the number of rows, or is slower.
+    Raises `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower.
     """
     key = (outputs, inputs, dtype, torch.get_num_threads())
     if key not in _times:
@@ -95,7 +95,9 @@ def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
     ours_s, theirs_s = _times[key]
     if _is_slow(ours_s, theirs_s):
         slowdown = ours_s / theirs_s
-        raise NotHere(f"products with a {outputs} x {inputs} weight would take {slowdown:.1f} times as long")
+        raise Unsupported(
+            f"products with a {outputs} x {inputs} weight would take {slowdown:.1f} times as long"
+        )
     return theirs_s / ours_s
 
 
@@ -108,7 +110,7 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]
     from kernels.cpu.products import lay_out, multiply, padded
 
     if dtype not in MAX_DIFFERENCE:
-        raise NotHere(f"{str(dtype).removeprefix('torch.')} weights are not laid out in panels")
+        raise Unsupported(f"{str(dtype).removeprefix('torch.')} weights are not laid out in panels")
     workers = use_threads(torch.get_num_threads())
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)).to(dtype)
@@ -124,9 +126,9 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]
     expected = torch.nn.functional.linear(rows, weight.float())
     difference = float((torch.from_numpy(whole) - expected).norm() / expected.norm())
     if not difference <= MAX_DIFFERENCE[torch.float32]:
-        raise NotHere(f"products by panels differ from plain ones by {difference:.1e}")
+        raise Unsupported(f"products by panels differ from plain ones by {difference:.1e}")
     if not all(np.array_equal(product(count), whole[:count]) for count in PROBED_ROWS):
-        raise NotHere("products by panels depend on the number of rows")
+        raise Unsupported("products by panels depend on the number of rows")
     with torch.inference_mode():
         calls: list[Any] = [partial(torch.nn.functional.linear, weight=weight)]
         # A private call of torch's: see `engine.model.cpu.packed_linear`.
@@ -152,7 +154,7 @@ class CompiledForward:
     ) -> None:
         """Takes the weights over: until `restore`, the model's own modules need not run.
 
-        Raises `NotHere`, and leaves the model as it is, when it cannot be run this way.
+        Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
         """
         from kernels.cpu import decoder as numba_decoder  # Numba may be missing: `kernels.dispatch` knows
         from kernels.cpu.attention import NO_WINDOW
@@ -177,7 +179,7 @@ class CompiledForward:
         self._head = Panels([[model.lm_head]], is_shared=tied)
         head_norms = [[getattr(each, name, None) for each in attentions] for name in ("q_norm", "k_norm")]
         windows = [options[index].sliding_window for index in range(len(attentions))]
-        self._weights = numba_decoder.Weights(
+        self._weights = numba_decoder.DecoderWeights(
             qkv=self._qkv.array,
             qkv_bias=self._qkv.bias,
             output=self._output.array,

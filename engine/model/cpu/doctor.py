@@ -15,7 +15,7 @@ from engine.model.cpu.choose import COMPILED, LEAN, PACKED, WHOLE, cpu_threads
 from engine.model.cpu.compiled import probe_panels
 from engine.model.cpu.lean import FAMILY
 from engine.model.cpu.packed_linear import probe_packed
-from engine.model.cpu.report import NotHere, Trick
+from engine.model.cpu.report import PathReport, Unsupported
 from kernels import reference
 from kernels.batch import pack
 from kernels.cpu import jit
@@ -25,17 +25,17 @@ CPU = torch.device("cpu")
 MAX_DIFFERENCE = 1e-5
 
 
-def probe_machine(model_dir: Path) -> list[Trick]:
+def probe_machine(model_dir: Path) -> list[PathReport]:
     """One verdict for each short cut, for float32 on this CPU. Never raises for what a machine lacks."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     model_type = str(config.get("model_type"))
     return [_attention(), _whole(model_type, config), _lean(model_type), *_products(config), cpu_threads()]
 
 
-def _attention() -> Trick:
+def _attention() -> PathReport:
     unfit = why_not_numba(CPU, torch.float32)
     if unfit is not None:
-        return Trick(COMPILED, False, unfit)
+        return PathReport(COMPILED, False, unfit)
     generator = torch.Generator().manual_seed(0)
     query, keys, values = (
         torch.randn(*shape, generator=generator) for shape in ((6, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32))
@@ -45,43 +45,45 @@ def _attention() -> Trick:
     expected = reference.paged_attention(query, keys, values, batch, scale=0.2)
     difference = float((got - expected).abs().max())
     if difference > MAX_DIFFERENCE:
-        return Trick(COMPILED, False, f"it differs from the reference by {difference:.1e}")
-    return Trick(COMPILED, True, f"equal to the reference; {jit.describe()}")
+        return PathReport(COMPILED, False, f"it differs from the reference by {difference:.1e}")
+    return PathReport(COMPILED, True, f"equal to the reference; {jit.describe()}")
 
 
-def _whole(model_type: str, config: dict[str, object]) -> Trick:
+def _whole(model_type: str, config: dict[str, object]) -> PathReport:
     lean = _lean(model_type)
     hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
     if not (lean.chosen and isinstance(hidden, int) and isinstance(inner, int)):
-        return Trick(WHOLE, False, lean.reason)
+        return PathReport(WHOLE, False, lean.reason)
     try:
         speedup = probe_panels(2 * inner, hidden, torch.float32)
-    except NotHere as reason:
-        return Trick(WHOLE, False, str(reason))
-    return Trick(WHOLE, True, f"{lean.reason}; products {speedup:.1f} times as fast as torch's best")
+    except Unsupported as reason:
+        return PathReport(WHOLE, False, str(reason))
+    return PathReport(WHOLE, True, f"{lean.reason}; products {speedup:.1f} times as fast as torch's best")
 
 
-def _lean(model_type: str) -> Trick:
+def _lean(model_type: str) -> PathReport:
     if jit.MISSING is not None:
-        return Trick(LEAN, False, jit.MISSING)
+        return PathReport(LEAN, False, jit.MISSING)
     if model_type not in FAMILY:
-        return Trick(LEAN, False, f"{model_type} is not one of {', '.join(FAMILY)}")
-    return Trick(LEAN, True, f"for {model_type}, if it passes the check at load")
+        return PathReport(LEAN, False, f"{model_type} is not one of {', '.join(FAMILY)}")
+    return PathReport(LEAN, True, f"for {model_type}, if it passes the check at load")
 
 
-def _products(config: dict[str, object]) -> list[Trick]:
+def _products(config: dict[str, object]) -> list[PathReport]:
     hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
     if not isinstance(hidden, int) or not isinstance(inner, int):
-        return [Trick(PACKED, False, "the config names no hidden_size and intermediate_size to probe with")]
+        return [
+            PathReport(PACKED, False, "the config names no hidden_size and intermediate_size to probe with")
+        ]
     tricks = []
     for dtype in (torch.float32, torch.bfloat16):
         name = f"{PACKED} in {str(dtype).removeprefix('torch.')}"
         try:
             verdict = probe_packed(torch.empty(2 * inner, hidden, dtype=dtype))
-        except NotHere as reason:
-            tricks.append(Trick(name, False, str(reason)))
+        except Unsupported as reason:
+            tricks.append(PathReport(name, False, str(reason)))
             continue
         bits = "same" if verdict.same_bits else "not the same"
         reason_text = f"{verdict.speedup:.1f} times as fast as plain ones, {bits} bits for any number of rows"
-        tricks.append(Trick(name, True, reason_text))
+        tricks.append(PathReport(name, True, reason_text))
     return tricks

@@ -18,7 +18,7 @@ import torch
 
 from engine.model.attention import AttentionOptions, LayerCache, LayerShape
 from engine.model.cpu.packed_linear import PackedLinear, PackedVerdict, probe_packed
-from engine.model.cpu.report import NotHere
+from engine.model.cpu.report import Unsupported
 from kernels.batch import Integers, PackedBatch, RowTables, array_of
 from kernels.cpu.jit import use_threads
 
@@ -47,7 +47,7 @@ class Product:
         weight, bias = merged(modules), merged_bias(modules)
         try:
             self.verdict = probe_packed(weight)
-        except NotHere as reason:
+        except Unsupported as reason:
             self.not_packed = str(reason)
             self._multiply: Any = partial(torch.nn.functional.linear, weight=weight, bias=bias)
             self._hand_out(weight)
@@ -103,7 +103,7 @@ class Angles:
     """Cosines and sines of the first positions, `[positions, key_dim / 2]`, by the model's own module."""
 
     def __init__(self, rotary: Any) -> None:
-        """Raises `NotHere` for rotary positions that are laid out in another way."""
+        """Raises `Unsupported` for rotary positions that are laid out in another way."""
         self._rotary = rotary
         self.cosines: Array
         self.sines: Array
@@ -121,7 +121,7 @@ class Angles:
             cosines, sines = self._rotary(torch.zeros(1), torch.arange(positions)[None])
         half = cosines.shape[-1] // 2
         if not (torch.equal(cosines[..., :half], cosines[..., half:]) and cosines.dtype == torch.float32):
-            raise NotHere("its rotary positions are laid out in another way")
+            raise Unsupported("its rotary positions are laid out in another way")
         self.cosines, self.sines = (
             np.ascontiguousarray(part[0, :, :half].numpy()) for part in (cosines, sines)
         )
@@ -135,7 +135,7 @@ class LeanForward:
     ) -> None:
         """Takes the weights over: until `restore`, the model's own modules need not run.
 
-        Raises `NotHere`, and leaves the model as it is, when it cannot be run this way.
+        Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
         """
         from kernels.cpu import attention as numba_attention  # Numba may be missing: `kernels.dispatch` knows
         from kernels.cpu import layers
@@ -294,23 +294,23 @@ class Buffers:
 
 
 def refuse_others(model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]) -> None:
-    """Raises `NotHere` for what this arithmetic is not that of."""
+    """Raises `Unsupported` for what this arithmetic is not that of."""
     config = model.config
     if config.model_type not in FAMILY:
-        raise NotHere(f"{config.model_type} is not one of {', '.join(FAMILY)}")
+        raise Unsupported(f"{config.model_type} is not one of {', '.join(FAMILY)}")
     if config.hidden_act != "silu":
-        raise NotHere(f"its activation is {config.hidden_act}")
+        raise Unsupported(f"its activation is {config.hidden_act}")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in STEADY_ROPE:
-        raise NotHere(f"its rotary positions ({rope}) depend on more than the position")
+        raise Unsupported(f"its rotary positions ({rope}) depend on more than the position")
     if sorted(shapes) != list(range(len(model.model.layers))):
-        raise NotHere("not every layer attends")
+        raise Unsupported("not every layer attends")
     if len({(shape.kv_heads, shape.key_dim, shape.value_dim) for shape in shapes.values()}) > 1:
-        raise NotHere("its layers differ in shape")
+        raise Unsupported("its layers differ in shape")
     if shapes[0].key_dim % 2:
-        raise NotHere("its heads have an odd width")
+        raise Unsupported("its heads have an odd width")
     if any(option.softcap is not None or option.sinks is not None for option in options.values()):
-        raise NotHere("its attention caps scores or has sinks")
+        raise Unsupported("its attention caps scores or has sinks")
 
 
 def merged(modules: list[torch.nn.Linear]) -> torch.Tensor:

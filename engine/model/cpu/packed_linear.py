@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from engine.model.cpu.report import NotHere
+from engine.model.cpu.report import Unsupported
 
 PACKED_FOR_ROWS = 8
 """A layout made for eight rows or more serves any number of them; one made for a single row does not."""
@@ -91,7 +91,7 @@ _verdicts: dict[tuple[int, int, torch.dtype, int], PackedVerdict] = {}
 def probe_packed(weight: torch.Tensor) -> PackedVerdict:
     """Tries packed products with random weights of this one's shape and dtype. Asked again, it remembers.
 
-    Raises `NotHere` when they do not exist here, differ from the plain product, or are slower.
+    Raises `Unsupported` when they do not exist here, differ from the plain product, or are slower.
     """
     outputs, inputs = weight.shape
     key = (outputs, inputs, weight.dtype, torch.get_num_threads())
@@ -99,7 +99,7 @@ def probe_packed(weight: torch.Tensor) -> PackedVerdict:
         _verdicts[key] = _probe(outputs, inputs, weight.dtype)
     verdict = _verdicts[key]
     if verdict.is_slow:
-        raise NotHere(
+        raise Unsupported(
             f"products with a {outputs} x {inputs} weight would take {1 / verdict.speedup:.1f} times as long"
         )
     return verdict
@@ -107,9 +107,9 @@ def probe_packed(weight: torch.Tensor) -> PackedVerdict:
 
 def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> PackedVerdict:
     if dtype not in MAX_DIFFERENCE:
-        raise NotHere(f"{str(dtype).removeprefix('torch.')} weights are not packed")
+        raise Unsupported(f"{str(dtype).removeprefix('torch.')} weights are not packed")
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        raise NotHere(f"torch {torch.__version__} has no packed products here")
+        raise Unsupported(f"torch {torch.__version__} has no packed products here")
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(outputs, inputs, generator=generator) / math.sqrt(inputs)).to(dtype)
     bias = torch.randn(outputs, generator=generator).to(dtype)
@@ -120,13 +120,13 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> PackedVerdict:
             whole = packed.forward(rows)
             plain_weight = packed.plain_weight()
         except (RuntimeError, AttributeError, TypeError) as error:
-            raise NotHere(f"packed products fail here ({str(error).splitlines()[0]})") from None
+            raise Unsupported(f"packed products fail here ({str(error).splitlines()[0]})") from None
         expected = linear(rows.float(), weight.float(), bias.float())
         difference = float((whole.float() - expected).norm() / expected.norm())
         if not difference <= MAX_DIFFERENCE[dtype]:
-            raise NotHere(f"packed products differ from plain ones by {difference:.1e}")
+            raise Unsupported(f"packed products differ from plain ones by {difference:.1e}")
         if not torch.equal(plain_weight, weight):
-            raise NotHere("a packed weight cannot be unpacked again")
+            raise Unsupported("a packed weight cannot be unpacked again")
         differing = [
             count
             for count in PROBED_ROWS
@@ -181,7 +181,7 @@ class PackedModules:
                 weight = module.weight.t() if transposed else module.weight
                 try:
                     verdict = probe_packed(weight)
-                except NotHere as reason:
+                except Unsupported as reason:
                     done.skipped[str(reason)] = done.skipped.get(str(reason), 0) + 1
                     continue
                 packed = PackedLinear(weight, module.bias, pad_single=verdict.pad_single)

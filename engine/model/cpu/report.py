@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Trick:
+class PathReport:
     """One short cut's verdict."""
 
     name: str
@@ -21,5 +21,5 @@ class Trick:
         return f"{self.name}: {'used' if self.chosen else 'not used'}, {self.reason}"
 
 
-class NotHere(Exception):
+class Unsupported(Exception):
     """A short cut cannot be taken with this model or on this machine; the message says why."""

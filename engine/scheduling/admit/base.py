@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.sequence import Sequence
 
@@ -38,7 +38,7 @@ class Batch:
     """What the running ones can take at the very most beyond the blocks they hold; None: not known."""
     admitted_now: int = 0
     """Admitted in this very step."""
-    waiting: Callable[[], Iterable[Entry]] = tuple
+    waiting: Callable[[], Iterable[QueueEntry]] = tuple
     """All that wait, the candidate included, in no particular order; to go through them takes its time."""
     memo: dict[str, Any] = field(default_factory=dict)
     """For what a choice wants to compute once a step; emptied whenever the batch changes other than by an
@@ -46,7 +46,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Defer:
     """Not now. `until_s`: when to ask again even if nothing else happens; None: when the batch changes."""
 
     rule: str
@@ -75,8 +75,8 @@ class Admit(Protocol):
         """A new sequence waits."""
         ...
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
-        """None: it may start. A `Hold` holds everybody behind it as well."""
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
+        """None: it may start. A `Defer` holds everybody behind it as well."""
         ...
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:

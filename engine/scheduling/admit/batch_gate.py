@@ -7,10 +7,10 @@ or memory that members leave. A member that lost its memory on the way may come 
 
 from __future__ import annotations
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.sequence import Sequence
 
-RUNS = Hold("the batch runs to completion")
+RUNS = Defer("the batch runs to completion")
 
 
 class BatchGate:

@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import log
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import has_prompt_left
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 
 NONE = -1
@@ -57,14 +57,14 @@ class LengthBuckets:
     def arrived(self, now_s: float) -> None:
         """Lengths count, not arrivals."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Prompts of its like, and any number of those that decode."""
         if not batch.running:
             return None
         if not candidate.is_suspended and self._is_due_back(batch.now_s):
-            return Hold("suspended ones go first")
+            return Defer("suspended ones go first")
         longest = self._longest(batch)
-        return None if longest in (NONE, self.bucket(candidate)) else Hold(f"bucket {longest} runs")
+        return None if longest in (NONE, self.bucket(candidate)) else Defer(f"bucket {longest} runs")
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """As `memory` says."""
@@ -94,7 +94,7 @@ class LengthBuckets:
         self._suspended = {
             sequence: count
             for sequence, count in self._suspended.items()
-            if sequence.state is not State.FINISHED
+            if sequence.state is not SequenceStatus.FINISHED
         }
         if not longer:
             return []

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import mul, sub
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -60,7 +60,7 @@ class PeakAdmit:
     def arrived(self, now_s: float) -> None:
         """Who runs is what counts."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Always."""
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.claims import ALL
 from engine.sequence import Sequence
 
@@ -34,7 +34,7 @@ class PredictedReserve:
     def arrived(self, now_s: float) -> None:
         """Who runs is what counts."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Always."""
         return None
 

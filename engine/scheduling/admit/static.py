@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.padding import PaddingWaste, batch_waste
@@ -38,7 +38,7 @@ class StaticBatch:
     def arrived(self, now_s: float) -> None:
         """Who waits when the batch ends is what counts."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch, or one that is just being filled."""
         if not batch.running:
             self._gate.open(min(self.size or batch.max_sequences, batch.num_waiting))

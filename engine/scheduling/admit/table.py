@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
@@ -22,7 +22,7 @@ from engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TableAction:
     """What a table says."""
 
     wait_s: float
@@ -53,7 +53,7 @@ class WaitTable(Protocol):
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> Decision:
+    ) -> TableAction:
         """`rate_per_s`: arrivals lately, 0: not known yet. `has_long`: of those that wait, one at least is
         long. `remaining_tokens`: what they all have to go, prompt and predicted output. `kv_pressure`: part
         of the KV cache that cannot be had without taking it from somebody, 0 to 1."""
@@ -81,7 +81,7 @@ class BatchOrWait:
         """The table goes by the arrival rate."""
         self._arrivals.note(now_s)
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch when the table says so, or into one that is just being filled."""
         if self._gate.lets_in(candidate, batch):
             return None
@@ -106,7 +106,7 @@ class BatchOrWait:
             until_s = min(batch.now_s + decision.wait_s, oldest_s + self.table.longest_wait_s)
             # Not by `wait_s > 0`: a wait too short to move the clock would be asked for again and again.
             if until_s > batch.now_s:
-                return Hold("the table says wait", until_s)
+                return Defer("the table says wait", until_s)
         self._gate.open(min(places, decision.batch or places))
         return None
 

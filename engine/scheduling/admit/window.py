@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.claims import NO_STARVATION, SAFE
@@ -34,7 +34,7 @@ class DynamicWindow:
     def arrived(self, now_s: float) -> None:
         """Who waits is counted when it is asked."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch when it is time, or into one that is just being filled."""
         if self._gate.lets_in(candidate, batch):
             return None
@@ -44,7 +44,7 @@ class DynamicWindow:
         size = min(self.size or batch.max_sequences, batch.max_sequences)
         due_s = since_s + self.window_s
         if batch.num_waiting < size and batch.now_s < due_s:
-            return Hold("the window is open", due_s)
+            return Defer("the window is open", due_s)
         self._gate.open(min(size, batch.num_waiting))
         return None
 

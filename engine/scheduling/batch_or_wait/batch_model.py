@@ -18,7 +18,7 @@ MOST_OUTPUT_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RequestLengths:
     """A kind of request."""
 
     prompt_tokens: int
@@ -43,8 +43,8 @@ class BatchModel:
     """Service time and energy of a batch, from the step-time model."""
 
     step_time: StepTime
-    short: Lengths
-    long: Lengths
+    short: RequestLengths
+    long: RequestLengths
     long_share: float
     """Part of the requests that are long."""
     padded: bool = False
@@ -133,6 +133,6 @@ class BatchModel:
             done = last
         return seconds
 
-    def _decode_s(self, rows: list[tuple[int, Lengths]], sequences: int, emitted: int) -> float:
+    def _decode_s(self, rows: list[tuple[int, RequestLengths]], sequences: int, emitted: int) -> float:
         context = sum(count * (kind.prompt_tokens + emitted) for count, kind in rows)
         return predict_step_s(self.step_time, sequences, context, sequences)

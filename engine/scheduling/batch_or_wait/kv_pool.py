@@ -23,7 +23,7 @@ MIXED_CHANGES = 500.0
 """After so many changes on average it does not matter any more where they began."""
 
 
-class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The KV memory that a batch needs to fit into."""
 
     tokens: int = 0

@@ -16,7 +16,7 @@ from math import ceil, comb, exp, sqrt
 from operator import itemgetter, mul
 
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective, late_starts
 from engine.scheduling.batch_or_wait.states import LONG_LEVELS, RUN, SHORT_ONES, SIZES, Grid, Places
 
@@ -33,7 +33,7 @@ _Batch = tuple[float, int, int]
 """Probability, short and long ones of a batch."""
 
 
-class Launch:
+class BatchLaunch:
     """Cost, duration and outcome of running a batch from one number and level, by time waited."""
 
     def __init__(
@@ -85,19 +85,19 @@ class Launches:
         rate_per_s: float,
         objective: Objective,
         grid: Grid,
-        pool: Pool,
+        pool: KvMemory,
         places: Places,
     ) -> None:
         self._model, self._rate, self._objective = model, rate_per_s, objective
         self._grid, self._pool, self._places = grid, pool, places
-        self._known: dict[tuple[int, int, int], Launch] = {}
+        self._known: dict[tuple[int, int, int], BatchLaunch] = {}
 
     @property
-    def all(self) -> list[Launch]:
+    def all(self) -> list[BatchLaunch]:
         """Each once, whatever the pressures at which it may be run."""
         return list(self._known.values())
 
-    def options(self, count: int, level: int, pressure: int) -> dict[str, Launch]:
+    def options(self, count: int, level: int, pressure: int) -> dict[str, BatchLaunch]:
         """What may be run, by letter, when `count` wait, `level` of them long; none twice."""
         grid = self._grid
         longs = self._typical_longs(count, level)
@@ -117,14 +117,14 @@ class Launches:
             }
         return {letter: self._launch(size, count, level) for letter, size in sizes.items()}
 
-    def _launch(self, batch: int, count: int, level: int) -> Launch:
+    def _launch(self, batch: int, count: int, level: int) -> BatchLaunch:
         """Running the first `batch` when `count` wait, `level` of them long."""
         key = (batch, count, level)
         if key not in self._known:
             self._known[key] = self._worked_out(batch, count, level)
         return self._known[key]
 
-    def _worked_out(self, batch: int, count: int, level: int) -> Launch:
+    def _worked_out(self, batch: int, count: int, level: int) -> BatchLaunch:
         grid, objective, rate = self._grid, self._objective, self._rate
         longs = self._typical_longs(count, level)
         left = count - batch
@@ -151,7 +151,7 @@ class Launches:
             )
             for knot in knots
         ]
-        return Launch(service_s, costs, knots, outcomes)
+        return BatchLaunch(service_s, costs, knots, outcomes)
 
     def _first(self, batch: int, count: int, longs: int) -> list[_Batch]:
         """What the first `batch` of `count` may be, `longs` of all being long."""

@@ -13,9 +13,9 @@ from math import sqrt
 from pathlib import Path
 from typing import Self
 
-from engine.scheduling.admit.table import Decision
+from engine.scheduling.admit.table import TableAction
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import LONG_LEVELS, SHORT_ONES, SIZES, WAIT, Grid
 from engine.scheduling.batch_or_wait.table_file import (
@@ -23,8 +23,8 @@ from engine.scheduling.batch_or_wait.table_file import (
     MOST_FILE_BYTES,
     VERSION,
     BadTable,
-    Stored,
     StoredRate,
+    StoredTable,
     check_rates,
     decode,
     encode,
@@ -50,7 +50,7 @@ def options_with(path: str) -> PolicyOptions:
 class BatchOrWaitTable:
     """What to do in each situation. Implements `engine.scheduling.admit.table.WaitTable`."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredTable) -> None:
         """Use `solve_table`, `load` or `decode`."""
         self._stored = stored
         self.model = stored.model
@@ -90,7 +90,7 @@ class BatchOrWaitTable:
         has_long: bool,
         remaining_tokens: int,
         kv_pressure: float,
-    ) -> Decision:
+    ) -> TableAction:
         """What to do with those who wait. Ask again when a request arrives.
 
         `rate_per_s`: arrivals lately; the nearest rate that was solved for is taken, the lowest for 0.
@@ -99,7 +99,7 @@ class BatchOrWaitTable:
         next batch cannot have, 0 to 1; the nearest level is taken.
         """
         if num_waiting < 1:
-            return Decision(0.0, 0)
+            return TableAction(0.0, 0)
         longs = 0
         if has_long:
             more = (remaining_tokens - num_waiting * self._short_tokens) / self._more_tokens
@@ -112,13 +112,13 @@ class BatchOrWaitTable:
         row = min(num_waiting, grid.most_waiting) - 1
         target = self._next_run[rate][pressure][level][row][point]
         if target > point:
-            return Decision(max(0.0, target * grid.bucket_s - oldest_wait_s), 0)
+            return TableAction(max(0.0, target * grid.bucket_s - oldest_wait_s), 0)
         letter = self._stored.rates[rate].actions[pressure][level][row][point]
         fits = self.pool.fits(self.model, num_waiting, longs, pressure, short_first=grid.short_first)
         whole = min(num_waiting, grid.max_batch, fits)
         if letter == SHORT_ONES and longs < num_waiting:
-            return Decision(0.0, min(whole, num_waiting - longs))
-        return Decision(0.0, min(whole, SIZES.get(letter, whole)))
+            return TableAction(0.0, min(whole, num_waiting - longs))
+        return TableAction(0.0, min(whole, SIZES.get(letter, whole)))
 
     def summary(self) -> list[dict[str, object]]:
         """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs at once."""
@@ -169,7 +169,7 @@ def solve_table(
     rates_per_s: Sequence[float],
     objective: Objective,
     grid: Grid,
-    pool: Pool | None = None,
+    pool: KvMemory | None = None,
     *,
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
@@ -179,7 +179,7 @@ def solve_table(
     Raises ValueError for rates that are not positive and rising, or too many of them, and for what
     `engine.scheduling.batch_or_wait.value_iteration.solve` refuses; `NotSolved`.
     """
-    pool = pool or Pool()
+    pool = pool or KvMemory()
     check_rates(rates_per_s)
     rates = []
     for done, rate_per_s in enumerate(rates_per_s, 1):
@@ -187,7 +187,7 @@ def solve_table(
         rates.append(StoredRate.of(solution))
         if progress is not None:
             progress(done / len(rates_per_s))
-    return BatchOrWaitTable(Stored(FORMAT, VERSION, model, objective, grid, pool, rates))
+    return BatchOrWaitTable(StoredTable(FORMAT, VERSION, model, objective, grid, pool, rates))
 
 
 def _next_run(row: str) -> list[int]:

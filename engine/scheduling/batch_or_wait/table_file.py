@@ -13,7 +13,7 @@ from math import isfinite
 import msgspec
 
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import LONG_LEVELS, RUN, SHORT_ONES, SIZES, WAIT, Grid
 from engine.scheduling.batch_or_wait.value_iteration import Solution
@@ -55,7 +55,7 @@ class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StoredTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file."""
 
     format: str
@@ -63,7 +63,7 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: BatchModel
     objective: Objective
     grid: Grid
-    pool: Pool
+    pool: KvMemory
     rates: list[StoredRate]
 
 
@@ -72,12 +72,12 @@ class _Head(msgspec.Struct, frozen=True):
     version: int
 
 
-def encode(stored: Stored) -> bytes:
+def encode(stored: StoredTable) -> bytes:
     """The file's content."""
     return msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n"
 
 
-def decode(content: bytes) -> Stored:
+def decode(content: bytes) -> StoredTable:
     """Raises `BadTable` for anything that is not a whole, consistent table of this version."""
     try:
         head = msgspec.json.decode(content, type=_Head)
@@ -89,7 +89,7 @@ def decode(content: bytes) -> Stored:
                 f"version {head.version} is of {age} program, and this one reads version {VERSION} only:"
                 " solve it again"
             )
-        stored = msgspec.json.decode(content, type=Stored)
+        stored = msgspec.json.decode(content, type=StoredTable)
         _check(stored)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadTable(f"no batch-or-wait table: {error}") from None
@@ -106,7 +106,7 @@ def check_rates(rates_per_s: Sequence[float]) -> None:
         raise BadTable("arrival rates must rise")
 
 
-def _check(stored: Stored) -> None:
+def _check(stored: StoredTable) -> None:
     """Raises `BadTable` for parts that do not fit together."""
     check_rates([rate.rate_per_s for rate in stored.rates])
     for rate in stored.rates:

@@ -20,7 +20,7 @@ from math import exp
 from operator import mul
 
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.launches import Launches
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import LONG_LEVELS, WAIT, Grid, Places
@@ -64,7 +64,7 @@ def solve(
     rate_per_s: float,
     objective: Objective,
     grid: Grid,
-    pool: Pool | None = None,
+    pool: KvMemory | None = None,
     *,
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
@@ -77,7 +77,7 @@ def solve(
     """
     if not 0 < rate_per_s < float("inf"):
         raise ValueError(f"rate_per_s {rate_per_s} must be positive")
-    pool = pool or Pool()
+    pool = pool or KvMemory()
     kind, largest = ("long", model.long) if model.long_share > 0 else ("short", model.short)
     if 0 < pool.tokens < largest.total_tokens:
         raise ValueError(
@@ -85,14 +85,14 @@ def solve(
             " take a larger pool, or 0 for one that never limits a batch"
         )
     grid.check_states(pool.levels)
-    return _Process(model, rate_per_s, objective, grid, pool).solve(tolerance, progress)
+    return _DecisionProcess(model, rate_per_s, objective, grid, pool).solve(tolerance, progress)
 
 
-class _Process:
+class _DecisionProcess:
     """The decision process of one arrival rate, and its value by KV pressure and place."""
 
     def __init__(
-        self, model: BatchModel, rate_per_s: float, objective: Objective, grid: Grid, pool: Pool
+        self, model: BatchModel, rate_per_s: float, objective: Objective, grid: Grid, pool: KvMemory
     ) -> None:
         self._model, self._rate, self._objective = model, rate_per_s, objective
         self._grid, self._pool = grid, pool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 
 
 class Order(Protocol):
@@ -44,23 +44,23 @@ class Order(Protocol):
         """Work done so far: heads compared and heap levels passed. What is bounded instead of time."""
         ...
 
-    def add(self, entry: Entry, *, front: bool = False) -> None: ...
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None: ...
 
-    def peek(self, now_s: float) -> Entry | None: ...
+    def peek(self, now_s: float) -> QueueEntry | None: ...
 
-    def pop(self, now_s: float) -> Entry: ...
+    def pop(self, now_s: float) -> QueueEntry: ...
 
-    def remove(self, entry_id: str) -> Entry | None: ...
+    def remove(self, entry_id: str) -> QueueEntry | None: ...
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries, in no particular order."""
         ...
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """The numbers by which `entry`, waiting or not, stands in this order now."""
         ...
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Whether `waiting` may take the place of `running`, of the same tier, in mid-flight.
 
         An order that never interrupts says no. Never true both ways round at one time.

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 
@@ -37,7 +37,7 @@ class _Bucket:
 
     low: int
     high: int
-    line: OrderedDict[str, tuple[Entry, int]] = field(default_factory=OrderedDict)
+    line: OrderedDict[str, tuple[QueueEntry, int]] = field(default_factory=OrderedDict)
     num_below: int = 0
     """Entries below the midpoint."""
 
@@ -50,7 +50,7 @@ class _Bucket:
         """The smaller, the longer its head has waited."""
         return next(iter(self.line.values()))[1]
 
-    def put(self, entry: Entry, number: int) -> None:
+    def put(self, entry: QueueEntry, number: int) -> None:
         self.line[entry.entry_id] = (entry, number)
         self.num_below += bucket_size(entry) < self.midpoint
 
@@ -58,7 +58,7 @@ class _Bucket:
         return _Bucket(self.low, self.high, self.line.copy(), self.num_below)
 
 
-def bucket_size(entry: Entry) -> int:
+def bucket_size(entry: QueueEntry) -> int:
     """Prompt tokens that are still to be computed."""
     return min(entry.uncached_tokens, LONGEST_TOKENS - 1)
 
@@ -95,7 +95,7 @@ class Buckets:
         self._added_front = 0
         self.operations = 0
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins the bucket of its length, at the end or at the head. Raises ValueError if it waits."""
         entry_id = entry.entry_id
         if entry_id in self._bucket_of:
@@ -112,23 +112,23 @@ class Buckets:
         self.operations += len(self._buckets).bit_length()
         self._split(bucket)
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The head of the bucket whose run it is."""
         bucket = self._next()
         return None if bucket is None else next(iter(bucket.line.values()))[0]
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         bucket = self._next()
         if bucket is None:
             raise IndexError("pop from an empty order")
         return self._take(next(iter(bucket.line)))
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._bucket_of else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         for bucket in self._buckets:
             for entry, _ in bucket.line.values():
@@ -138,11 +138,11 @@ class Buckets:
         """Where the buckets end, in tokens."""
         return [bucket.high for bucket in self._buckets]
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """0 in the bucket whose run it is, else 1; then when it arrived."""
         return (0 if self._bucket_for(entry) is self._next() else 1, entry.arrived_s)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 
@@ -163,7 +163,7 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._bucket_of)
 
-    def _bucket_for(self, entry: Entry) -> _Bucket:
+    def _bucket_for(self, entry: QueueEntry) -> _Bucket:
         return self._buckets[bisect_right(self._lows, bucket_size(entry)) - 1]
 
     def _next(self) -> _Bucket | None:
@@ -173,7 +173,7 @@ class Buckets:
         waiting = [bucket for bucket in self._buckets if bucket.line]
         return min(waiting, key=lambda bucket: bucket.head_number, default=None)
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         turn = self._next()
         bucket = self._bucket_of.pop(entry_id)
         if bucket is turn and entry_id == next(iter(bucket.line)):

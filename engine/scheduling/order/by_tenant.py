@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.order.base import Order, ServiceCountersLike
 from engine.scheduling.order.lazy_heap import Key, TenantHeap
 
@@ -42,7 +42,7 @@ class ByTenant:
         in_lines = sum(line.operations for line in self._lines.values())
         return self._heap.operations + self._ended_operations + in_lines
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins its tenant's line, at the end or at the head. Raises ValueError if it waits already."""
         if entry.entry_id in self._tenants:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
@@ -57,12 +57,12 @@ class ByTenant:
         self._tenants[entry.entry_id] = tenant_id
         self._heap.put(tenant_id, self._standing)
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The next of the tenant that stands lowest."""
         tenant_id = self._heap.lowest(self._standing)
         return None if tenant_id is None else self._lines[tenant_id].peek(now_s)
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         tenant_id = self._heap.lowest(self._standing)
         if tenant_id is None:
@@ -73,7 +73,7 @@ class ByTenant:
         self._taken(entry)
         return entry
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         tenant_id = self._tenants.get(entry_id)
         if tenant_id is None:
@@ -86,12 +86,12 @@ class ByTenant:
         self._taken(entry)
         return entry
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         for line in self._lines.values():
             yield from line.entries()
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted: that is the composition's and the eviction's business."""
         return False
 
@@ -141,7 +141,7 @@ class ByTenant:
 
     # ------------------------------------------------------------ inside
 
-    def _taken(self, entry: Entry) -> None:
+    def _taken(self, entry: QueueEntry) -> None:
         tenant_id = self._tenants.pop(entry.entry_id)
         line = self._lines[tenant_id]
         if len(line):

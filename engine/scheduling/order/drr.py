@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.counters import MAX_TENANTS
 from engine.scheduling.order.base import Order, ServiceCountersLike
@@ -59,7 +59,7 @@ class Drr(ByTenant):
         self._left: Recent[_Account] = Recent(MAX_TENANTS)
         """Of those that waited."""
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """The round in which its tenant may be served, then when it arrived."""
         if entry.tenant_id not in self._accounts:
             return (self._round, entry.arrived_s)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.keyed import Keyed, Terms
@@ -38,7 +38,7 @@ class Edf(Keyed):
         self.default_s = default_s
         self.horizon_s = horizon_s
 
-    def _key(self, entry: Entry, terms: Terms) -> float:
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
         if entry.deadline_s is None:
             return entry.arrived_s + self.default_s
         return min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + self.horizon_s)

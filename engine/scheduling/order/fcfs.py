@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 
@@ -23,10 +23,10 @@ class Fcfs:
     interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
-        self._line: OrderedDict[str, Entry] = OrderedDict()
+        self._line: OrderedDict[str, QueueEntry] = OrderedDict()
         self.operations = 0
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins the end of the line, or its head. Raises ValueError for an entry that waits already."""
         if entry.entry_id in self._line:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
@@ -35,30 +35,30 @@ class Fcfs:
         if front:
             self._line.move_to_end(entry.entry_id, last=False)
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The head of the line."""
         return next(iter(self._line.values()), None)
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes the head. Raises IndexError when nobody waits."""
         if not self._line:
             raise IndexError("pop from an empty order")
         self.operations += 1
         return self._line.popitem(last=False)[1]
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._line.pop(entry_id, None)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         return iter(self._line.values())
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """When it arrived."""
         return (entry.arrived_s,)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 

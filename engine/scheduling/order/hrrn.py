@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.recent import Recent
@@ -32,7 +32,7 @@ from engine.scheduling.order.recent import Recent
 CLASSES_PER_DOUBLING = 4
 
 
-def prompt_size(entry: Entry) -> int:
+def prompt_size(entry: QueueEntry) -> int:
     """Prompt tokens that are still to be computed."""
     return entry.uncached_tokens
 
@@ -43,8 +43,8 @@ def size_class(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    entry: Entry
+class _HrrnWaiting:
+    entry: QueueEntry
     size: int
     joined_cost: int
     """The clock when it joined."""
@@ -62,23 +62,23 @@ class Hrrn:
         self,
         counters: ServiceCountersLike,
         *,
-        size: Callable[[Entry], int] = prompt_size,
+        size: Callable[[QueueEntry], int] = prompt_size,
         left: Recent[int] | None = None,
     ) -> None:
         """`left`: where to remember since when those have waited that may come back; shared by many lines."""
         self._counters = counters
         self._size = size
         self._left: Recent[int] = Recent() if left is None else left
-        self._lines: dict[int, OrderedDict[str, _Waiting]] = {}
+        self._lines: dict[int, OrderedDict[str, _HrrnWaiting]] = {}
         self._classes: dict[str, int] = {}
         """Entry id -> class."""
         self._added = 0
         self._added_front = 0
-        self._known_best: tuple[int, _Waiting] | None = None
+        self._known_best: tuple[int, _HrrnWaiting] | None = None
         """The best at a reading of the clock: asked for several times a step, while nothing changes."""
         self.operations = 0
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins the line of its size, at the end or at the head. Raises ValueError if it waits already."""
         entry_id = entry.entry_id
         if entry_id in self._classes:
@@ -95,39 +95,39 @@ class Hrrn:
                 # It stands before the head, so it must not hide how long that one has waited.
                 joined_cost = min(joined_cost, next(iter(line.values())).joined_cost)
             self._added_front += 1
-            line[entry_id] = _Waiting(entry, size, joined_cost, -self._added_front)
+            line[entry_id] = _HrrnWaiting(entry, size, joined_cost, -self._added_front)
             line.move_to_end(entry_id, last=False)
         else:
             self._added += 1
-            line[entry_id] = _Waiting(entry, size, joined_cost, self._added)
+            line[entry_id] = _HrrnWaiting(entry, size, joined_cost, self._added)
         self._classes[entry_id] = number
         self._left.forget(entry_id)
         self._known_best = None
         self.operations += 1
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The head with the highest ratio; of equals, the earliest."""
         best = self._best()
         return None if best is None else best.entry
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         best = self._best()
         if best is None:
             raise IndexError("pop from an empty order")
         return self._take(best.entry.entry_id)
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._classes else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         for line in self._lines.values():
             for waiting in line.values():
                 yield waiting.entry
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Minus its response ratio."""
         size = max(1, self._size(entry))
         return (-(self.waited_cost(entry.entry_id) + size) / size,)
@@ -136,7 +136,7 @@ class Hrrn:
         """Cost tokens that were served since the entry, which waits or left not long ago, joined."""
         return max(0, self._counters.served_cost - self._joined_cost(entry_id))
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 
@@ -157,11 +157,11 @@ class Hrrn:
     def __len__(self) -> int:
         return len(self._classes)
 
-    def _best(self) -> _Waiting | None:
+    def _best(self) -> _HrrnWaiting | None:
         clock = self._counters.served_cost
         if self._known_best is not None and self._known_best[0] == clock:
             return self._known_best[1]
-        best: _Waiting | None = None
+        best: _HrrnWaiting | None = None
         highest = 0.0
         for line in self._lines.values():
             head = next(iter(line.values()))
@@ -182,7 +182,7 @@ class Hrrn:
         left = self._left.get(entry_id)
         return self._counters.served_cost if left is None else left
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         number = self._classes.pop(entry_id)
         line = self._lines[number]
         waiting = line.pop(entry_id)

@@ -4,8 +4,8 @@ The counters, the lift and the choice of the tenant are those of `vtc.py`; insid
 response ratio goes next (`hrrn.py`), so a tenant's long prompts delay its short ones little and starve not.
 Tenants with equal counters go by who began to wait first.
 
-Large entries (`Entry.yields_cost`, see `room.py`) wait in a lane of their own, ordered alike. The first of
-the small lane goes before the first of the large one while
+Large entries (`QueueEntry.yields_cost`, see `room.py`) wait in a lane of their own, ordered alike. The first
+of the small lane goes before the first of the large one while
 
 - its tenant stands at most `yields_cost` (per weight of the large one) above the large one's tenant, and
 - less than `PATIENCE` x `yields_cost` was served since the large one came.
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.counters import scaled
 from engine.scheduling.order.base import Order, ServiceCountersLike
@@ -61,7 +61,7 @@ class Hybrid:
         """Of both lanes."""
         return self._small.operations + self._large.operations
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins its lane. Raises ValueError if it waits already."""
         if entry.entry_id in self._lane_of:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
@@ -71,7 +71,7 @@ class Hybrid:
         lane.add(entry, front=front)
         self._lane_of[entry.entry_id] = lane
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The first of the one lane or of the other."""
         if not len(self._large):
             return self._small.peek(now_s)
@@ -80,7 +80,7 @@ class Hybrid:
             return small or large
         return small if self._goes_before(small, large) else large
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         entry = self.peek(now_s)
         if entry is None:
@@ -88,7 +88,7 @@ class Hybrid:
         self.remove(entry.entry_id)
         return entry
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         lane = self._lane_of.pop(entry_id, None)
         if lane is None:
@@ -99,16 +99,16 @@ class Hybrid:
             self._left_last = entry.tenant_id
         return entry
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         yield from self._small.entries()
         yield from self._large.entries()
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its tenant's counter, then minus its response ratio: how it stands in its lane."""
         return (self._large if entry.yields_cost else self._small).rank(entry, now_s)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 
@@ -127,7 +127,7 @@ class Hybrid:
     def __len__(self) -> int:
         return len(self._lane_of)
 
-    def _goes_before(self, small: Entry, large: Entry) -> bool:
+    def _goes_before(self, small: QueueEntry, large: QueueEntry) -> bool:
         own, other = self._counters.value(small.tenant_id), self._counters.value(large.tenant_id)
         if self._large.waited_cost(large) < PATIENCE * large.yields_cost:
             return own <= other + scaled(large.yields_cost, large.weight)
@@ -155,11 +155,11 @@ class _Lane(Vtc):
         self._left: Recent[int] = Recent()
         """Of all lines: a line is gone when its last entry runs, and that may come back."""
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         line = self._lines.get(entry.tenant_id) or self._new_line()
         return (self._counters.value(entry.tenant_id), *line.rank(entry, now_s))
 
-    def waited_cost(self, entry: Entry) -> int:
+    def waited_cost(self, entry: QueueEntry) -> int:
         """Cost tokens that others were served since `entry`, which waits here, came."""
         line = self._lines[entry.tenant_id]
         assert isinstance(line, Hrrn)

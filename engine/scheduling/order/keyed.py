@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
 from engine.scheduling.order.recent import Recent
@@ -31,7 +31,7 @@ class Keyed:
     def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
         self._heap = LazyHeap()
-        self._waiting: dict[str, tuple[Entry, Terms]] = {}
+        self._waiting: dict[str, tuple[QueueEntry, Terms]] = {}
         self._left: Recent[Terms] = Recent()
         self._added = 0
         self._added_front = 0
@@ -41,7 +41,7 @@ class Keyed:
         """Heap levels passed so far."""
         return self._heap.operations
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins by its key. Raises ValueError for an entry that waits already."""
         if entry.entry_id in self._waiting:
             raise ValueError(f"entry {entry.entry_id!r} waits already")
@@ -57,31 +57,31 @@ class Keyed:
         self._waiting[entry.entry_id] = (entry, terms)
         self._heap.put(entry.entry_id, (self._key(entry, terms), number))
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """The smallest key."""
         entry_id = self._heap.top()
         return None if entry_id is None else self._waiting[entry_id][0]
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         entry_id = self._heap.top()
         if entry_id is None:
             raise IndexError("pop from an empty order")
         return self._take(entry_id)
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._waiting else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         return (entry for entry, _ in self._waiting.values())
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its key."""
         return (self._key_of(entry),)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 
@@ -100,11 +100,11 @@ class Keyed:
 
     # ------------------------------------------------------------ what a subclass says
 
-    def _terms(self, entry: Entry) -> Terms:
+    def _terms(self, entry: QueueEntry) -> Terms:
         """What is fixed of the key when an entry joins for the first time."""
         return ()
 
-    def _key(self, entry: Entry, terms: Terms) -> float:
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
         """The smaller the earlier; the same as long as the entry waits."""
         raise NotImplementedError
 
@@ -114,13 +114,13 @@ class Keyed:
 
     # ------------------------------------------------------------ inside
 
-    def _key_of(self, entry: Entry) -> float:
+    def _key_of(self, entry: QueueEntry) -> float:
         """Of any entry: one that runs keeps the terms with which it waited."""
         waits = self._waiting.get(entry.entry_id)
         terms = waits[1] if waits is not None else self._left.get(entry.entry_id)
         return self._key(entry, self._terms(entry) if terms is None else terms)
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         entry, terms = self._waiting.pop(entry_id)
         self._heap.drop(entry_id)
         self._left.note(entry_id, terms)

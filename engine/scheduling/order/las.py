@@ -15,7 +15,7 @@ half-done entry.
 
 from __future__ import annotations
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import SAFE, WORK_CONSERVATION
 from engine.scheduling.order.keyed import Keyed, Terms
 
@@ -29,9 +29,9 @@ class Las(Keyed):
     claims = SAFE | {WORK_CONSERVATION}
     interrupts = True
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Whether `running` is a quantum ahead."""
         return waiting.attained_tokens + QUANTUM_TOKENS <= running.attained_tokens
 
-    def _key(self, entry: Entry, terms: Terms) -> float:
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
         return entry.attained_tokens

@@ -1,8 +1,8 @@
 """Which of one tenant's entries finds the most of its prompt in the cache?
 
-Longest prefix match first, in groups: entries that share the start of their prompt (`Entry.locality`) go one
-after the other, so that what the first computes the next finds (SGLang's longest-prefix-match order; DLPM,
-arXiv 2501.14312, uses it among the tenants that have credit).
+Longest prefix match first, in groups: entries that share the start of their prompt (`QueueEntry.locality`) go
+one after the other, so that what the first computes the next finds (SGLang's longest-prefix-match order;
+DLPM, arXiv 2501.14312, uses it among the tenants that have credit).
 
 1. The oldest entry, when it was passed over `MAX_PASSES` times or came back to the front (preempted).
 2. Else the next of the group served last.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.lazy_heap import LazyHeap
@@ -33,7 +33,7 @@ class Locality:
     interrupts = False
 
     def __init__(self, counters: ServiceCountersLike) -> None:
-        self._line: OrderedDict[str, Entry] = OrderedDict()
+        self._line: OrderedDict[str, QueueEntry] = OrderedDict()
         self._groups: dict[int, OrderedDict[str, None]] = {}
         """Ids by locality, each in the order of the line."""
         self._cached = LazyHeap()
@@ -51,7 +51,7 @@ class Locality:
         """Heap levels passed and heads looked at."""
         return self._cached.operations + self._looked
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins the end of the line, or its head. Raises ValueError for an entry that waits already."""
         entry_id = entry.entry_id
         if entry_id in self._line:
@@ -69,31 +69,31 @@ class Locality:
             self._cached.put(entry_id, (-entry.cached_tokens, self._added))
         self._looked += 1
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """By the three rules above."""
         entry_id = self._next()
         return None if entry_id is None else self._line[entry_id]
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         entry_id = self._next()
         if entry_id is None:
             raise IndexError("pop from an empty order")
         return self._take(entry_id)
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._line else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         return iter(self._line.values())
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Minus its cached tokens, then when it arrived."""
         return (-entry.cached_tokens, entry.arrived_s)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Nobody is interrupted."""
         return False
 
@@ -124,7 +124,7 @@ class Locality:
         most_cached = self._cached.top()
         return oldest if most_cached is None else most_cached
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         is_turn = entry_id == self._next()
         is_oldest = entry_id == next(iter(self._line))
         entry = self._line.pop(entry_id)

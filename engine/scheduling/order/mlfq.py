@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.recent import Recent
@@ -51,7 +51,7 @@ class Mlfq:
         self._counters = counters
         self.q0_tokens = q0_tokens
         self.starved_cost = starved_cost
-        self._lines: list[OrderedDict[str, tuple[Entry, int]]] = [OrderedDict() for _ in range(LEVELS)]
+        self._lines: list[OrderedDict[str, tuple[QueueEntry, int]]] = [OrderedDict() for _ in range(LEVELS)]
         """By level: entry, and the clock when it joined."""
         self._levels: dict[str, int] = {}
         """Of the waiting, by entry id."""
@@ -59,7 +59,7 @@ class Mlfq:
         """Service that an entry had had when it was promoted."""
         self.operations = 0
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins the line of its level, at the end or at the head. Raises ValueError if it waits already."""
         entry_id = entry.entry_id
         if entry_id in self._levels:
@@ -76,39 +76,39 @@ class Mlfq:
         self._levels[entry_id] = level
         self.operations += 1
 
-    def peek(self, now_s: float) -> Entry | None:
+    def peek(self, now_s: float) -> QueueEntry | None:
         """Of level 0 and the promoted, who joined it first; else the head of the first level."""
         return self._next()
 
-    def pop(self, now_s: float) -> Entry:
+    def pop(self, now_s: float) -> QueueEntry:
         """Takes what `peek` names. Raises IndexError when nobody waits."""
         entry = self._next()
         if entry is None:
             raise IndexError("pop from an empty order")
         return self._take(entry.entry_id)
 
-    def remove(self, entry_id: str) -> Entry | None:
+    def remove(self, entry_id: str) -> QueueEntry | None:
         """Takes an entry out wherever it stands; None when it does not wait."""
         return self._take(entry_id) if entry_id in self._levels else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries."""
         for line in self._lines:
             for entry, _ in line.values():
                 yield entry
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its level."""
         return (self.level(entry),)
 
-    def level(self, entry: Entry) -> int:
+    def level(self, entry: QueueEntry) -> int:
         """By its prompt and its service; 0 for one that waits and is promoted."""
         level = self._levels.get(entry.entry_id)
         if level is None:
             return self._level_by_service(entry)
         return 0 if self._is_starved(self._lines[level][entry.entry_id][1]) else level
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Whether its level is higher: a smaller number."""
         return self.level(waiting) < self.level(running)
 
@@ -127,7 +127,7 @@ class Mlfq:
     def _is_starved(self, joined_cost: int) -> bool:
         return self._counters.served_cost - joined_cost >= self.starved_cost
 
-    def _level_by_service(self, entry: Entry) -> int:
+    def _level_by_service(self, entry: QueueEntry) -> int:
         promoted_at = self._promoted.get(entry.entry_id)
         if promoted_at is not None:
             first, used = 0, max(0, entry.attained_tokens - promoted_at)
@@ -140,9 +140,9 @@ class Mlfq:
         spent = used // self.q0_tokens + (1 << first)
         return min(LEVELS - 1, spent.bit_length() - 1)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> QueueEntry | None:
         """Heads only: in one level, who stands first has waited longest."""
-        best: Entry | None = None
+        best: QueueEntry | None = None
         best_joined_0: int | None = None
         for level, line in enumerate(self._lines):
             self.operations += 1
@@ -160,7 +160,7 @@ class Mlfq:
                 best, best_joined_0 = entry, joined_0
         return best
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         level = self._levels.pop(entry_id)
         entry, joined_cost = self._lines[level].pop(entry_id)
         if level > 0 and self._is_starved(joined_cost):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.keyed import Keyed, Terms
@@ -60,13 +60,13 @@ class Priority(Keyed):
         """Heap levels passed so far."""
         return self._heap.operations + self._tenants.operations
 
-    def add(self, entry: Entry, *, front: bool = False) -> None:
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins by its score. Raises ValueError for an entry that waits already."""
         super().add(entry, front=front)
         self._waiting_of[entry.tenant_id] = self._waiting_of.get(entry.tenant_id, 0) + 1
         self._tenants.put(entry.tenant_id, self._standing)
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Whether its score is smaller by more than the margin."""
         return self._key_of(waiting) + MARGIN_TOKENS < self._key_of(running)
 
@@ -78,7 +78,7 @@ class Priority(Keyed):
             copy._tenants.put(tenant_id, copy._standing)
         return copy
 
-    def _terms(self, entry: Entry) -> Terms:
+    def _terms(self, entry: QueueEntry) -> Terms:
         """Everything but the length, and by how much the length counts."""
         slack_s = HORIZON_S
         if entry.deadline_s is not None:
@@ -91,7 +91,7 @@ class Priority(Keyed):
         )
         return (fixed, min(1.0, len(self) / BUSY_ENTRIES))
 
-    def _key(self, entry: Entry, terms: Terms) -> float:
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
         fixed, load = terms
         return fixed + load * remaining_tokens(entry)
 
@@ -105,7 +105,7 @@ class Priority(Keyed):
     def _standing(self, tenant_id: str) -> Key:
         return (self._counters.value(tenant_id),)
 
-    def _take(self, entry_id: str) -> Entry:
+    def _take(self, entry_id: str) -> QueueEntry:
         entry = super()._take(entry_id)
         left = self._waiting_of[entry.tenant_id] - 1
         if left:

@@ -8,19 +8,19 @@ how wide the distribution of one prompt's lengths is).
 
 from __future__ import annotations
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 
 CAUTION = 0.5
 """0: the median; 1: the 90th percentile."""
 
 
-def predicted_output_tokens(entry: Entry, caution: float = CAUTION) -> float:
+def predicted_output_tokens(entry: QueueEntry, caution: float = CAUTION) -> float:
     """The whole output, cautiously; the median where nothing else is known."""
     median = entry.predicted_output_tokens
     return median + caution * max(0, entry.predicted_high_tokens - median)
 
 
-def remaining_tokens(entry: Entry, caution: float = CAUTION) -> float:
+def remaining_tokens(entry: QueueEntry, caution: float = CAUTION) -> float:
     """Prompt tokens to compute plus output tokens to come, at least 1.
 
     One that has outgrown its prediction counts as nearly done: what it holds is freed soonest by letting it

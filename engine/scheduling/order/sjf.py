@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.keyed import Keyed, Terms
@@ -49,10 +49,10 @@ class Sjf(Keyed):
         if ageing == 0:
             self.claims = self.claims - {NO_STARVATION}
 
-    def _terms(self, entry: Entry) -> Terms:
+    def _terms(self, entry: QueueEntry) -> Terms:
         return (self._counters.served_cost,)
 
-    def _key(self, entry: Entry, terms: Terms) -> float:
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
         return remaining_tokens(entry, self.caution) + self.ageing * terms[0]
 
     def _empty(self, counters: ServiceCountersLike) -> Self:

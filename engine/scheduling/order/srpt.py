@@ -12,7 +12,7 @@ Loses when KV is scarce (every interrupted entry holds KV or loses it) and when 
 
 from __future__ import annotations
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.order.sizes import predicted_output_tokens
 from engine.scheduling.order.sjf import Sjf
 
@@ -26,7 +26,7 @@ class Srpt(Sjf):
     name = "srpt"
     interrupts = True
 
-    def outranks(self, waiting: Entry, running: Entry, now_s: float) -> bool:
+    def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
         """Whether less remains of `waiting`, and `running` is not near its end."""
         predicted = predicted_output_tokens(running, self.caution)
         if running.emitted_tokens >= PROTECTED_SHARE * predicted:

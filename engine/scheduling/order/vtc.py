@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
 from engine.scheduling.order.base import Order, ServiceCountersLike
 from engine.scheduling.order.by_tenant import ByTenant
@@ -46,7 +46,7 @@ class Vtc(ByTenant):
         self._left_last: str | None = None
         """The tenant whose line emptied most recently."""
 
-    def rank(self, entry: Entry, now_s: float) -> tuple[float, ...]:
+    def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its tenant's counter, then when it arrived."""
         return (self._counters.value(entry.tenant_id), entry.arrived_s)
 

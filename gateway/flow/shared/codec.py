@@ -112,7 +112,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class PoolReply(msgspec.Struct, frozen=True, array_like=True):
     """What a gateway hears back."""
 
     status: str
@@ -131,7 +131,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Nobody has a turn for so long: gateways join again after Redis has lost everything."""
 
 
-class Waits(msgspec.Struct, frozen=True, array_like=True):
+class TenantWaiting(msgspec.Struct, frozen=True, array_like=True):
     """What one tenant has waiting in one place of the pool, of all gateways."""
 
     place: int
@@ -158,15 +158,15 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     """What waits in a pool: of each place the tenants that are next."""
 
     falls: int
-    waits: list[Waits]
+    waits: list[TenantWaiting]
 
 
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(PoolReply)
 _looks = msgspec.msgpack.Decoder(Look)
 _turns = msgspec.msgpack.Decoder(list[GivenTurn])
 
 
-def answer(packed: bytes) -> Answer:
+def answer(packed: bytes) -> PoolReply:
     """The answer to an exchange. Raises `msgspec.DecodeError`."""
     return _answers.decode(packed)
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared import codec as wire
-from gateway.flow.shared.codec import Waits
+from gateway.flow.shared.codec import TenantWaiting
 from gateway.flow.types import Reason
 from gateway.flow.window import Replica
 
@@ -30,7 +30,7 @@ class Mirror(FlowController):
     """A flow controller that can be told of turns. `on_order` hears of every other order."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
-    _others: Sequence[tuple[Waits, int]] = ()
+    _others: Sequence[tuple[TenantWaiting, int]] = ()
     """What others have waiting, and how many."""
     _seen_s = 0.0
 
@@ -44,7 +44,7 @@ class Mirror(FlowController):
         """The pool has another order."""
         super().set_order(order_name)
 
-    def see(self, waits: Sequence[Waits], now_s: float) -> None:
+    def see(self, waits: Sequence[TenantWaiting], now_s: float) -> None:
         """What waits in the pool, this gateway's own included; their counters on the same scale as ours."""
         own = Counter(
             (ticket.entry.tenant_id, *self._backlog.place(ticket.entry.entry_id)) for ticket in self.tickets()
@@ -67,7 +67,7 @@ class Mirror(FlowController):
                 counters.set(each.tenant_id, each.counter)
         for each, count in self._others:
             for number in range(min(count, left)):
-                entry = Entry(
+                entry = QueueEntry(
                     f"\0{each.place} {each.tenant_id} {number}",
                     each.tenant_id,
                     self._seen_s,
@@ -110,7 +110,7 @@ class Mirror(FlowController):
         found = {each: scorer.cached_tokens(ticket, each, now_s) for each in replica_ids}
         return {replica_id: tokens for replica_id, tokens in found.items() if tokens}
 
-    def lane(self, entry: Entry) -> int:
+    def lane(self, entry: QueueEntry) -> int:
         """The lane of a request."""
         return self._placement.lanes.lane(entry)
 

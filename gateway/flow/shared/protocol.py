@@ -27,7 +27,7 @@ from gateway.flow.window import Replica
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PoolMessage:
     """What is out: the epoch, the gateway's life and the message's number belong to it."""
 
     epoch: str
@@ -37,7 +37,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Heard:
+class PoolNews:
     """What an answer means here."""
 
     held_s: float = 0.0
@@ -46,7 +46,7 @@ class Heard:
     refused: list[tuple[str, QueueFull]] = field(default_factory=list)
 
 
-class Session:
+class PoolSession:
     """One gateway's part of the conversation. Not for several threads."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Session:
         self._acts: list[list[Any] | Ticket] = []
         self._progress: dict[str, tuple[int, int]] = {}
         self._confirmed: list[str] = []
-        self._out: Message | None = None
+        self._out: PoolMessage | None = None
         self._is_out = False
         self._is_urgent = False
         mirror.on_order = self._ordered
@@ -136,7 +136,9 @@ class Session:
 
     # ------------------------------------------------------------ the conversation
 
-    def message(self, now_s: float, replicas: Sequence[Replica], *, leaves: bool = False) -> Message | None:
+    def message(
+        self, now_s: float, replicas: Sequence[Replica], *, leaves: bool = False
+    ) -> PoolMessage | None:
         """What to send now; None while another message is out. `replicas` serve this gateway now; `leaves`:
         the last word of a gateway that ends."""
         if self._is_out:
@@ -149,7 +151,7 @@ class Session:
         self._is_out = True
         return self._out
 
-    def _next(self, now_s: float, replicas: Sequence[Replica], leaves: bool) -> Message:
+    def _next(self, now_s: float, replicas: Sequence[Replica], leaves: bool) -> PoolMessage:
         passage: tuple[PoolRule, str, bool] | str | None = "leaves" if leaves else None
         acts: list[list[Any]] = []
         self._told = {each.replica_id for each in replicas}
@@ -179,7 +181,7 @@ class Session:
         packed = wire.message(named, self._confirmed, acts, passage)
         self._acts, self._progress, self._confirmed = [], {}, []
         self._is_urgent = False
-        return Message(self._epoch, self._life, self._number, packed)
+        return PoolMessage(self._epoch, self._life, self._number, packed)
 
     def failed(self) -> None:
         """Nothing was heard of the message that is out: it will be repeated."""
@@ -189,17 +191,17 @@ class Session:
         """Redis was away for so long that others may have gone on without us: join again."""
         self._belongs = False
 
-    def answered(self, packed: bytes, now_s: float) -> Heard:
+    def answered(self, packed: bytes, now_s: float) -> PoolNews:
         """The answer to the message that is out. Raises `msgspec.DecodeError`."""
         answer = wire.answer(packed)
         self._out, self._is_out = None, False
         if answer.status != "ok":
             self._belongs = False
-            return Heard()
+            return PoolNews()
         self._belongs, self._epoch, self.queued = True, answer.epoch, answer.queued
         if answer.order != self.mirror.order_name and not self._is_ordering():
             self.mirror.follow_order(answer.order)
-        heard = Heard(answer.held_us / 1e6, self._hear(answer.turns, now_s))
+        heard = PoolNews(answer.held_us / 1e6, self._hear(answer.turns, now_s))
         for tenant_id, counter in answer.counters:
             self.mirror.counters.set(tenant_id, counter + answer.falls * wire.FALL)
         for each in answer.refused:

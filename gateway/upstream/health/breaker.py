@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """What the breaker lets pass."""
 
     CLOSED = "closed"
@@ -48,17 +48,17 @@ class Breaker:
         """As nearly always, and whatever the time."""
         return self._open_until_s is None
 
-    def state(self, now_s: float) -> State:
+    def state(self, now_s: float) -> BreakerState:
         """What it is at `now_s`."""
         if self._open_until_s is None:
-            return State.CLOSED
-        return State.OPEN if now_s < self._open_until_s else State.HALF_OPEN
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
 
     def allows(self, now_s: float) -> bool:
         """Whether a call may begin."""
         if self.is_closed:
             return True
-        return self.state(now_s) is State.HALF_OPEN and self._trials < self._rule.trials
+        return self.state(now_s) is BreakerState.HALF_OPEN and self._trials < self._rule.trials
 
     def retry_in_s(self, now_s: float) -> float:
         """Seconds until it lets something pass again; 0 where it does now."""
@@ -66,7 +66,7 @@ class Breaker:
 
     def begin(self, now_s: float) -> int:
         """A call begins; returns what its end must be told with."""
-        if self.state(now_s) is State.HALF_OPEN:
+        if self.state(now_s) is BreakerState.HALF_OPEN:
             self._trials += 1
         return self._epoch
 

@@ -17,11 +17,11 @@ import msgspec
 
 from engine.messages import ModelInfo, Ready
 from gateway.upstream.health import saturation
-from gateway.upstream.health.breaker import Breaker, State
+from gateway.upstream.health.breaker import Breaker, BreakerState
 from gateway.upstream.health.saturation import Saturation
 from gateway.upstream.http.client import ConnectFailed, FetchFailed, HttpClient
 from gateway.upstream.openai import response
-from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer
 from gateway.upstream.openai.request import MODELS_PATH
 from tenants.storage.task_stop import stop
@@ -36,7 +36,7 @@ BLOCK_TOKENS = 16
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
-class ServerWatch:
+class ServerMonitor:
     """One server's. Use from one event loop; whether it is up may be asked from threads."""
 
     def __init__(
@@ -92,7 +92,7 @@ class ServerWatch:
         return self._ready.model if self._ready is not None else None
 
     @property
-    def breaker_state(self) -> State:
+    def breaker_state(self) -> BreakerState:
         """Of its circuit breaker."""
         return self._breaker.state(now())
 
@@ -104,7 +104,7 @@ class ServerWatch:
     def window(self) -> int:
         """How many sequences this gateway may have there."""
         now_s, own = now(), self._running()
-        if self._breaker.state(now_s) is not State.CLOSED:
+        if self._breaker.state(now_s) is not BreakerState.CLOSED:
             return 1
         most = saturation.window(self.seen, self._server.max_concurrent, own)
         return max(1, min(most, own)) if now_s < self._busy_until_s else most
@@ -115,20 +115,20 @@ class ServerWatch:
         """A call begins; returns what `verdict` must be told with."""
         return self._breaker.begin(now())
 
-    def verdict(self, epoch: int, verdict: Verdict, reason: str) -> int:
+    def verdict(self, epoch: int, verdict: CallVerdict, reason: str) -> int:
         """What a call told about the server; returns what its next verdict must be told with."""
         now_s = now()
         match verdict:
-            case Verdict.ANSWERS:
+            case CallVerdict.ANSWERS:
                 epoch = self._breaker.succeeded(epoch)
-            case Verdict.BUSY:
+            case CallVerdict.BUSY:
                 self._breaker.abandoned(epoch)
                 self._busy_until_s = now_s + BUSY_S
-            case Verdict.FAILED | Verdict.OURS:
+            case CallVerdict.FAILED | CallVerdict.OURS:
                 self.failures += 1
                 log.warning("upstream %s: %s", self._server.name, reason)
                 self._breaker.failed(epoch, now_s)
-            case Verdict.ABANDONED:
+            case CallVerdict.ABANDONED:
                 self._breaker.abandoned(epoch)
         self._tell()
         return epoch

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from gateway.upstream.http.connection import Connection, Reader
-from gateway.upstream.http.target import Target
+from gateway.upstream.http.target import ServerAddress
 
 MAX_BODY_BYTES = 4 * 2**20
 """Of an answer that is read whole."""
@@ -31,7 +31,7 @@ class FetchFailed(Exception):
 class HttpClient:
     """Connections to one server. Use from one event loop."""
 
-    def __init__(self, target: Target, *, max_connections: int, api_key: str = "") -> None:
+    def __init__(self, target: ServerAddress, *, max_connections: int, api_key: str = "") -> None:
         self._target = target
         self._max_connections = max_connections
         authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""

@@ -40,7 +40,7 @@ class Reader(Protocol):
         ...
 
 
-class Pool(Protocol):
+class ConnectionOwner(Protocol):
     """Who keeps the connections."""
 
     def released(self, connection: Connection) -> None:
@@ -55,7 +55,7 @@ class Pool(Protocol):
 class Connection(asyncio.Protocol):
     """One connection, one response at a time."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)

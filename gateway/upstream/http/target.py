@@ -11,7 +11,7 @@ class BadUrl(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerAddress:
     """Where a server is."""
 
     host: str
@@ -23,7 +23,7 @@ class Target:
     """The `Host` header."""
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> ServerAddress:
     """Takes a server's address with or without its `/v1`. Raises `BadUrl`."""
     try:
         parts = urlsplit(url)
@@ -38,4 +38,4 @@ def target_of(url: str) -> Target:
         raise BadUrl("it must be plain ASCII without spaces")
     is_tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
-    return Target(parts.hostname, port or (443 if is_tls else 80), is_tls, prefix, parts.netloc)
+    return ServerAddress(parts.hostname, port or (443 if is_tls else 80), is_tls, prefix, parts.netloc)

@@ -14,7 +14,7 @@ from gateway.upstream.openai.response import Meaning, StreamError, meaning, refu
 from gateway.upstream.openai.response_reader import CutShort
 
 
-class Verdict(StrEnum):
+class CallVerdict(StrEnum):
     """What a call told about its server."""
 
     ANSWERS = "answers"
@@ -34,17 +34,17 @@ def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
     return None
 
 
-def of_refusal(status: int, body: bytes) -> tuple[Verdict, Exception]:
+def of_refusal(status: int, body: bytes) -> tuple[CallVerdict, Exception]:
     """An answer with another status than 200."""
     match meaning(status):
         case Meaning.REFUSED:
-            return Verdict.ANSWERS, SequenceRefused(*refusal(body))
+            return CallVerdict.ANSWERS, SequenceRefused(*refusal(body))
         case Meaning.BUSY:
-            return Verdict.BUSY, UpstreamUnavailable("it is full (429)")
+            return CallVerdict.BUSY, UpstreamUnavailable("it is full (429)")
         case Meaning.OURS:
-            return Verdict.OURS, NotBegun("status", f"it does not take the gateway's requests ({status})")
+            return CallVerdict.OURS, NotBegun("status", f"it does not take the gateway's requests ({status})")
         case Meaning.FAILED:
-            return Verdict.FAILED, NotBegun("status", f"it answered with status {status}")
+            return CallVerdict.FAILED, NotBegun("status", f"it answered with status {status}")
 
 
 def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.upstream.health.breaker import BreakerRule
-from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.request import PriorityStyle, UsageWish
 
 TOKENS_PER_PAUSE = 64
 """So many tokens of an answer that comes whole may take as long as one pause of a stream."""
@@ -42,7 +42,7 @@ class OpenAIServer:
     max_concurrent: int = 32
     context_tokens: int = 0
     """0: as the server says."""
-    priority: Priority = Priority.NONE
+    priority: PriorityStyle = PriorityStyle.NONE
     usage: UsageWish = UsageWish.END
     whole_tokens: int = WHOLE_TOKENS
     """An answer that nobody reads as a stream is asked for whole when it has at most so many tokens and all

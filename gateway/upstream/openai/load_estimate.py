@@ -11,13 +11,13 @@ from collections.abc import Collection
 from engine.messages import Ready, RunningSequence, Snapshot
 from engine.step_time.model import StepTimeModel
 from gateway.statistics import LEARNED_PER_S, EvenSample
-from gateway.upstream.openai.sequence import ForeignSequence
+from gateway.upstream.openai.sequence import OpenAISequence
 
 SNAPSHOT_EVERY_S = 0.05
 """As often as our own engine sends one."""
 
 
-class ObservedLoad:
+class LoadEstimate:
     """One server's. Times are passed in."""
 
     def __init__(self, replica_id: str) -> None:
@@ -27,7 +27,7 @@ class ObservedLoad:
         self._snapshot: Snapshot | None = None
         self._snapshot_s = float("-inf")
 
-    def learn(self, sequence: ForeignSequence, beside: int) -> None:
+    def learn(self, sequence: OpenAISequence, beside: int) -> None:
         """A sequence ended, `beside` so many others: two points of the server's pace, the prefill and a
         decode step. Of many sequences some `LEARNED_PER_S` are looked at."""
         if sequence.first_token_s is None or sequence.last_token_s is None:
@@ -51,7 +51,7 @@ class ObservedLoad:
         """The last snapshot; None where it is time for another one."""
         return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
 
-    def snapshot(self, ready: Ready, sequences: Collection[ForeignSequence], now_s: float) -> Snapshot:
+    def snapshot(self, ready: Ready, sequences: Collection[OpenAISequence], now_s: float) -> Snapshot:
         """As our own engine would say it, of now."""
         self._snapshot_s = now_s
         self._snapshot = Snapshot(
@@ -69,7 +69,7 @@ class ObservedLoad:
         return self._snapshot
 
 
-def running(sequence: ForeignSequence) -> RunningSequence:
+def running(sequence: OpenAISequence) -> RunningSequence:
     """A sequence in a snapshot. Of an answer that comes whole nothing is known before its end: it counts as
     not begun."""
     submit = sequence.submit

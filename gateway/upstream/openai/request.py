@@ -20,7 +20,7 @@ TEXT_PATH = "/v1/completions"
 MODELS_PATH = "/v1/models"
 
 
-class Priority(StrEnum):
+class PriorityStyle(StrEnum):
     """How a server is told that one request goes before another."""
 
     NONE = "none"
@@ -75,7 +75,7 @@ def body(
     *,
     model: str,
     max_tokens: int,
-    priority: Priority,
+    priority: PriorityStyle,
     usage: UsageWish,
     stream: bool,
 ) -> bytes:
@@ -112,10 +112,10 @@ def body(
             found["logprobs"] = True
             found["top_logprobs"] = sampling.logprobs
     match priority:
-        case Priority.VLLM:
+        case PriorityStyle.VLLM:
             found["priority"] = submit.tier
-        case Priority.SGLANG:
+        case PriorityStyle.SGLANG:
             found["priority"] = len(SERVICE_TIERS) - 1 - submit.tier
-        case Priority.SERVICE_TIER:
+        case PriorityStyle.SERVICE_TIER:
             found["service_tier"] = SERVICE_TIERS[submit.tier]
     return encode(found)

@@ -1,7 +1,7 @@
 """What do the bytes of a server's answer bring, when it is streamed and when it comes whole?
 
-Two ways to read one answer, which must say the same of it: `StreamedAnswer` takes server-sent events as they
-come, `WholeAnswer` one JSON body. Pure: bytes in, pieces out.
+Two ways to read one answer, which must say the same of it: `StreamedResponse` takes server-sent events as
+they come, `WholeResponse` one JSON body. Pure: bytes in, pieces out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.upstream.http.sse import EventTooLarge, SseParser
-from gateway.upstream.lease_buffer import Piece
+from gateway.upstream.lease_buffer import BufferedChunk
 from gateway.upstream.openai import response
 from gateway.upstream.openai.response import DONE, Chunk, Garbage, StreamError
 from gateway.upstream.openai.token_count import TokenCount
@@ -23,7 +23,7 @@ class CutShort(Exception):
     """The answer ended before its last word."""
 
 
-class AnswerReader(Protocol):
+class ResponseReader(Protocol):
     """Reads one answer. What `feed` and `close` give may be passed on, also where `fault` says after it that
     something is wrong."""
 
@@ -67,17 +67,17 @@ class AnswerReader(Protocol):
         """`Garbage`, `EventTooLarge`, `StreamError` or `CutShort`: why there is no more."""
         ...
 
-    def feed(self, data: bytes) -> Sequence[Piece]:
+    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
         """A part of the body; returns what it brought."""
         ...
 
-    def close(self) -> Sequence[Piece]:
+    def close(self) -> Sequence[BufferedChunk]:
         """The body has ended in order."""
         ...
 
 
-class StreamedAnswer:
-    """Implements `AnswerReader` for server-sent events: a piece for each that brought something."""
+class StreamedResponse:
+    """Implements `ResponseReader` for server-sent events: a piece for each that brought something."""
 
     content_type = "text/event-stream"
     is_whole = False
@@ -94,8 +94,8 @@ class StreamedAnswer:
     def has_begun(self) -> bool:
         return self.count.chunks > 0
 
-    def feed(self, data: bytes) -> Sequence[Piece]:
-        pieces: list[Piece] = []
+    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
+        pieces: list[BufferedChunk] = []
         count = self.count
         try:
             for event in self._events.feed(data):
@@ -105,7 +105,7 @@ class StreamedAnswer:
                 chunk = response.chunk(event)
                 tokens = count.saw(chunk)
                 if tokens or chunk.text or chunk.logprobs:
-                    pieces.append(Piece(tokens, chunk.text, chunk.logprobs, len(event)))
+                    pieces.append(BufferedChunk(tokens, chunk.text, chunk.logprobs, len(event)))
                 if chunk.finish is not None:
                     self.finish = response.finish_of(chunk.finish)
                 elif count.is_overrun:
@@ -116,7 +116,7 @@ class StreamedAnswer:
             self.fault = error
         return pieces
 
-    def close(self) -> Sequence[Piece]:
+    def close(self) -> Sequence[BufferedChunk]:
         if self.finish is None or not self._events.is_between_events:
             self.fault = CutShort()
         else:
@@ -129,8 +129,8 @@ class StreamedAnswer:
         self.is_complete = True
 
 
-class WholeAnswer:
-    """Implements `AnswerReader` for one JSON body: nothing is known of it before its end."""
+class WholeResponse:
+    """Implements `ResponseReader` for one JSON body: nothing is known of it before its end."""
 
     content_type = "application/json"
     is_whole = True
@@ -147,13 +147,13 @@ class WholeAnswer:
     def has_begun(self) -> bool:
         return bool(self._body) or self.count.chunks > 0
 
-    def feed(self, data: bytes) -> Sequence[Piece]:
+    def feed(self, data: bytes) -> Sequence[BufferedChunk]:
         self._body += data
         if len(self._body) > MAX_WHOLE_BYTES:
             self.fault = Garbage(f"its answer is larger than {MAX_WHOLE_BYTES} bytes")
         return ()
 
-    def close(self) -> Sequence[Piece]:
+    def close(self) -> Sequence[BufferedChunk]:
         body, self._body = self._body, bytearray()
         try:
             return self._read(bytes(body))
@@ -161,7 +161,7 @@ class WholeAnswer:
             self.fault = error
             return ()
 
-    def _read(self, body: bytes) -> Sequence[Piece]:
+    def _read(self, body: bytes) -> Sequence[BufferedChunk]:
         found: Chunk = response.chunk(body)
         tokens = self.count.saw(found)
         if found.finish is None:
@@ -170,4 +170,4 @@ class WholeAnswer:
         self.is_complete = True
         if not (tokens or found.text or found.logprobs):
             return ()
-        return (Piece(tokens, found.text, found.logprobs, len(body)),)
+        return (BufferedChunk(tokens, found.text, found.logprobs, len(body)),)

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.messages import Delta, Submit
-from gateway.asyncio_helpers import Patience
+from gateway.asyncio_helpers import IdleTimeout
 from gateway.upstream.base import CountedOutcome, NotBegun, UpstreamFailed
 from gateway.upstream.http.connection import Connection
-from gateway.upstream.lease_buffer import End, LeasedStream, Piece, joined
+from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer, joined
 from gateway.upstream.openai import classify
-from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import Timeouts
 from gateway.upstream.openai.outcome import outcome_of
-from gateway.upstream.openai.response_reader import AnswerReader
+from gateway.upstream.openai.response_reader import ResponseReader
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
@@ -30,20 +30,20 @@ AFTER_DONE_S = 5.0
 """A response that goes on after its last event keeps its connection for no longer."""
 
 
-class ForeignSequence:
+class OpenAISequence:
     """One sequence on another server. The `Reader` of its response, and the iterator of its deltas."""
 
     def __init__(
         self,
         submit: Submit,
         most_tokens: int,
-        answer: AnswerReader,
+        answer: ResponseReader,
         *,
         replica_id: str,
         timeouts: Timeouts,
         first_byte_s: float,
         is_prompt_counted: bool,
-        on_verdict: Callable[[Verdict, str], None],
+        on_verdict: Callable[[CallVerdict, str], None],
         on_over: Callable[[], None],
     ) -> None:
         """`most_tokens` were asked for; `first_byte_s`: how long the answer may take to begin.
@@ -56,7 +56,7 @@ class ForeignSequence:
         self.started_s = self._loop.time()
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self._lease = LeasedStream(submit.lease_tokens)
+        self._lease = LeaseBuffer(submit.lease_tokens)
         self._replica_id = replica_id
         self._timeouts = timeouts
         self._first_byte_s = first_byte_s
@@ -82,7 +82,7 @@ class ForeignSequence:
         self._has_first_words = False
         """Nobody has taken them yet: they are on their way before more is read, of which a fast server, or a
         network that delivers in bursts, has a lot by then."""
-        self._patience = Patience(self._loop, timeouts.connect_s + first_byte_s, self._late)
+        self._patience = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._goodbye: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ towards the upstream
@@ -103,7 +103,7 @@ class ForeignSequence:
 
     def not_connected(self, reason: str) -> None:
         """There is no connection; nothing was sent."""
-        self._fail(Verdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
+        self._fail(CallVerdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
 
     def top_up(self, lease_tokens: int) -> None:
         """So many tokens are covered in all."""
@@ -116,7 +116,7 @@ class ForeignSequence:
             return
         if not self._is_over:
             self._is_lost_whole = self.answer.is_whole and self._was_sent and self._status in (0, 200)
-            self._over(Verdict.ABANDONED, "")
+            self._over(CallVerdict.ABANDONED, "")
             self._abort()
         self._lease.cut(cause, "gateway")
         self._pass_on()
@@ -129,7 +129,7 @@ class ForeignSequence:
             return
         error = classify.of_head(headers, self.answer.content_type)
         if error is not None:
-            self._fail(Verdict.FAILED, error)
+            self._fail(CallVerdict.FAILED, error)
 
     def body(self, data: bytes) -> None:
         if self._is_over:
@@ -161,11 +161,11 @@ class ForeignSequence:
         if self.answer.finish is not None:
             self._complete()  # the answer is whole; only the goodbye is missing
         else:
-            self._fail(Verdict.FAILED, self._failure("closed", reason))
+            self._fail(CallVerdict.FAILED, self._failure("closed", reason))
 
     # ------------------------------------------------------------ the iterator
 
-    def __aiter__(self) -> ForeignSequence:
+    def __aiter__(self) -> OpenAISequence:
         return self
 
     async def __anext__(self) -> Delta:
@@ -193,7 +193,7 @@ class ForeignSequence:
 
     # ------------------------------------------------------------ what came
 
-    def _take(self, pieces: Sequence[Piece]) -> None:
+    def _take(self, pieces: Sequence[BufferedChunk]) -> None:
         answer = self.answer
         for piece in pieces:
             self._lease.push(piece)
@@ -201,7 +201,7 @@ class ForeignSequence:
             self._saw_token()
         if answer.fault is not None:
             self._pass_on()
-            self._fail(Verdict.FAILED, classify.of_fault(answer.fault, has_begun=self._has_begun))
+            self._fail(CallVerdict.FAILED, classify.of_fault(answer.fault, has_begun=self._has_begun))
         elif answer.is_complete:
             self._complete()
         else:
@@ -211,7 +211,7 @@ class ForeignSequence:
         self.last_token_s = self._loop.time()
         if self.first_token_s is None:
             self.first_token_s = self.last_token_s
-            self._on_verdict(Verdict.ANSWERS, "")
+            self._on_verdict(CallVerdict.ANSWERS, "")
             if self._connection is not None:
                 self._has_first_words = True
                 self._connection.pause()
@@ -224,7 +224,7 @@ class ForeignSequence:
         if finish == "length" and self.most_tokens < self.submit.max_tokens:
             finish = "budget"  # it was asked for less than the client wanted: no more could be held
         self._lease.end(End(finish, tokens, basis))
-        self._over(Verdict.ANSWERS, "")
+        self._over(CallVerdict.ANSWERS, "")
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -275,7 +275,7 @@ class ForeignSequence:
     def _failure(self, code: str, message: str) -> UpstreamFailed:
         return classify.failure(code, message, has_begun=self._has_begun)
 
-    def _fail(self, verdict: Verdict, error: Exception) -> None:
+    def _fail(self, verdict: CallVerdict, error: Exception) -> None:
         if self._is_over:
             return
         self._over(verdict, str(error))
@@ -287,7 +287,7 @@ class ForeignSequence:
 
     # ------------------------------------------------------------ its life
 
-    def _over(self, verdict: Verdict, reason: str) -> None:
+    def _over(self, verdict: CallVerdict, reason: str) -> None:
         """The server has no more to say about it."""
         self._is_over = True
         self._patience.end()
@@ -317,15 +317,15 @@ class ForeignSequence:
         if self._is_over:
             return
         if self.is_held_up or self._has_first_words:
-            self._patience = Patience(self._loop, self._timeouts.between_s, self._late)
+            self._patience = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
         elif self._status == 0:
             self._fail(
-                Verdict.FAILED,
+                CallVerdict.FAILED,
                 NotBegun("first_byte", f"no answer began within {self._first_byte_s:g} s"),
             )
         else:
             self._fail(
-                Verdict.FAILED,
+                CallVerdict.FAILED,
                 self._failure("stalled", f"its answer stood still for {self._timeouts.between_s:g} s"),
             )
 

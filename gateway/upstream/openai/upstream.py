@@ -23,15 +23,15 @@ import msgspec
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 from gateway.upstream.base import UpstreamLost, UpstreamUnavailable, Wording
 from gateway.upstream.failover import next_replica, until_begun
-from gateway.upstream.health.monitor import ServerWatch, now
+from gateway.upstream.health.monitor import ServerMonitor, now
 from gateway.upstream.http.client import ConnectFailed, HttpClient
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai import request as openai_request
-from gateway.upstream.openai.classify import Verdict
+from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer
-from gateway.upstream.openai.load_estimate import ObservedLoad, running
-from gateway.upstream.openai.response_reader import StreamedAnswer, WholeAnswer
-from gateway.upstream.openai.sequence import ForeignSequence
+from gateway.upstream.openai.load_estimate import LoadEstimate, running
+from gateway.upstream.openai.response_reader import StreamedResponse, WholeResponse
+from gateway.upstream.openai.sequence import OpenAISequence
 from gateway.upstream.openai.token_count import TokenCount
 from tenants.storage.task_stop import stop
 
@@ -60,8 +60,8 @@ class OpenAIUpstream:
             max_connections=server.max_concurrent + SPARE_CONNECTIONS,
             api_key=server.api_key,
         )
-        self._sequences: dict[str, ForeignSequence] = {}
-        self._watch = ServerWatch(
+        self._sequences: dict[str, OpenAISequence] = {}
+        self._watch = ServerMonitor(
             server,
             self._client,
             vocabulary=vocabulary or UNKNOWN_VOCABULARY,
@@ -70,8 +70,8 @@ class OpenAIUpstream:
         )
         self._watchers: list[Callable[[], None]] = []
         self._sending: set[asyncio.Task[None]] = set()
-        self._load = ObservedLoad(server.name)
-        self._moving: dict[str, _Moving] = {}
+        self._load = LoadEstimate(server.name)
+        self._moving: dict[str, _FailoverSequence] = {}
         """What was sent here first, wherever it is now."""
         self.stand_ins: Sequence[OpenAIUpstream] = ()
         """Other replicas of the model, for what this one does not begin."""
@@ -168,7 +168,7 @@ class OpenAIUpstream:
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         sequence_id = submit.sequence_id
-        moving = self._moving[sequence_id] = _Moving(submit, wording, [self])
+        moving = self._moving[sequence_id] = _FailoverSequence(submit, wording, [self])
         try:
             first = self._first(moving)
         except UpstreamUnavailable:
@@ -205,7 +205,7 @@ class OpenAIUpstream:
 
     # ------------------------------------------------------------ attempts
 
-    def _first(self, moving: _Moving) -> ForeignSequence:
+    def _first(self, moving: _FailoverSequence) -> OpenAISequence:
         """The first attempt, on this server or, where it takes nothing now, on another one."""
         try:
             return self._begin(moving.submit, moving.wording)
@@ -215,7 +215,7 @@ class OpenAIUpstream:
                 raise
             return elsewhere
 
-    def _move(self, moving: _Moving, error: Exception) -> ForeignSequence | None:
+    def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
         """Another attempt, somewhere."""
         replica = None if moving.is_cancelled else next_replica(moving.tried, self.stand_ins, error)
         if replica is None:
@@ -225,7 +225,7 @@ class OpenAIUpstream:
         submit = msgspec.structs.replace(moving.submit, lease_tokens=moving.lease_tokens)
         return replica._begin(submit, moving.wording)
 
-    def _begin(self, submit: Submit, wording: Wording) -> ForeignSequence:
+    def _begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """One attempt, on this server."""
         if not self.is_up:
             raise UpstreamUnavailable(self._watch.refusal or "it failed too often; it is tried again shortly")
@@ -236,10 +236,10 @@ class OpenAIUpstream:
         is_whole = not wording.is_streamed and most_tokens <= min(server.whole_tokens, submit.lease_tokens)
         count = TokenCount(most_tokens, self._tokenize)
         timeouts = server.timeouts
-        sequence = ForeignSequence(
+        sequence = OpenAISequence(
             submit,
             most_tokens,
-            WholeAnswer(count) if is_whole else StreamedAnswer(count),
+            WholeResponse(count) if is_whole else StreamedResponse(count),
             replica_id=self.replica_id,
             timeouts=timeouts,
             first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
@@ -269,7 +269,7 @@ class OpenAIUpstream:
             task.add_done_callback(self._sending.discard)
         return sequence
 
-    async def _send(self, sequence: ForeignSequence, request: bytes) -> None:
+    async def _send(self, sequence: OpenAISequence, request: bytes) -> None:
         try:
             connection = await self._client.send(request, sequence, self.server.timeouts.connect_s)
         except ConnectFailed as error:
@@ -288,7 +288,7 @@ class OpenAIUpstream:
 
 
 @dataclass(slots=True)
-class _Moving:
+class _FailoverSequence:
     """A sequence and the replicas that it was sent to."""
 
     submit: Submit
@@ -311,9 +311,9 @@ class _Call:
 
     __slots__ = ("_epoch", "_watch")
 
-    def __init__(self, watch: ServerWatch) -> None:
+    def __init__(self, watch: ServerMonitor) -> None:
         self._watch = watch
         self._epoch = watch.begin()
 
-    def verdict(self, verdict: Verdict, reason: str) -> None:
+    def verdict(self, verdict: CallVerdict, reason: str) -> None:
         self._epoch = self._watch.verdict(self._epoch, verdict, reason)

@@ -35,8 +35,8 @@ import redis
 from psycopg.rows import dict_row
 
 from engine.client.client import EngineClient, EngineUnavailable
-from ops.bench.budgets.clients import Answer
-from ops.bench.budgets.testbed import House, Tenant
+from ops.bench.budgets.clients import ClientAttempt
+from ops.bench.budgets.testbed import BudgetTenant, Testbed
 from ops.sandbox.server import until
 
 KEYS = ("overshoot_tokens", "drift_tokens", "double_charges", "leaked_holds", "cancel_error_tokens")
@@ -47,7 +47,7 @@ SNAPSHOT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AuditedRow:
     """One row of the ledger."""
 
     request_id: str
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCounters:
     """What Redis says of one tenant."""
 
     used: Mapping[str, int]
@@ -75,17 +75,17 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AuditFacts:
     """Everything that was found when all had ended."""
 
-    tenants: Sequence[Tenant]
-    rows: Sequence[Row]
-    stored: Mapping[str, Stored]
+    tenants: Sequence[BudgetTenant]
+    rows: Sequence[AuditedRow]
+    stored: Mapping[str, StoredCounters]
     """By tenant id."""
     emitted: Mapping[str, int] | None
     """Output tokens by tenant id, as the engine counts them; None: it did not live through the scenario."""
     left_in_engine: int
-    answers: Sequence[Answer]
+    answers: Sequence[ClientAttempt]
 
 
 @dataclass
@@ -110,10 +110,10 @@ class Findings:
                 self.examples.append(f"{figure} {amount}: {example}")
 
 
-def judge(facts: Facts) -> Findings:
+def judge(facts: AuditFacts) -> Findings:
     """The five figures (see the module)."""
     found = Findings()
-    settled: dict[str, Row] = {}
+    settled: dict[str, AuditedRow] = {}
     for row in facts.rows:
         if row.kind == "settle":
             found.add("double_charges", int(row.request_id in settled), f"{row.request_id} settled again")
@@ -133,7 +133,9 @@ def judge(facts: Facts) -> Findings:
     return found
 
 
-def _judge_tenant(found: Findings, facts: Facts, tenant: Tenant, rows: Sequence[Row]) -> None:
+def _judge_tenant(
+    found: Findings, facts: AuditFacts, tenant: BudgetTenant, rows: Sequence[AuditedRow]
+) -> None:
     answers = [answer for answer in facts.answers if answer.tenant_id == tenant.tenant_id]
     output = sum(row.output_tokens for row in rows)
     emitted = None if facts.emitted is None else facts.emitted.get(tenant.tenant_id, 0)
@@ -157,7 +159,7 @@ def _judge_tenant(found: Findings, facts: Facts, tenant: Tenant, rows: Sequence[
         found.add(figure, off, f"{tenant.name}: charged {output}, the engine emitted {emitted}")
 
 
-def _judge_answer(found: Findings, answer: Answer, row: Row | None) -> None:
+def _judge_answer(found: Findings, answer: ClientAttempt, row: AuditedRow | None) -> None:
     charged = 0 if row is None else row.output_tokens
     if not answer.request_id or answer.is_replay:
         return
@@ -172,7 +174,7 @@ def _judge_answer(found: Findings, answer: Answer, row: Row | None) -> None:
     found.add("drift_tokens", off, what)
 
 
-def _judge_keys(found: Findings, answers: Sequence[Answer], settled: Mapping[str, Row]) -> None:
+def _judge_keys(found: Findings, answers: Sequence[ClientAttempt], settled: Mapping[str, AuditedRow]) -> None:
     runs = {
         (answer.tenant_id, answer.idempotency_key, answer.request_id)
         for answer in answers
@@ -225,8 +227,12 @@ class Witness:
 
 
 async def gather(
-    house: House, witness: Witness, pid: int, tenants: Sequence[Tenant], answers: Sequence[Answer]
-) -> Facts:
+    house: Testbed,
+    witness: Witness,
+    pid: int,
+    tenants: Sequence[BudgetTenant],
+    answers: Sequence[ClientAttempt],
+) -> AuditFacts:
     """Waits until everything has ended (or, in vain, `IDLE_S`), then reads what it came to."""
     ids = [tenant.tenant_id for tenant in tenants]
 
@@ -239,7 +245,7 @@ async def gather(
     emitted, left = await witness.look(pid)
     rows = await asyncio.to_thread(_rows, house.postgres.url, ids)
     stored = await asyncio.to_thread(_stored, house.redis.url, ids)
-    return Facts(tenants, rows, stored, emitted, left, answers)
+    return AuditFacts(tenants, rows, stored, emitted, left, answers)
 
 
 def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
@@ -251,16 +257,16 @@ def _open_requests(url: str, tenant_ids: Collection[str]) -> int:
     return int(found[0])
 
 
-def _rows(url: str, tenant_ids: Collection[str]) -> list[Row]:
+def _rows(url: str, tenant_ids: Collection[str]) -> list[AuditedRow]:
     query = "SELECT * FROM ledger WHERE tenant_id = ANY(%s) ORDER BY id"
     with psycopg.connect(url, connect_timeout=10, row_factory=dict_row) as connection:
         return [_row(found) for found in connection.execute(query, [list(tenant_ids)])]
 
 
-def _row(found: Mapping[str, Any]) -> Row:
+def _row(found: Mapping[str, Any]) -> AuditedRow:
     detail = found["detail"]
     detail = json.loads(detail) if isinstance(detail, str) else detail
-    return Row(
+    return AuditedRow(
         found["request_id"],
         found["tenant_id"],
         found["kind"],
@@ -271,7 +277,7 @@ def _row(found: Mapping[str, Any]) -> Row:
     )
 
 
-def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, Stored]:
+def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, StoredCounters]:
     found = {}
     with redis.Redis.from_url(url, decode_responses=True, socket_timeout=10) as client:
         for tenant_id in tenant_ids:
@@ -281,7 +287,7 @@ def _stored(url: str, tenant_ids: Collection[str]) -> dict[str, Stored]:
     return found
 
 
-def read_counters(counters: Mapping[str, str], holds: int) -> Stored:
+def read_counters(counters: Mapping[str, str], holds: int) -> StoredCounters:
     """A tenant's hash in Redis. A counter's name is kind:subject:meter:shape:tier; the value of a window is
     "start end used held promised", of a bucket "level time held", of a concurrency "held"."""
     used, held = {}, {}
@@ -294,4 +300,4 @@ def read_counters(counters: Mapping[str, str], holds: int) -> Stored:
         still = sum(numbers[3:]) if len(numbers) == 5 else numbers[-1]
         if still:
             held[name] = still
-    return Stored(used, held, holds)
+    return StoredCounters(used, held, holds)

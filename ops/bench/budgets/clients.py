@@ -29,7 +29,7 @@ RETRIED = (408, 409, 429)
 
 
 @dataclass(slots=True)
-class Answer:
+class ClientAttempt:
     """One attempt, as its client saw it."""
 
     tenant_id: str
@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClientRequest:
     """What one client wants."""
 
     tenant_id: str
@@ -79,10 +79,13 @@ async def clients() -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask_once(
-    client: httpx.AsyncClient, url: str, ask: Ask, on_token: Callable[[Answer], None] | None = None
-) -> Answer:
+    client: httpx.AsyncClient,
+    url: str,
+    ask: ClientRequest,
+    on_token: Callable[[ClientAttempt], None] | None = None,
+) -> ClientAttempt:
     """One attempt; never raises for what the server does. `on_token` hears of each delivery."""
-    answer = Answer(ask.tenant_id, idempotency_key=ask.idempotency_key)
+    answer = ClientAttempt(ask.tenant_id, idempotency_key=ask.idempotency_key)
     headers = {"authorization": f"Bearer {ask.key}"}
     if ask.idempotency_key:
         headers["idempotency-key"] = ask.idempotency_key
@@ -114,7 +117,7 @@ async def ask_once(
     return answer
 
 
-def _read_head(answer: Answer, reply: httpx.Response) -> None:
+def _read_head(answer: ClientAttempt, reply: httpx.Response) -> None:
     answer.status = reply.status_code
     answer.request_id = reply.headers.get("x-request-id", "")
     answer.is_replay = reply.headers.get("x-fairgate-idempotent-replay") == "true"
@@ -125,7 +128,7 @@ def _read_head(answer: Answer, reply: httpx.Response) -> None:
             answer.retry_after_s = float(after_ms) / 1000 if after_ms else float(after_s)
 
 
-def _read_whole(answer: Answer, content: bytes) -> None:
+def _read_whole(answer: ClientAttempt, content: bytes) -> None:
     try:
         found = json.loads(content)
     except ValueError:
@@ -140,14 +143,14 @@ def _read_whole(answer: Answer, content: bytes) -> None:
     answer.delivered_tokens = answer.usage_tokens = found["usage"]["completion_tokens"]
 
 
-def _read_error(answer: Answer, error: Any) -> None:
+def _read_error(answer: ClientAttempt, error: Any) -> None:
     found = error if isinstance(error, dict) else {}
     answer.code = str(found.get("code") or found.get("type") or "error")
     if answer.code == "engine_lost" and (number := re.search(r"The (\d+) tokens", str(found.get("message")))):
         answer.usage_tokens = int(number[1])
 
 
-def take_line(answer: Answer, line: str, now_s: float) -> bool:
+def take_line(answer: ClientAttempt, line: str, now_s: float) -> bool:
     """Takes one line of a stream; True: it brought tokens."""
     if line == "data: [DONE]":
         answer.is_whole = True
@@ -173,13 +176,13 @@ def take_line(answer: Answer, line: str, now_s: float) -> bool:
 async def persist(
     client: httpx.AsyncClient,
     urls: Sequence[str],
-    ask: Ask,
-    answers: list[Answer],
+    ask: ClientRequest,
+    answers: list[ClientAttempt],
     *,
     first_url: int = 0,
     until_s: float,
-    on_token: Callable[[Answer], None] | None = None,
-) -> Answer:
+    on_token: Callable[[ClientAttempt], None] | None = None,
+) -> ClientAttempt:
     """Asks until there is an answer, or no sense in asking again, or `until_s` (monotonic); the next gateway
     each time. Every attempt goes into `answers`; returns the last."""
     for attempt in itertools.count():

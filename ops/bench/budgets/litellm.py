@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from ops.bench.budgets.clients import Answer, Ask, persist
-from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Evidence, Question, judged_burst
-from ops.bench.budgets.testbed import House, ScenarioFailed
+from ops.bench.budgets.clients import ClientAttempt, ClientRequest, persist
+from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Question, ScenarioEvidence, judged_burst
+from ops.bench.budgets.testbed import ScenarioFailed, Testbed
 from ops.bench.common.processes import end
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import until
@@ -64,7 +64,7 @@ class LiteLLM:
     rows: int = 4
 
     async def run(
-        self, house: House, client: httpx.AsyncClient, questions: Sequence[Question]
+        self, house: Testbed, client: httpx.AsyncClient, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
         """Bursts of 50, with and without max_tokens, streaming and not. Raises `ScenarioFailed`."""
         tenant = await house.tenant("behind-the-peer")
@@ -77,7 +77,7 @@ class LiteLLM:
         return rows
 
     @asynccontextmanager
-    async def _proxy(self, house: House, key: str) -> AsyncIterator[str]:
+    async def _proxy(self, house: Testbed, key: str) -> AsyncIterator[str]:
         with tempfile.TemporaryDirectory(prefix="fairgate-contract-peer-") as name:
             directory = Path(name)
             config = CONFIG.format(model=house.model, url=house.servers[0].url, key=key)
@@ -142,15 +142,17 @@ async def _burst(
     amount = int(demand * SHARE[CLIENTS])
     name = f"{'max' if asks_max_tokens else 'open'}-{'stream' if streams else 'plain'}"
     begun_s = time.monotonic()
-    answers: list[Answer] = []
+    answers: list[ClientAttempt] = []
     fields = {"stream": streams, "temperature": 0} | ({"max_tokens": MAX_TOKENS} if asks_max_tokens else {})
     asks = [
-        Ask("", f"sk-{amount}-{name}", {"model": model, "messages": question.messages, **fields})
+        ClientRequest("", f"sk-{amount}-{name}", {"model": model, "messages": question.messages, **fields})
         for question in wanted
     ]
     until_s = begun_s + PATIENCE_S
     await asyncio.gather(*(persist(client, [url], ask, answers, until_s=until_s) for ask in asks))
-    evidence = judged_burst(Evidence([], answers), amount, demand, time.monotonic() - begun_s, must=False)
+    evidence = judged_burst(
+        ScenarioEvidence([], answers), amount, demand, time.monotonic() - begun_s, must=False
+    )
     served = [answer for answer in answers if answer.status == 200]
     used = sum(answer.prompt_tokens + answer.delivered_tokens for answer in served)
     return {

@@ -22,8 +22,8 @@ from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
 from ops.bench.budgets.clients import clients
 from ops.bench.budgets.litellm import LiteLLM, installed_litellm
-from ops.bench.budgets.scenarios import Question, Scenario, Stage, questions, scenarios
-from ops.bench.budgets.testbed import House, ScenarioFailed, open_house
+from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
+from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_house
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BudgetBenchOptions:
     """What to run."""
 
     names: Sequence[str] = ()
@@ -45,7 +45,7 @@ class Options:
     peers_dir: Path = Path(".bench-peers")
 
 
-def chosen(options: Options) -> list[Scenario]:
+def chosen(options: BudgetBenchOptions) -> list[BudgetScenario]:
     """The scenarios to run. Raises `ValueError` for a name that fits none."""
     everything = scenarios(options.gateways, options.concurrency)
     for name in options.names:
@@ -59,7 +59,7 @@ def chosen(options: Options) -> list[Scenario]:
     ]
 
 
-async def run(options: Options, progress: Progress) -> dict[str, Any]:
+async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]:
     """All scenarios; the report as JSON. Raises `NoServer`, `ServerFailed`, `ScenarioFailed`."""
     selected = chosen(options)
     # That the engine is lost is what some scenarios are about.
@@ -89,7 +89,7 @@ async def run(options: Options, progress: Progress) -> dict[str, Any]:
 
 
 async def _peer(
-    peer: LiteLLM, house: House, client: httpx.AsyncClient, asked: Sequence[Question]
+    peer: LiteLLM, house: Testbed, client: httpx.AsyncClient, asked: Sequence[Question]
 ) -> list[dict[str, Any]]:
     try:
         return await peer.run(house, client, asked)
@@ -100,7 +100,11 @@ async def _peer(
 
 
 async def _one(
-    house: House, client: httpx.AsyncClient, asked: Sequence[Question], witness: Witness, scenario: Scenario
+    house: Testbed,
+    client: httpx.AsyncClient,
+    asked: Sequence[Question],
+    witness: Witness,
+    scenario: BudgetScenario,
 ) -> dict[str, Any]:
     begun_s = time.monotonic()
     row: dict[str, Any] = {"scenario": scenario.name, "gateways": scenario.gateways}
@@ -110,7 +114,7 @@ async def _one(
         async with asyncio.timeout(SCENARIO_S):
             pid = await witness.start()
             # Fewer gateways than there are: the others stay idle.
-            stage = Stage(house, client, asked, scenario.name, scenario.gateways)
+            stage = ScenarioContext(house, client, asked, scenario.name, scenario.gateways)
             evidence = await scenario.run(stage)
             after = evidence.after
             facts = await gather(house, witness, pid, evidence.tenants, evidence.answers)

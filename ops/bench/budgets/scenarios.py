@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from ops.bench.budgets.clients import Answer, Ask, ask_once, persist
+from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist
 from ops.bench.budgets.stream_rate import tokens_per_s
-from ops.bench.budgets.testbed import House, ScenarioFailed, Tenant
+from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
 
 PATIENCE_S = 30.0
 """So long a refused client goes on asking."""
@@ -52,10 +52,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ScenarioContext:
     """What a scenario works with."""
 
-    house: House
+    house: Testbed
     client: httpx.AsyncClient
     questions: Sequence[Question]
     name: str
@@ -73,11 +73,11 @@ class Stage:
 
 
 @dataclass
-class Evidence:
+class ScenarioEvidence:
     """What happened, for the audit, and figures of the scenario's own."""
 
-    tenants: list[Tenant]
-    answers: list[Answer]
+    tenants: list[BudgetTenant]
+    answers: list[ClientAttempt]
     figures: dict[str, float] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     """Requirements of the scenario's own that were not met."""
@@ -85,11 +85,11 @@ class Evidence:
     """Puts the house in order again, after the audit."""
 
 
-Run = Callable[[Stage], Awaitable[Evidence]]
+Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class BudgetScenario:
     """One row of the report."""
 
     name: str
@@ -98,7 +98,7 @@ class Scenario:
 
 
 async def questions(
-    house: House, client: httpx.AsyncClient, chats: Sequence[list[dict[str, str]]]
+    house: Testbed, client: httpx.AsyncClient, chats: Sequence[list[dict[str, str]]]
 ) -> list[Question]:
     """Asks everything once without a limit: how long the answers are is measured, not assumed."""
     tenant = await house.tenant("lengths")
@@ -106,7 +106,9 @@ async def questions(
 
     async def measure(messages: list[dict[str, str]]) -> Question:
         body = {"model": house.model, "messages": messages, "temperature": 0, "max_tokens": 300}
-        answer = await ask_once(client, house.servers[0].url, Ask(tenant.tenant_id, tenant.key, body))
+        answer = await ask_once(
+            client, house.servers[0].url, ClientRequest(tenant.tenant_id, tenant.key, body)
+        )
         if answer.status != 200 or answer.finish != "stop":
             raise ScenarioFailed(
                 f"a question was not answered: {answer.status} {answer.code} {answer.finish}"
@@ -122,7 +124,7 @@ async def questions(
 def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
     """So many requests at once on one budget that is enough for a part of them."""
 
-    async def run(stage: Stage) -> Evidence:
+    async def run(stage: ScenarioContext) -> ScenarioEvidence:
         wanted = [stage.questions[number % len(stage.questions)] for number in range(concurrency)]
         demand = sum(question.total_tokens for question in wanted)
         amount = int(demand * SHARE.get(concurrency, 0.3))
@@ -130,14 +132,14 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
         await stage.house.known(tenant)
         fields = {"stream": streams} | ({"max_tokens": MAX_TOKENS} if asks_max_tokens else {})
         until_s = time.monotonic() + PATIENCE_S
-        answers: list[Answer] = []
+        answers: list[ClientAttempt] = []
         begun_s = time.monotonic()
         await asyncio.gather(
             *(
                 persist(
                     stage.client,
                     stage.urls,
-                    Ask(tenant.tenant_id, tenant.key, stage.body(number, **fields)),
+                    ClientRequest(tenant.tenant_id, tenant.key, stage.body(number, **fields)),
                     answers,
                     first_url=number,
                     until_s=until_s,
@@ -146,13 +148,19 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
             )
         )
         return judged_burst(
-            Evidence([tenant], answers), amount, demand, time.monotonic() - begun_s, must=not asks_max_tokens
+            ScenarioEvidence([tenant], answers),
+            amount,
+            demand,
+            time.monotonic() - begun_s,
+            must=not asks_max_tokens,
         )
 
     return run
 
 
-def judged_burst(evidence: Evidence, amount: int, demand: int, seconds: float, *, must: bool) -> Evidence:
+def judged_burst(
+    evidence: ScenarioEvidence, amount: int, demand: int, seconds: float, *, must: bool
+) -> ScenarioEvidence:
     """`admitted_of_admissible`: of the tokens that the budget would have allowed, given how long the answers
     are, so many were delivered (prompts included); `admitted_at_once`: to first attempts alone."""
     served = [answer for answer in evidence.answers if answer.status == 200]
@@ -178,11 +186,11 @@ def judged_burst(evidence: Evidence, amount: int, demand: int, seconds: float, *
 # ---------------------------------------------------------------- kill -9
 
 
-def kill(hit: Callable[[House], Awaitable[None]], mend: Callable[[House], Awaitable[None]]) -> Run:
+def kill(hit: Callable[[Testbed], Awaitable[None]], mend: Callable[[Testbed], Awaitable[None]]) -> Run:
     """Two tenants stream and wait for whole answers; in the middle `hit` kills. `mend` starts again what was
     killed."""
 
-    async def run(stage: Stage) -> Evidence:
+    async def run(stage: ScenarioContext) -> ScenarioEvidence:
         demand = KILL_CLIENTS // 2 * KILL_TOKENS
         tight = await stage.house.tenant(
             f"{stage.name}-tight", meter="output_tokens", amount=demand // 2, window="lifetime"
@@ -191,11 +199,11 @@ def kill(hit: Callable[[House], Awaitable[None]], mend: Callable[[House], Awaita
             f"{stage.name}-wide", meter="output_tokens", amount=demand * 3, window="lifetime"
         )
         await stage.house.known(tight, wide)
-        answers: list[Answer] = []
+        answers: list[ClientAttempt] = []
         far_enough: set[int] = set()
         is_time = asyncio.Event()
 
-        def on_token(answer: Answer) -> None:
+        def on_token(answer: ClientAttempt) -> None:
             if answer.delivered_tokens >= TOKENS_BEFORE_KILL:
                 far_enough.add(id(answer))
             if len(far_enough) >= STREAMS_BEFORE_KILL:
@@ -206,7 +214,7 @@ def kill(hit: Callable[[House], Awaitable[None]], mend: Callable[[House], Awaita
         for number in range(KILL_CLIENTS):
             tenant = (tight, wide)[number % 2]
             body = stage.body(number, stream=number // 2 % 3 > 0, max_tokens=KILL_TOKENS, ignore_eos=True)
-            ask = Ask(tenant.tenant_id, tenant.key, body)
+            ask = ClientRequest(tenant.tenant_id, tenant.key, body)
             clients.append(
                 asyncio.create_task(
                     persist(
@@ -234,7 +242,7 @@ def kill(hit: Callable[[House], Awaitable[None]], mend: Callable[[House], Awaita
             for client in clients:
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
-        evidence = Evidence([tight, wide], answers)
+        evidence = ScenarioEvidence([tight, wide], answers)
         cut = [
             answer
             for answer in answers
@@ -251,10 +259,10 @@ def kill(hit: Callable[[House], Awaitable[None]], mend: Callable[[House], Awaita
     return run
 
 
-async def _serving_again(stage: Stage, tenant: Tenant, answers: list[Answer]) -> float:
+async def _serving_again(stage: ScenarioContext, tenant: BudgetTenant, answers: list[ClientAttempt]) -> float:
     """When (monotonic) every gateway that lives has answered a request again."""
     alive = [server.url for server in stage.house.servers if server.process.returncode is None]
-    ask = Ask(tenant.tenant_id, tenant.key, stage.body(0, max_tokens=1))
+    ask = ClientRequest(tenant.tenant_id, tenant.key, stage.body(0, max_tokens=1))
     until_s = time.monotonic() + PATIENCE_S
     for url in alive:
         last = await persist(stage.client, [url], ask, answers, until_s=until_s)
@@ -263,49 +271,49 @@ async def _serving_again(stage: Stage, tenant: Tenant, answers: list[Answer]) ->
     return time.monotonic()
 
 
-async def _kill_gateway(house: House) -> None:
+async def _kill_gateway(house: Testbed) -> None:
     await house.kill_gateway(0)
 
 
-async def _others_serve(house: House) -> None:
+async def _others_serve(house: Testbed) -> None:
     await house.ready([number for number in range(len(house.servers)) if number])
 
 
-async def _kill_engine(house: House) -> None:
+async def _kill_engine(house: Testbed) -> None:
     await house.kill_engine()
 
 
-async def _engine_again(house: House) -> None:
+async def _engine_again(house: Testbed) -> None:
     await house.start_engine()
     await house.ready()
 
 
-async def _kill_both(house: House) -> None:
+async def _kill_both(house: Testbed) -> None:
     assert house.engine is not None
     house.engine.kill()
     house.servers[0].process.kill()
     await asyncio.gather(house.kill_engine(), house.kill_gateway(0))
 
 
-async def _engine_and_others(house: House) -> None:
+async def _engine_and_others(house: Testbed) -> None:
     await house.start_engine()
     await _others_serve(house)
 
 
-async def _kill_redis(house: House) -> None:
+async def _kill_redis(house: Testbed) -> None:
     house.redis.kill()
 
 
-async def _redis_again(house: House) -> None:
+async def _redis_again(house: Testbed) -> None:
     house.redis.start()
     await house.ready()
 
 
-async def _kill_postgres(house: House) -> None:
+async def _kill_postgres(house: Testbed) -> None:
     house.postgres.kill()
 
 
-async def _postgres_again(house: House) -> None:
+async def _postgres_again(house: Testbed) -> None:
     house.postgres.start()
     await house.ready()
 
@@ -313,7 +321,7 @@ async def _postgres_again(house: House) -> None:
 def _then_restart(run: Run) -> Run:
     """The killed gateway comes back after the audit: what it left was the others' to settle."""
 
-    async def with_restart(stage: Stage) -> Evidence:
+    async def with_restart(stage: ScenarioContext) -> ScenarioEvidence:
         async def after() -> None:
             await stage.house.restart_gateway(0)
             await stage.house.ready()
@@ -332,7 +340,7 @@ def _then_restart(run: Run) -> Run:
 # ---------------------------------------------------------------- clients
 
 
-async def disconnects(stage: Stage) -> Evidence:
+async def disconnects(stage: ScenarioContext) -> ScenarioEvidence:
     """Clients that leave, streaming and not; each is a tenant of its own, so that what the engine emitted for
     it is known exactly."""
     tenants = [
@@ -342,12 +350,12 @@ async def disconnects(stage: Stage) -> Evidence:
         for number in range(LEAVERS)
     ]
     await stage.house.known(*tenants)
-    answers: list[Answer] = []
+    answers: list[ClientAttempt] = []
 
-    async def leave(number: int, tenant: Tenant) -> None:
+    async def leave(number: int, tenant: BudgetTenant) -> None:
         streams = number % 4 != 3
         body = stage.body(number, stream=streams, max_tokens=600, ignore_eos=True)
-        ask = Ask(
+        ask = ClientRequest(
             tenant.tenant_id,
             tenant.key,
             body,
@@ -357,13 +365,13 @@ async def disconnects(stage: Stage) -> Evidence:
         answers.append(await ask_once(stage.client, stage.urls[number % len(stage.urls)], ask))
 
     await asyncio.gather(*(leave(number, tenant) for number, tenant in enumerate(tenants)))
-    evidence = Evidence(tenants, answers, {"left": sum(answer.has_left for answer in answers)})
+    evidence = ScenarioEvidence(tenants, answers, {"left": sum(answer.has_left for answer in answers)})
     if evidence.figures["left"] < LEAVERS:
         evidence.broken.append(f"only {evidence.figures['left']} of {LEAVERS} clients left in the middle")
     return evidence
 
 
-async def retries(stage: Stage) -> Evidence:
+async def retries(stage: ScenarioContext) -> ScenarioEvidence:
     """Under each Idempotency-Key: two attempts at once through different gateways, one that leaves in the
     middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many runs
     as attempts."""
@@ -372,7 +380,7 @@ async def retries(stage: Stage) -> Evidence:
         f"{stage.name}-plain", meter="output_tokens", amount=100_000, window="lifetime"
     )
     await stage.house.known(tenant, plain)
-    answers: list[Answer] = []
+    answers: list[ClientAttempt] = []
     until_s = time.monotonic() + PATIENCE_S
     broken: list[str] = []
 
@@ -380,9 +388,11 @@ async def retries(stage: Stage) -> Evidence:
         body = stage.body(number, stream=number % 2 == 0, max_tokens=120, ignore_eos=True)
         key = f"{stage.name}-{number}"
         if number % 4 == 0:
-            leaver = Ask(tenant.tenant_id, tenant.key, body, leave_after_tokens=4, idempotency_key=key)
+            leaver = ClientRequest(
+                tenant.tenant_id, tenant.key, body, leave_after_tokens=4, idempotency_key=key
+            )
             answers.append(await ask_once(stage.client, stage.urls[0], leaver))
-        ask = Ask(tenant.tenant_id, tenant.key, body, idempotency_key=key)
+        ask = ClientRequest(tenant.tenant_id, tenant.key, body, idempotency_key=key)
         attempts = [
             persist(stage.client, stage.urls, ask, answers, first_url=number + place, until_s=until_s)
             for place in range(2)
@@ -395,7 +405,9 @@ async def retries(stage: Stage) -> Evidence:
             broken.append(f"key {number}: two answers")
 
     async def without_key(number: int) -> None:
-        ask = Ask(plain.tenant_id, plain.key, stage.body(number, stream=True, max_tokens=40, ignore_eos=True))
+        ask = ClientRequest(
+            plain.tenant_id, plain.key, stage.body(number, stream=True, max_tokens=40, ignore_eos=True)
+        )
         for place in range(2):
             await persist(stage.client, stage.urls, ask, answers, first_url=number + place, until_s=until_s)
 
@@ -406,31 +418,31 @@ async def retries(stage: Stage) -> Evidence:
     }
     if not figures["replays"]:
         broken.append("nothing was replayed")
-    return Evidence([tenant, plain], answers, figures, broken)
+    return ScenarioEvidence([tenant, plain], answers, figures, broken)
 
 
-async def slope(stage: Stage) -> Evidence:
+async def slope(stage: ScenarioContext) -> ScenarioEvidence:
     """A limit of 100 output tokens a second with a burst of 10: how fast is the stream from token 50 on?"""
     tenant = await stage.house.tenant(
         stage.name, meter="output_tokens", amount=BURST_TOKENS, rate_per_s=RATE_PER_S
     )
     await stage.house.known(tenant)
     body = stage.body(0, stream=True, max_tokens=SLOPE_TOKENS, ignore_eos=True)
-    answer = await ask_once(stage.client, stage.urls[0], Ask(tenant.tenant_id, tenant.key, body))
+    answer = await ask_once(stage.client, stage.urls[0], ClientRequest(tenant.tenant_id, tenant.key, body))
     if not answer.is_whole or answer.delivered_tokens < SLOPE_TOKENS:
         raise ScenarioFailed(
             f"the stream ended after {answer.delivered_tokens} tokens: {answer.status} {answer.code}"
         )
     rate = tokens_per_s(answer.token_times_s, SLOPE_FROM)
-    evidence = Evidence([tenant], [answer], {"tokens_per_s": round(rate, 2)})
+    evidence = ScenarioEvidence([tenant], [answer], {"tokens_per_s": round(rate, 2)})
     if abs(rate / RATE_PER_S - 1) > SLOPE_WITHIN:
         evidence.broken.append(f"{rate:.1f} tokens/s, not {RATE_PER_S:g} +- {SLOPE_WITHIN:.0%}")
     return evidence
 
 
-def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[Scenario]:
+def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
     """All of them, in the order in which they run: those with few gateways first."""
-    found = [Scenario("rate", 1, slope)]
+    found = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
         for clients in concurrency:
             for asks_max_tokens in (True, False):
@@ -438,7 +450,7 @@ def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[Scena
                     what = "max" if asks_max_tokens else "open"
                     name = f"burst-{clients}x{count}-{what}-{'stream' if streams else 'plain'}"
                     found.append(
-                        Scenario(
+                        BudgetScenario(
                             name, count, burst(clients, asks_max_tokens=asks_max_tokens, streams=streams)
                         )
                     )
@@ -449,14 +461,14 @@ def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[Scena
     return found
 
 
-def _others(gateways: int) -> list[Scenario]:
+def _others(gateways: int) -> list[BudgetScenario]:
     count = max(2, gateways)
     return [
-        Scenario("disconnects", count, disconnects),
-        Scenario("retries", count, retries),
-        Scenario("kill-gateway", count, _then_restart(kill(_kill_gateway, _others_serve))),
-        Scenario("kill-engine", count, kill(_kill_engine, _engine_again)),
-        Scenario("kill-redis", count, kill(_kill_redis, _redis_again)),
-        Scenario("kill-postgres", count, kill(_kill_postgres, _postgres_again)),
-        Scenario("kill-both", count, _then_restart(kill(_kill_both, _engine_and_others))),
+        BudgetScenario("disconnects", count, disconnects),
+        BudgetScenario("retries", count, retries),
+        BudgetScenario("kill-gateway", count, _then_restart(kill(_kill_gateway, _others_serve))),
+        BudgetScenario("kill-engine", count, kill(_kill_engine, _engine_again)),
+        BudgetScenario("kill-redis", count, kill(_kill_redis, _redis_again)),
+        BudgetScenario("kill-postgres", count, kill(_kill_postgres, _postgres_again)),
+        BudgetScenario("kill-both", count, _then_restart(kill(_kill_both, _engine_and_others))),
     ]

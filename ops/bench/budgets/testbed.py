@@ -39,7 +39,7 @@ class ScenarioFailed(Exception):
 
 
 @dataclass
-class House:
+class Testbed:
     """Everything that a scenario uses or kills."""
 
     directory: Path
@@ -146,7 +146,7 @@ class House:
 
     # ------------------------------------------------------------ tenants
 
-    async def tenant(self, name: str, **limit: Any) -> Tenant:
+    async def tenant(self, name: str, **limit: Any) -> BudgetTenant:
         """A tenant with a key and, if asked for, one limit that all gateways know.
 
         Raises `ScenarioFailed`.
@@ -157,7 +157,7 @@ class House:
             if limit:
                 await _call(client, "POST", "/admin/v1/limits", {"tenant": name, "mode": "hard", **limit})
         is_budget = "window" in limit
-        return Tenant(
+        return BudgetTenant(
             name,
             made["id"],
             key["key"],
@@ -166,7 +166,7 @@ class House:
             bool(limit),
         )
 
-    async def known(self, *tenants: Tenant) -> None:
+    async def known(self, *tenants: BudgetTenant) -> None:
         """Waits until every gateway knows these tenants and their limits. Raises `ScenarioFailed`."""
         wanted = {tenant.name: tenant.has_limit for tenant in tenants}
         for server in self.servers:
@@ -182,7 +182,7 @@ class House:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class BudgetTenant:
     """Whom requests are charged to; `meter` and `amount` are those of its budget, where it has one."""
 
     name: str
@@ -201,7 +201,7 @@ async def _call(client: httpx.AsyncClient, method: str, path: str, body: object 
 
 
 @contextlib.asynccontextmanager
-async def open_house(say: Callable[[str], None]) -> AsyncIterator[House]:
+async def open_house(say: Callable[[str], None]) -> AsyncIterator[Testbed]:
     """Database, Redis, engine and the first gateway. Ends and deletes all of it on the way out.
 
     Raises `NoServer`, `ServerFailed`.
@@ -215,7 +215,7 @@ async def open_house(say: Callable[[str], None]) -> AsyncIterator[House]:
         closing.callback(postgres.stop)
         redis = start_redis()
         closing.callback(redis.stop)
-        house = House(directory, postgres, redis)
+        house = Testbed(directory, postgres, redis)
         try:
             say("starting the engine and the first gateway")
             await house.start_engine()

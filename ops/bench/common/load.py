@@ -28,7 +28,7 @@ SEED = 20
 
 
 @dataclass(frozen=True)
-class Party:
+class BenchTenant:
     """One tenant of a benchmark."""
 
     name: str
@@ -48,7 +48,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def fresh_bench(
-    parties: Sequence[Party], model: str | None, arguments: Sequence[str]
+    parties: Sequence[BenchTenant], model: str | None, arguments: Sequence[str]
 ) -> AsyncIterator[Bench]:
     """A server in a directory that goes away again. Raises `ServerFailed`."""
     model_dir = model_directory(model)
@@ -82,7 +82,7 @@ def model_directory(model: str | None) -> Path:
     return Path(model).absolute() if model else SHIPPED_MODEL
 
 
-async def enrol(server: LocalServer, parties: Sequence[Party]) -> tuple[dict[str, str], dict[str, str]]:
+async def enrol(server: LocalServer, parties: Sequence[BenchTenant]) -> tuple[dict[str, str], dict[str, str]]:
     """Makes the tenants; their keys, and their ids."""
     settings = Settings(data_dir=server.data_dir)
     database = open_database(settings.resolved_database_url)
@@ -100,7 +100,7 @@ async def enrol(server: LocalServer, parties: Sequence[Party]) -> tuple[dict[str
 
 @contextlib.asynccontextmanager
 async def closed_loops(
-    bench: Bench, parties: Sequence[Party], on_answer: Callable[[str, dict[str, Any]], None]
+    bench: Bench, parties: Sequence[BenchTenant], on_answer: Callable[[str, dict[str, Any]], None]
 ) -> AsyncIterator[None]:
     """Keeps every connection of every party busy until the block ends; all draw from the same mix.
 
@@ -126,7 +126,7 @@ async def closed_loops(
 async def _loop(
     client: httpx.AsyncClient,
     bench: Bench,
-    party: Party,
+    party: BenchTenant,
     number: int,
     on_answer: Callable[[str, dict[str, Any]], None],
 ) -> None:

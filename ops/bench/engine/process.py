@@ -27,7 +27,7 @@ class EngineFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class EngineLaunch:
     """How an engine's process is started, and what `load` tells it."""
 
     name: str
@@ -39,7 +39,9 @@ class Launch:
 class EngineProcess:
     """A running engine; made by `engine_process`."""
 
-    def __init__(self, launch: Launch, process: subprocess.Popen[str], stderr: IO[str], timeout_s: float):
+    def __init__(
+        self, launch: EngineLaunch, process: subprocess.Popen[str], stderr: IO[str], timeout_s: float
+    ):
         self._name = launch.name
         self._process = process
         self._stderr = stderr
@@ -91,7 +93,7 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def engine_process(launch: Launch, *, timeout_s: float) -> Iterator[EngineProcess]:
+def engine_process(launch: EngineLaunch, *, timeout_s: float) -> Iterator[EngineProcess]:
     """An engine's process, which ends with the block. Raises `EngineFailed`."""
     threads = str(launch.options["threads"])
     environment = os.environ | {

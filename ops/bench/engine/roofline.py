@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ideal:
+class RooflineIdeal:
     """The best that the limits allow for a workload whose requests all arrive at once."""
 
     prefill_s: float
@@ -50,7 +50,7 @@ class Ideal:
 
 def ideal(
     shape: ModelShape, limits: Limits, lengths: Sequence[tuple[int, int]], *, element_bytes: int
-) -> Ideal:
+) -> RooflineIdeal:
     """For requests of (prompt tokens, output tokens). Prefill gives each its first token."""
     prefill_flops = sum(shape.prefill_flops(prompt) for prompt, _ in lengths)
     decode_s = 0.0
@@ -64,7 +64,7 @@ def ideal(
         memory_bound += memory_s > compute_s
         decode_s += max(memory_s, compute_s)
     prefill_s = prefill_flops / limits.flops_per_s
-    return Ideal(
+    return RooflineIdeal(
         prefill_s=prefill_s,
         decode_s=decode_s,
         decode_steps=steps,

@@ -19,7 +19,7 @@ from typing import Any
 from engine.core.core import EngineConfig
 from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
 from ops.bench.engine.models import NoModel, cache_dir, export_for_openvino, find_model, read_config
-from ops.bench.engine.process import BENCH_DIR, EngineFailed, Launch, engine_process
+from ops.bench.engine.process import BENCH_DIR, EngineFailed, EngineLaunch, engine_process
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.roofline import ELEMENT_BYTES, MEASURE_S, ideal, measure_limits
 from ops.bench.engine.workload import (
@@ -51,7 +51,7 @@ class CannotBench(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EngineBenchOptions:
     """What to measure."""
 
     model: str
@@ -78,7 +78,7 @@ class Options:
     """How long each of the machine's limits is measured; 0: no roofline."""
 
 
-def run(options: Options, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: EngineBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     try:
         return _run(options, progress)
@@ -91,7 +91,7 @@ def installed_peers(peers_dir: Path) -> list[str]:
     return [name for name in PEERS if name == "transformers" or _interpreter(name, peers_dir).is_file()]
 
 
-def _run(options: Options, progress: Report) -> dict[str, Any]:
+def _run(options: EngineBenchOptions, progress: Report) -> dict[str, Any]:
     workload = load_workload(options.workload)
     peers = _choose_peers(options)
     policy = _checked_policy(options)
@@ -140,7 +140,7 @@ def _run(options: Options, progress: Report) -> dict[str, Any]:
     return report
 
 
-def _choose_peers(options: Options) -> list[str]:
+def _choose_peers(options: EngineBenchOptions) -> list[str]:
     if options.peers is None:
         names = installed_peers(options.peers_dir)
         return [name for name in names if options.device == "cpu" or name != "openvino"]
@@ -163,13 +163,13 @@ def _interpreter(name: str, peers_dir: Path) -> Path:
 
 def _launch(
     name: str,
-    options: Options,
+    options: EngineBenchOptions,
     workload: Workload,
     model_dir: Path,
     policy: str,
     threads: int,
     progress: Report,
-) -> Launch:
+) -> EngineLaunch:
     common = {
         "model_dir": str(model_dir),
         "dtype": options.dtype,
@@ -186,7 +186,7 @@ def _launch(
             "detokenize": options.detokenize,
         }
         command = (sys.executable, "-m", "ops.bench.peers.run_fairgate")
-        return Launch(name, command, Path.cwd(), common | ours)
+        return EngineLaunch(name, command, Path.cwd(), common | ours)
     interpreter = Path(sys.executable)
     if name == "openvino":
         interpreter = _interpreter(name, options.peers_dir)
@@ -194,10 +194,10 @@ def _launch(
         exported = export_for_openvino(model_dir, cache_dir(), options.peers_dir.absolute() / name)
         common["model_dir"] = str(exported)
     # From here, so that nothing of ours but the runner's own folder is found by a peer.
-    return Launch(name, (str(interpreter), "-m", f"peers.run_{name}"), BENCH_DIR, common)
+    return EngineLaunch(name, (str(interpreter), "-m", f"peers.run_{name}"), BENCH_DIR, common)
 
 
-def _checked_policy(options: Options) -> str:
+def _checked_policy(options: EngineBenchOptions) -> str:
     """The policy's name, once it is clear that our engine takes it with the other settings."""
     policy = options.policy or DEFAULT_POLICY
     try:
@@ -218,10 +218,10 @@ def _warm_up(workload: Workload, vocabulary: int) -> list[dict[str, Any]]:
 
 
 def _alternate(
-    launches: dict[str, Launch],
+    launches: dict[str, EngineLaunch],
     orders: list[dict[str, Any]],
     warm_up: list[dict[str, Any]],
-    options: Options,
+    options: EngineBenchOptions,
     progress: Report,
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """All runs; by engine: what it is, its runs and their spread, and the tokens of its first run."""
@@ -250,7 +250,7 @@ def rotated(names: Sequence[str], repetition: int) -> list[str]:
 
 
 def _one(
-    launch: Launch, orders: list[dict[str, Any]], warm_up: list[dict[str, Any]], timeout_s: float
+    launch: EngineLaunch, orders: list[dict[str, Any]], warm_up: list[dict[str, Any]], timeout_s: float
 ) -> tuple[dict[str, Any], Answers, dict[str, Any]]:
     with engine_process(launch, timeout_s=timeout_s) as process:
         about = process.load(launch.options)
@@ -266,10 +266,10 @@ def _one(
 
 
 def _rate(
-    options: Options,
+    options: EngineBenchOptions,
     workload: Workload,
     vocabulary: int,
-    launches: dict[str, Launch],
+    launches: dict[str, EngineLaunch],
     progress: Report,
 ) -> tuple[float, dict[str, Any]]:
     """Requests a second for all engines, and each one's capacity where it had to be measured."""
@@ -290,7 +290,11 @@ def _rate(
 
 
 def _roofline(
-    options: Options, config: dict[str, Any], workload: Workload, threads: int, engines: dict[str, Any]
+    options: EngineBenchOptions,
+    config: dict[str, Any],
+    workload: Workload,
+    threads: int,
+    engines: dict[str, Any],
 ) -> dict[str, Any]:
     try:
         shape = ModelShape.of(config)

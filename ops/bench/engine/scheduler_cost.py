@@ -40,7 +40,7 @@ GROWTH_LIMIT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SchedulerCase:
     """One steady state."""
 
     policy: str
@@ -68,7 +68,7 @@ class Timing:
 class SteadyState:
     """A scheduler that is kept at a case's numbers; `step` is what an engine's loop does around a model."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: SchedulerCase) -> None:
         """Raises `UnknownPolicy`."""
         self._case = case
         self._random = random.Random(SEED)
@@ -169,7 +169,7 @@ class SteadyState:
         self.table.add(sequence)
 
 
-def measure_case(case: Case, *, steps: int = STEPS) -> dict[str, Any]:
+def measure_case(case: SchedulerCase, *, steps: int = STEPS) -> dict[str, Any]:
     """Microseconds a step, p50 and p99. Raises `UnknownPolicy`, RuntimeError."""
     state = SteadyState(case)
     state.settle()
@@ -201,7 +201,7 @@ def run(
     for policy in policies:
         make_policy(policy)
     cases = [
-        measure_case(Case(policy, runners, waiters, parties), steps=steps)
+        measure_case(SchedulerCase(policy, runners, waiters, parties), steps=steps)
         for policy in policies
         for runners in running
         for parties in tenants

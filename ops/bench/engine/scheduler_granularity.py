@@ -18,7 +18,7 @@ from engine.scheduling.policy import Policy, make_policy
 from ops.bench.engine.workload import SHIPPED_WORKLOAD, load_workload, sample_workload
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
 from ops.reporting import table
-from ops.simulate.engine_run import Machine, Run, run_load
+from ops.simulate.engine_run import EngineMachine, EngineRun, run_load
 from ops.simulate.figures.figures import percentile
 from ops.simulate.traffic.arrivals import Arrival
 
@@ -39,7 +39,7 @@ TENANTS = 4
 def run(
     policy: str = "vtc",
     *,
-    machine: Machine = MACHINE,
+    machine: EngineMachine = MACHINE,
     step_tokens: Sequence[int] = STEP_TOKENS,
     chunk_tokens: Sequence[int] = CHUNK_TOKENS,
     requests: int = REQUESTS,
@@ -118,7 +118,9 @@ def show(report: dict[str, Any]) -> None:
     table(title, columns, rows)
 
 
-def _one(policy: str, arrivals: Sequence[Arrival], machine: Machine, step: int, chunk: int) -> Run:
+def _one(
+    policy: str, arrivals: Sequence[Arrival], machine: EngineMachine, step: int, chunk: int
+) -> EngineRun:
     sized = replace(machine, max_batched_tokens=step, max_sequences=min(machine.max_sequences, step))
     return run_load(_chunked(policy, chunk or machine.context_tokens), arrivals, sized)
 
@@ -136,7 +138,7 @@ def _chunked(policy: str, chunk_tokens: int) -> Callable[[], Policy]:
     return make
 
 
-def _latencies(run: Run) -> dict[str, float | None]:
+def _latencies(run: EngineRun) -> dict[str, float | None]:
     first = [each.first_s - each.arrival.at_s for each in run.served]
     gaps = [each.longest_gap_s for each in run.served if each.emitted_tokens > 1]
     return {
@@ -147,6 +149,6 @@ def _latencies(run: Run) -> dict[str, float | None]:
     }
 
 
-def _step_time(machine: Machine) -> dict[str, Any]:
+def _step_time(machine: EngineMachine) -> dict[str, Any]:
     step_time = machine.step_time
     return {name: getattr(step_time, name) for name in step_time.__struct_fields__}

@@ -32,7 +32,7 @@ class BadWorkload(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """One request of a workload. `prompt_token_ids` None: `prompt_tokens` ids that follow from the seed."""
 
     prompt_tokens: int
@@ -48,7 +48,7 @@ class Workload:
 
     name: str
     seed: int
-    requests: tuple[Request, ...]
+    requests: tuple[WorkloadRequest, ...]
 
     @property
     def prompt_tokens(self) -> int:
@@ -138,7 +138,9 @@ def sample_workload(workload: Workload, requests: int) -> Workload:
     arrival = 0.0
     for _ in range(requests):
         chosen = workload.requests[int(generator.random() * len(workload.requests))]
-        drawn.append(Request(chosen.prompt_tokens, chosen.output_tokens, arrival, chosen.prompt_token_ids))
+        drawn.append(
+            WorkloadRequest(chosen.prompt_tokens, chosen.output_tokens, arrival, chosen.prompt_token_ids)
+        )
         arrival -= math.log(1.0 - generator.random())
     return Workload(f"{workload.name}, {requests} drawn", workload.seed, tuple(drawn))
 
@@ -165,7 +167,7 @@ def warm_up_orders(
         workload.name,
         workload.seed,
         tuple(
-            Request(request.prompt_tokens, min(output_tokens, request.output_tokens))
+            WorkloadRequest(request.prompt_tokens, min(output_tokens, request.output_tokens))
             for request in workload.requests[:requests]
         ),
     )
@@ -231,7 +233,7 @@ def _lognormal(generator: random.Random, count: int, median: int, sigma: float, 
     return values
 
 
-def _parse_request(number: int, item: Any) -> Request:
+def _parse_request(number: int, item: Any) -> WorkloadRequest:
     def bad(problem: str) -> BadWorkload:
         return BadWorkload(f"request {number}: {problem}")
 
@@ -255,7 +257,7 @@ def _parse_request(number: int, item: Any) -> Request:
         raise bad(f"arrival must be a number, not {arrival!r}")
     if not (math.isfinite(arrival) and arrival >= 0):
         raise bad(f"arrival must be finite and not negative, not {arrival!r}")
-    return Request(
+    return WorkloadRequest(
         sizes["prompt_tokens"],
         sizes["output_tokens"],
         float(arrival),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.core import StepResult
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import TIER_RANKS, Ready, Snapshot
 from engine.virtual.replica import VirtualReplica
 from gateway.domain.estimate import Estimate, Times
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
 from gateway.flow.types import QueueFull, Ticket
 from ops.simulate.step_pool import PoolRequest, PoolServed, VirtualPool
@@ -86,7 +86,7 @@ class CalibratedPool(VirtualPool):
             )  # fmt: skip
             self.upstreams.append(WatchedEngine(replica_id, engine, ready))
         upstreams: Any = self.upstreams
-        self.estimates = Estimates(
+        self.estimates = Estimator(
             flow=self.flow,
             upstreams=upstreams,
             lengths=LengthForecast(),
@@ -97,7 +97,7 @@ class CalibratedPool(VirtualPool):
             stopwatch=lambda: 0.0,
         )
         self._watched_s = -1.0
-        self._outstanding: dict[int, Entry] = {}
+        self._outstanding: dict[int, QueueEntry] = {}
         self.estimates.surfaces.promised = lambda now_s: list(self._outstanding.values())
 
     def watch(self) -> None:
@@ -127,7 +127,7 @@ class CalibratedPool(VirtualPool):
         offers = self.estimates.offers(MODEL, request.tenant, request.weight, [tier], size, self.now_s)
         estimate = offers[tier]
         self.quoted[id(request)] = estimate
-        self._outstanding[id(request)] = Entry(
+        self._outstanding[id(request)] = QueueEntry(
             f"quote {len(self.served)} {len(self._outstanding)}",
             request.tenant,
             self.now_s,
@@ -147,7 +147,7 @@ class CalibratedPool(VirtualPool):
         self.served.append(record)
         entry_id = str(len(self.served))
         median = self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self.max_tokens)
-        entry = Entry(
+        entry = QueueEntry(
             entry_id, request.tenant, self.now_s, request.input_tokens, median, request.tier, request.weight
         )
         ticket = Ticket(entry, 1, request.input_tokens + median, max_tokens=self.max_tokens)

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from gateway.flow.control_rules import REVERSAL_S, Knob, Mode, Move
+from gateway.flow.control_rules import REVERSAL_S, ControlMode, Knob, Move
 from gateway.flow.deadline_check import LENIENT, STRICT
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.reporting import table
 from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine, profile_machine
 from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.steering import Steering
-from ops.simulate.traffic.requests import Request, Source
+from ops.simulate.traffic.requests import SimulatedRequest, Source
 
 POLICY = "vtc"
 MOST_BELOW = 0.01
@@ -59,7 +59,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ControlCase:
     """Traffic, who serves it, and how it is cut up."""
 
     name: str
@@ -67,7 +67,7 @@ class Case:
     machine: Machine
     replicas: int
     segment_s: float
-    slo: Slo
+    slo: SloLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,18 @@ class _Drawn:
     """Implements `Source` for published settings."""
 
     name: str
-    requests: tuple[Request, ...]
+    requests: tuple[SimulatedRequest, ...]
     has_prefixes: bool = False
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         return iter(self.requests)
 
 
-def dist_shift(slo: Slo) -> Case:
+def dist_shift(slo: SloLimits) -> ControlCase:
     """The published setting, on the machine that it was published for."""
     machine = A10G_LLAMA_2_7B
     requests = tuple(
-        Request(each.at_s, each.tenant, each.input_tokens, each.output_tokens)
+        SimulatedRequest(each.at_s, each.tenant, each.input_tokens, each.output_tokens)
         for each in PUBLISHED[DIST_SHIFT].arrivals(SEED)
     )
     served_by = profile_machine(
@@ -97,28 +97,28 @@ def dist_shift(slo: Slo) -> Case:
         max_sequences=machine.max_sequences,
         max_batched_tokens=machine.max_batched_tokens,
     )
-    return Case(DIST_SHIFT, _Drawn(DIST_SHIFT, requests), served_by, 1, DIST_SHIFT_SEGMENT_S, slo)
+    return ControlCase(DIST_SHIFT, _Drawn(DIST_SHIFT, requests), served_by, 1, DIST_SHIFT_SEGMENT_S, slo)
 
 
-def run(cases: Sequence[Case], progress: Callable[[str], None] = lambda line: None) -> Report:
+def run(cases: Sequence[ControlCase], progress: Callable[[str], None] = lambda line: None) -> Report:
     """All cases; raises `BadTrace`, ValueError."""
     found = [_case(case, progress) for case in cases]
     return {"cases": found, "ok": all(each["ok"] for each in found)}
 
 
-def _case(case: Case, progress: Callable[[str], None]) -> Report:
+def _case(case: ControlCase, progress: Callable[[str], None]) -> Report:
     shares: dict[Setting | None, list[float]] = {}
     rest = Records()
     for setting in SETTINGS:
         progress(f"{case.name}, {setting}")
-        pool, _ = _served(case, Mode.OFF, setting)
+        pool, _ = _served(case, ControlMode.OFF, setting)
         shares[setting] = _attainment(case, pool.records)
         if setting == REST:
             rest = pool.records
     progress(f"{case.name}, advice")
-    advised, advice = _served(case, Mode.ADVICE)
+    advised, advice = _served(case, ControlMode.ADVICE)
     progress(f"{case.name}, acting")
-    pool, moves = _served(case, Mode.ACTING)
+    pool, moves = _served(case, ControlMode.ACTING)
     shares[None] = _attainment(case, pool.records)
     instants = ("dispatched_s", "first_s", "last_s")
     changes_nothing = all(getattr(advised.records, name) == getattr(rest, name) for name in instants)
@@ -135,7 +135,7 @@ def _case(case: Case, progress: Callable[[str], None]) -> Report:
 
 def judge(
     shares: Mapping[Setting | None, Sequence[float]],
-    case: Case,
+    case: ControlCase,
     moves: Sequence[Move],
     *,
     changes_nothing: bool,
@@ -166,11 +166,13 @@ def judge(
     }
 
 
-def _served(case: Case, mode: Mode, setting: Setting = REST) -> tuple[SimulatedPool, list[Move]]:
+def _served(
+    case: ControlCase, mode: ControlMode, setting: Setting = REST
+) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
     steering.reach.strictness = setting.strictness
     # Where nothing depends on it nobody need foresee who is out of reach.
-    foresees = mode is not Mode.OFF or setting.strictness > 0
+    foresees = mode is not ControlMode.OFF or setting.strictness > 0
     pool = SimulatedPool(
         POLICY,
         case.machine,
@@ -183,7 +185,7 @@ def _served(case: Case, mode: Mode, setting: Setting = REST) -> tuple[SimulatedP
     return pool, steering.moves
 
 
-def _attainment(case: Case, records: Records) -> list[float]:
+def _attainment(case: ControlCase, records: Records) -> list[float]:
     """By segment: of the requests that came in it, the share that met all targets."""
     count = 1 + int(max(records.arrival_s) // case.segment_s)
     came, met = [0] * count, [0] * count

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ops.bench.common.load import Party, closed_loops, fresh_bench
+from ops.bench.common.load import BenchTenant, closed_loops, fresh_bench
 from ops.reporting import table
 from ops.sandbox.server import ServerFailed
 from ops.simulate.figures.figures import covered, percentile, within_factor
@@ -99,7 +99,8 @@ async def _one(depth: int, probes: int, model: str | None) -> list[tuple[dict[st
     # Nothing may wait at depth 0: half of the engine's places are used.
     connections = MAX_SEQUENCES + LOOKAHEAD + depth if depth else MAX_SEQUENCES // 2
     parties = [
-        Party(f"tenant-{number}", 1.0, len(range(number, connections, TENANTS))) for number in range(TENANTS)
+        BenchTenant(f"tenant-{number}", 1.0, len(range(number, connections, TENANTS)))
+        for number in range(TENANTS)
     ]
     found: list[tuple[dict[str, float], float]] = []
     seen = 0

@@ -26,13 +26,13 @@ from typing import Any
 import httpx
 
 from engine.core.learned_state import learned_path
-from ops.bench.common.load import Party, enrol, model_directory, priced
+from ops.bench.common.load import BenchTenant, enrol, model_directory, priced
 from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.reporting import table
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import Settings
 from ops.simulate.figures.shortfall import Shortfall
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
 from ops.simulate.machines.profile import read_profile
 from ops.simulate.run import Scenario, run_policy, simulate
@@ -42,7 +42,7 @@ from tenants.storage.database import open_database
 from tenants.storage.task_stop import stop
 
 POLICIES = ("fcfs", "sjf", "vtc", "hybrid")
-PARTIES = (Party("half", 1.0, 1), Party("third", 1.0, 1), Party("rest", 1.0, 1))
+PARTIES = (BenchTenant("half", 1.0, 1), BenchTenant("third", 1.0, 1), BenchTenant("rest", 1.0, 1))
 SHARES = (0.5, 0.3, 0.2)
 """Of the rate."""
 MAX_SEQUENCES = 16
@@ -65,7 +65,7 @@ Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FidelityOptions:
     """What to run."""
 
     policies: tuple[str, ...] = POLICIES
@@ -85,7 +85,7 @@ class _Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ServedReplay:
     """What one server served, and the machine that its engine learned to be."""
 
     recorded: Recorded
@@ -98,25 +98,25 @@ class Replay:
         return Scenario(self.recorded, self.machine, predictions="exact")
 
 
-def run(options: Options, progress: Callable[[str], None] = lambda line: None) -> Report:
+def run(options: FidelityOptions, progress: Callable[[str], None] = lambda line: None) -> Report:
     """The whole comparison. Raises `ServerFailed`, and ValueError for too few repetitions."""
     if options.repetitions < LEAST_REPETITIONS:
         raise ValueError(f"at least {LEAST_REPETITIONS} repetitions, not {options.repetitions}")
     rate = options.load * asyncio.run(_capacity(options))
     progress(f"{rate:.1f} requests/s, {options.load:g} of what it can do")
-    replays: dict[str, list[Replay]] = {policy: [] for policy in options.policies}
+    replays: dict[str, list[ServedReplay]] = {policy: [] for policy in options.policies}
     for repetition in range(options.repetitions):
         for policy in options.policies:
             asks = drawn(rate, options.seconds, f"{options.seed} {repetition}")
             replay = asyncio.run(_one(options, policy, asks))
             replays[policy].append(replay)
-            p50_s = as_it_was(replay.recorded, Slo(), from_line=True)["ttft_s"]["p50"]
+            p50_s = as_it_was(replay.recorded, SloLimits(), from_line=True)["ttft_s"]["p50"]
             progress(f"{repetition + 1}/{options.repetitions} {policy}: TTFT p50 {p50_s * 1e3:.1f} ms")
     pairs = {policy: compared(policy, its) for policy, its in replays.items()}
     return {"rate_per_s": round(rate, 2), "load": options.load, "seconds": options.seconds, **judge(pairs)}
 
 
-def compared(policy: str, replays: Sequence[Replay]) -> list[Pair]:
+def compared(policy: str, replays: Sequence[ServedReplay]) -> list[Pair]:
     """Each with its simulation; what that falls short of is drawn from the others."""
     fallen = []
     for replay in replays:
@@ -127,7 +127,7 @@ def compared(policy: str, replays: Sequence[Replay]) -> list[Pair]:
         others = [residual for other, its in enumerate(fallen) if other != index for residual in its]
         scenario = replace(replay.scenario, shortfall=Shortfall(tuple(others)))
         [simulated] = simulate(scenario, [policy])["policies"]
-        pairs.append(Pair(as_it_was(replay.recorded, Slo(), from_line=True), simulated, replay.sent))
+        pairs.append(Pair(as_it_was(replay.recorded, SloLimits(), from_line=True), simulated, replay.sent))
     return pairs
 
 
@@ -147,7 +147,7 @@ def _lognormal(rng: random.Random, median: float, sigma: float, most: int) -> in
 
 
 def _server(
-    directory: Path, options: Options, policy: str
+    directory: Path, options: FidelityOptions, policy: str
 ) -> contextlib.AbstractAsyncContextManager[LocalServer]:
     model_dir = model_directory(options.model)
     sizes = {
@@ -163,7 +163,7 @@ def _server(
     return local_server(directory, arguments=arguments)
 
 
-async def _capacity(options: Options) -> float:
+async def _capacity(options: FidelityOptions) -> float:
     """Requests a second with all places taken, in closed loops."""
     with tempfile.TemporaryDirectory(prefix="fairgate-fidelity-") as directory:
         async with _server(Path(directory), options, "fcfs") as server, _clients(server) as ask:
@@ -193,7 +193,7 @@ async def _for_ever(loops: set[asyncio.Task[None]], seconds: float) -> None:
         each.result()
 
 
-async def _one(options: Options, policy: str, asks: list[_Ask]) -> Replay:
+async def _one(options: FidelityOptions, policy: str, asks: list[_Ask]) -> ServedReplay:
     """One policy serves these requests."""
     with tempfile.TemporaryDirectory(prefix="fairgate-fidelity-") as name:
         directory = Path(name)
@@ -209,7 +209,7 @@ async def _one(options: Options, policy: str, asks: list[_Ask]) -> Replay:
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
         recorded = await _recorded(directory, policy, begun_us, time.time_ns() // 1000)
-        return Replay(recorded, machine, len(asks))
+        return ServedReplay(recorded, machine, len(asks))
 
 
 async def _recorded(directory: Path, policy: str, from_us: int, to_us: int) -> Recorded:

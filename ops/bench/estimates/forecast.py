@@ -20,7 +20,7 @@ from typing import Any
 from engine.forecast.length.length import LAYERS, LengthForecast
 from engine.forecast.length.probe import prior_of, prior_quantiles, remaining_quantiles
 from engine.forecast.length.scores import HIGH, QUANTILES, LayerScore, pinball_tokens
-from ops.bench.estimates.forecast_traffic import MAX_TOKENS, Answered, answer_instructions
+from ops.bench.estimates.forecast_traffic import MAX_TOKENS, AnsweredInstruction, answer_instructions
 from ops.reporting import table
 
 PARTS = 3
@@ -30,7 +30,7 @@ TENANT, MODEL = "bench", "shipped"
 
 
 @dataclass
-class Measured:
+class LayerScores:
     """The layers' scores, over all held-out answers."""
 
     blind: LayerScore = field(default_factory=LayerScore)
@@ -62,10 +62,10 @@ def run(*, model: str | None, answers: int, threads: int, seed: int, progress: A
     return judge(answered)
 
 
-def judge(answered: Sequence[Answered]) -> dict[str, Any]:
+def judge(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
     """The report on answers that are there already."""
     parts = deal(answered)
-    measured = Measured()
+    measured = LayerScores()
     for part in range(PARTS):
         training = [each for each, its in zip(answered, parts, strict=True) if its != part]
         held_out = [each for each, its in zip(answered, parts, strict=True) if its == part]
@@ -90,7 +90,7 @@ def judge(answered: Sequence[Answered]) -> dict[str, Any]:
     }
 
 
-def deal(answered: Sequence[Answered]) -> list[int]:
+def deal(answered: Sequence[AnsweredInstruction]) -> list[int]:
     """Which part each answer belongs to: all of one template to the same, the templates of a family in turn
     to one part after the other, in the order of their hashes."""
     families: dict[str, set[str]] = defaultdict(set)
@@ -103,7 +103,9 @@ def deal(answered: Sequence[Answered]) -> list[int]:
     return [part_of[each.template] for each in answered]
 
 
-def _measure(training: Sequence[Answered], held_out: Sequence[Answered], measured: Measured) -> None:
+def _measure(
+    training: Sequence[AnsweredInstruction], held_out: Sequence[AnsweredInstruction], measured: LayerScores
+) -> None:
     import torch
 
     from engine.model.length_probe.fit import fit_probe
@@ -144,7 +146,7 @@ def _measure(training: Sequence[Answered], held_out: Sequence[Answered], measure
                 probed.observe(told, actual)
 
 
-def _gate(answered: Sequence[Answered]) -> dict[str, Any]:
+def _gate(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
     """What the gate loses over the whole traffic against the best of its layers in hindsight."""
     forecast = LengthForecast()
     chosen = 0.0

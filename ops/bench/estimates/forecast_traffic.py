@@ -60,7 +60,7 @@ _NAMES = re.compile("|".join(name.lower() for name in (*DAYS, *MONTHS)))
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredInstruction:
     """One instruction and the answer's length."""
 
     family: str
@@ -108,7 +108,7 @@ def answer_instructions(
     seed: int,
     threads: int,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> list[Answered]:
+) -> list[AnsweredInstruction]:
     """`number` instructions, answered at temperature 1. Some twenty a second and core."""
     from engine.model.length_probe.probe import LengthReadings
     from engine.model.loader import load_runner
@@ -147,14 +147,16 @@ def answer_instructions(
             ),
             "bench",
         )
-    answered: list[Answered] = []
+    answered: list[AnsweredInstruction] = []
     while core.has_work():
         result = core.step()
         for delta in (delta for deltas in result.deltas.values() for delta in deltas):
             if delta.outcome is None:
                 continue
             readings = recorder.by_sequence.pop(delta.sequence_id)
-            answered.append(Answered(*asked[delta.sequence_id], delta.outcome.emitted_tokens, readings))
+            answered.append(
+                AnsweredInstruction(*asked[delta.sequence_id], delta.outcome.emitted_tokens, readings)
+            )
         progress(len(answered), number)
     return answered
 

@@ -29,7 +29,7 @@ import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.bench.common.cores import set_apart
-from ops.bench.common.load import ACTOR, Bench, Party, fresh_bench, server_status
+from ops.bench.common.load import ACTOR, Bench, BenchTenant, fresh_bench, server_status
 from ops.bench.policies.figures import quantile
 from ops.reporting import table
 from ops.sandbox.server import ServerFailed
@@ -67,7 +67,7 @@ Report = dict[str, Any]
 
 
 @dataclass
-class Heard:
+class TenantObserved:
     """What one tenant's clients saw."""
 
     ttfts_s: list[float] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Clients:
     """Everybody's requests, over one HTTP client."""
 
     def __init__(self, bench: Bench, client: httpx.AsyncClient, seed: int) -> None:
-        self.heard: dict[str, Heard] = {name: Heard() for name in bench.keys}
+        self.heard: dict[str, TenantObserved] = {name: TenantObserved() for name in bench.keys}
         self._bench = bench
         self._client = client
         self._rng = random.Random(seed)
@@ -172,7 +172,7 @@ class Clients:
 
 
 @dataclass
-class House:
+class FairnessServer:
     """A server that is up, and what it can do."""
 
     bench: Bench
@@ -233,7 +233,7 @@ async def run(
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
     """`requests` of the quiet tenant are counted in each half of the flood. Raises `ServerFailed`."""
-    parties = [Party(name, 1.0, 1) for name in (QUIET, OTHER, DAY, NIGHT, PAID, RUSH)]
+    parties = [BenchTenant(name, 1.0, 1) for name in (QUIET, OTHER, DAY, NIGHT, PAID, RUSH)]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     # Where it has no cores of its own the engine stands back, so that it is what is scarce.
     arguments = ["--engine-max-sequences", str(MAX_SEQUENCES), "--engine-niceness", "19"]
@@ -250,7 +250,7 @@ async def run(
                 httpx.AsyncClient(base_url=bench.server.url, limits=limits, timeout=300.0) as client,
                 bench.server.operator() as operator,
             ):
-                house = House(bench, Clients(bench, client, seed), operator, admin)
+                house = FairnessServer(bench, Clients(bench, client, seed), operator, admin)
                 cores = await house.set_engine_apart()
                 progress("capacity")
                 await house.calibrate()
@@ -269,7 +269,7 @@ async def run(
     return report
 
 
-async def flood(house: House, requests: int) -> Report:
+async def flood(house: FairnessServer, requests: int) -> Report:
     """Blocks beside a tenant at its share and beside a flood, in turn."""
     shares = {"equal half": EQUAL_SHARE, "flood": FLOOD_FACTOR * EQUAL_SHARE}
     ttfts: dict[str, list[float]] = {name: [] for name in shares}
@@ -302,7 +302,7 @@ async def flood(house: House, requests: int) -> Report:
     }
 
 
-async def tiers(house: House, requests: int) -> Report:
+async def tiers(house: FairnessServer, requests: int) -> Report:
     """Interactive requests over batch that always waits."""
     day, night = house.clients.heard[DAY], house.clients.heard[NIGHT]
     async with house.clients.beside(NIGHT, float("inf")):
@@ -327,7 +327,7 @@ async def tiers(house: House, requests: int) -> Report:
     }
 
 
-async def reservations(house: House, requests: int) -> Report:
+async def reservations(house: FairnessServer, requests: int) -> Report:
     """What a standard tenant gets under an interactive flood, with what it reserved and without."""
     reserved = RESERVED_SHARE * house.cost_per_s
     found: dict[str, float] = {}

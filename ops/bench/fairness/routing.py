@@ -25,7 +25,7 @@ from gateway.flow.placement import LeastLoaded, Score, Scorer
 from gateway.flow.prefix_index import prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.types import InFlight, Ticket
-from gateway.flow.window import Load, Replica
+from gateway.flow.window import Replica, ReplicaLoad
 from ops.bench.policies.figures import quantile
 from ops.reporting import table
 from ops.simulate.step_pool import PoolMachine, PoolRequest, PoolServed, VirtualPool
@@ -73,7 +73,7 @@ class RoundRobin:
         """Replica id -> number of its last turn."""
 
     def scores(
-        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, Load]], now_s: float
+        self, ticket: Ticket, rank: int, candidates: Sequence[tuple[Replica, ReplicaLoad]], now_s: float
     ) -> Sequence[Score]:
         return [(self._turns.get(replica.replica_id, 0),) for replica, _ in candidates]
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from ops.bench.common.load import Bench, Party, closed_loops, fresh_bench, server_status
+from ops.bench.common.load import Bench, BenchTenant, closed_loops, fresh_bench, server_status
 from ops.bench.fairness.virtual import jain_index
 from ops.demo.prompts import MAX_TOKENS
 from ops.reporting import table
@@ -89,8 +89,8 @@ def show(report: dict[str, Any]) -> None:
 
 async def _one(light_tokens: int, connections: int, model: str | None) -> dict[str, Any]:
     parties = [
-        Party("light", 1.0, connections * CONNECTIONS_FACTOR),
-        Party("heavy", HEAVY_WEIGHT, connections),
+        BenchTenant("light", 1.0, connections * CONNECTIONS_FACTOR),
+        BenchTenant("heavy", HEAVY_WEIGHT, connections),
     ]
     arguments = ["--engine-max-sequences", str(MAX_SEQUENCES)]
     longest = [1]

@@ -40,7 +40,7 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding:\s*chunked", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:\s*close", re.IGNORECASE)
 
 
-class Reply:
+class HttpReply:
     """One HTTP/1.1 response while it arrives."""
 
     __slots__ = ("_head", "_needed", "_tail", "closes", "events", "shown", "status", "tokens")
@@ -109,13 +109,13 @@ class Reply:
         return data[end + 4 :]
 
 
-class _Connection:
+class _ClientConnection:
     __slots__ = ("first_s", "is_open", "reply", "request", "sent_s", "socket")
 
     def __init__(self, request: bytes) -> None:
         self.request = request
         self.socket = socket.socket()
-        self.reply = Reply()
+        self.reply = HttpReply()
         self.sent_s = self.first_s = 0.0
         self.is_open = False
 
@@ -137,7 +137,7 @@ class Seen:
     first_tokens_s: list[float] = field(default_factory=list)
 
 
-class Load:
+class ClosedLoops:
     """The closed loops of one measurement."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -146,10 +146,10 @@ class Load:
         self._tokens = order["tokens"]
         requests = [request.encode() for request in order["requests"]]
         self._connections = [
-            _Connection(requests[number % len(requests)]) for number in range(order["connections"])
+            _ClientConnection(requests[number % len(requests)]) for number in range(order["connections"])
         ]
         self._epoll = select.epoll()
-        self._by_number: dict[int, _Connection] = {}
+        self._by_number: dict[int, _ClientConnection] = {}
         self._end_s = 0.0
         self._usual_bytes = 0
         """Of the last response that came in one piece."""
@@ -171,23 +171,23 @@ class Load:
                 break
         return time.perf_counter() - started_s
 
-    def _connect(self, connection: _Connection) -> None:
+    def _connect(self, connection: _ClientConnection) -> None:
         connection.socket = socket.create_connection(self._address, timeout=10.0)
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.is_open = True
         self._by_number[connection.socket.fileno()] = connection
         self._epoll.register(connection.socket, select.EPOLLIN)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: _ClientConnection) -> None:
         number = connection.socket.fileno()
         self._epoll.unregister(number)
         del self._by_number[number]
         connection.socket.close()
         connection.is_open = False
 
-    def _send(self, connection: _Connection) -> None:
+    def _send(self, connection: _ClientConnection) -> None:
         if not connection.reply.is_new:
-            connection.reply = Reply()
+            connection.reply = HttpReply()
         connection.first_s = 0.0
         if not connection.is_open:
             self._connect(connection)
@@ -195,7 +195,7 @@ class Load:
         connection.sent_s = time.perf_counter()
         connection.socket.sendall(connection.request)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _ClientConnection) -> None:
         reply, seen = connection.reply, self.seen
         try:
             data = connection.socket.recv(READ_BYTES)
@@ -236,7 +236,7 @@ class Load:
             and data.count(_MARK) == self._tokens
         )
 
-    def _finished_as_usual(self, connection: _Connection, now_s: float) -> None:
+    def _finished_as_usual(self, connection: _ClientConnection, now_s: float) -> None:
         seen = self.seen
         is_in_time = now_s <= self._end_s
         seen.requests += 1
@@ -247,7 +247,7 @@ class Load:
         seen.first_tokens_s.append(now_s - connection.sent_s)
         self._go_on(connection, now_s)
 
-    def _finished(self, connection: _Connection, now_s: float) -> None:
+    def _finished(self, connection: _ClientConnection, now_s: float) -> None:
         reply, seen = connection.reply, self.seen
         if reply.status != 200:
             self._fail(f"status {reply.status}: {reply.shown.decode(errors='replace')}")
@@ -263,7 +263,7 @@ class Load:
             self._close(connection)
         self._go_on(connection, now_s)
 
-    def _go_on(self, connection: _Connection, now_s: float) -> None:
+    def _go_on(self, connection: _ClientConnection, now_s: float) -> None:
         if now_s < self._end_s and self.seen.errors < MAX_ERRORS:
             self._send(connection)
         elif connection.is_open:
@@ -277,7 +277,7 @@ class Load:
 def main() -> None:
     """Carries out one order."""
     order = json.loads(sys.stdin.read())
-    load = Load(order)
+    load = ClosedLoops(order)
     # A collection would be a pause in somebody's latency; nothing here makes cycles.
     gc.disable()
     wall_s = load.run()

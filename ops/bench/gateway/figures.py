@@ -76,7 +76,7 @@ def added(runs: Runs, name: str, figure: str) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Goal:
     """What ours must reach, in the median of the rounds or pairs."""
 
     what: str
@@ -92,12 +92,12 @@ class Promise:
         return {"what": self.what, "at_least" if self.is_least else "at_most": self.bound, **found, "ok": ok}
 
 
-def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Promise]:
+def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Goal]:
     """Those that can be judged with the targets that ran. `pairs`: requests a second with estimates over
     those without."""
     ours = runs[OURS]
     first_ms = [1000 * value for value in added(runs, OURS, "first_token_p50_s")]
-    found = [Promise("added time to the first token, ms", 1.0, False, first_ms)]
+    found = [Goal("added time to the first token, ms", 1.0, False, first_ms)]
     if (litellm := runs.get("litellm")) is not None:
         latency = [
             mine / theirs
@@ -106,16 +106,14 @@ def promises(runs: Runs, pairs: Sequence[float] = ()) -> list[Promise]:
             )
         ]
         found += [
-            Promise("requests/s over LiteLLM's", 12.0, True, _ratios(ours, litellm, "requests_per_s")),
-            Promise("added p50 latency over LiteLLM's", 1 / 8, False, latency),
-            Promise("streamed tokens/s over LiteLLM's", 12.0, True, _ratios(ours, litellm, "tokens_per_s")),
+            Goal("requests/s over LiteLLM's", 12.0, True, _ratios(ours, litellm, "requests_per_s")),
+            Goal("added p50 latency over LiteLLM's", 1 / 8, False, latency),
+            Goal("streamed tokens/s over LiteLLM's", 12.0, True, _ratios(ours, litellm, "tokens_per_s")),
         ]
     if (portkey := runs.get("portkey")) is not None:
-        found.append(
-            Promise("requests/s over Portkey's", 1.0, True, _ratios(ours, portkey, "requests_per_s"))
-        )
+        found.append(Goal("requests/s over Portkey's", 1.0, True, _ratios(ours, portkey, "requests_per_s")))
     if pairs:
-        found.append(Promise("requests/s over ours without estimates", 0.95, True, pairs))
+        found.append(Goal("requests/s over ours without estimates", 0.95, True, pairs))
     return found
 
 

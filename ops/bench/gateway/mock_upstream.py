@@ -128,7 +128,7 @@ def _usage(tokens: int) -> dict[str, int]:
     }
 
 
-class _Connection:
+class _ServedConnection:
     __slots__ = ("pieces", "place", "socket", "unread", "unsent")
 
     def __init__(self, accepted: socket.socket) -> None:
@@ -140,7 +140,7 @@ class _Connection:
         self.place = 0
 
 
-class Upstream:
+class MockUpstream:
     """The server. `run` returns when stdin ends."""
 
     def __init__(self, port: int) -> None:
@@ -152,8 +152,8 @@ class Upstream:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(sys.stdin, select.EPOLLIN)
-        self._connections: dict[int, _Connection] = {}
-        self._streaming: dict[int, _Connection] = {}
+        self._connections: dict[int, _ServedConnection] = {}
+        self._streaming: dict[int, _ServedConnection] = {}
         self._whole = {tokens: whole_answer(tokens) for tokens in range(1, MAX_TOKENS + 1)}
         self._streams = {tokens: stream_pieces(tokens) for tokens in range(1, MAX_TOKENS + 1)}
         self._models = models_answer()
@@ -187,10 +187,10 @@ class Upstream:
         accepted, _ = self._listener.accept()
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connections[accepted.fileno()] = _Connection(accepted)
+        self._connections[accepted.fileno()] = _ServedConnection(accepted)
         self._epoll.register(accepted, select.EPOLLIN)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _ServedConnection) -> None:
         try:
             data = connection.socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -214,14 +214,14 @@ class Upstream:
         else:
             self._send(connection, self._whole[asked_tokens(data[:length])])
 
-    def _next_piece(self, connection: _Connection) -> None:
+    def _next_piece(self, connection: _ServedConnection) -> None:
         piece = connection.pieces[connection.place]
         connection.place += 1
         if connection.place == len(connection.pieces):
             del self._streaming[connection.socket.fileno()]
         self._send(connection, piece)
 
-    def _send(self, connection: _Connection, data: bytes) -> None:
+    def _send(self, connection: _ServedConnection, data: bytes) -> None:
         try:
             sent = connection.socket.send(data)
         except BlockingIOError:
@@ -233,12 +233,12 @@ class Upstream:
             connection.unsent = data[sent:]
             self._epoll.modify(connection.socket, select.EPOLLIN | select.EPOLLOUT)
 
-    def _send_rest(self, connection: _Connection) -> None:
+    def _send_rest(self, connection: _ServedConnection) -> None:
         data, connection.unsent = connection.unsent, b""
         self._epoll.modify(connection.socket, select.EPOLLIN)
         self._send(connection, data)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _ServedConnection) -> None:
         number = connection.socket.fileno()
         self._streaming.pop(number, None)
         if self._connections.pop(number, None) is not None:
@@ -248,7 +248,7 @@ class Upstream:
 
 def main() -> None:
     """Serves until stdin ends."""
-    upstream = Upstream(int(sys.argv[1]))
+    upstream = MockUpstream(int(sys.argv[1]))
     print(upstream.port, flush=True)
     # Nothing here makes cycles, and a collection would be a pause in somebody's latency.
     gc.disable()

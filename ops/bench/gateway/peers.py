@@ -64,7 +64,7 @@ Open = Callable[[Path, int], contextlib.AbstractAsyncContextManager[Serving]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """Something to measure."""
 
     name: str
@@ -72,20 +72,20 @@ class Target:
     open: Open
 
 
-def direct() -> Target:
+def direct() -> BenchTarget:
     """The upstream itself."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
         yield Serving(upstream_port, None, ({},))
 
-    return Target(DIRECT, "", serve)
+    return BenchTarget(DIRECT, "", serve)
 
 
 # ---------------------------------------------------------------- ours
 
 
-def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> Target:
+def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
     margin. `estimates`: each request is told what it will wait, take and cost."""
 
@@ -102,7 +102,7 @@ def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> Target:
             assert port is not None
             yield Serving(port, server.process.pid, headers)
 
-    return Target(OURS if estimates else SILENT, metadata.version("fairgate"), serve)
+    return BenchTarget(OURS if estimates else SILENT, metadata.version("fairgate"), serve)
 
 
 def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: bool) -> str:
@@ -159,7 +159,7 @@ async def _known(server: LocalServer) -> None:
 # ---------------------------------------------------------------- peers
 
 
-def peer(name: str, peers_dir: Path) -> Target:
+def peer(name: str, peers_dir: Path) -> BenchTarget:
     """One of `PEERS`. Raises `PeerMissing`."""
     makers = {"nginx": _nginx, "litellm": _litellm, "portkey": _portkey}
     return makers[name](peers_dir.absolute() / name)
@@ -191,7 +191,7 @@ http {{
 """
 
 
-def _nginx(home: Path) -> Target:
+def _nginx(home: Path) -> BenchTarget:
     unpacked = home / "usr" / "sbin" / "nginx"
     found = str(unpacked) if unpacked.is_file() else shutil.which("nginx", path=_system_path())
     if found is None:
@@ -208,7 +208,7 @@ def _nginx(home: Path) -> Target:
         async with _program("nginx", command, directory, {}, port, ({},)) as serving:
             yield serving
 
-    return Target("nginx", "", serve)
+    return BenchTarget("nginx", "", serve)
 
 
 LITELLM_AUTH = f"""from litellm.proxy._types import UserAPIKeyAuth
@@ -234,7 +234,7 @@ general_settings: {{custom_auth: bench_auth.user_api_key_auth, custom_auth_run_c
 """
 
 
-def _litellm(home: Path) -> Target:
+def _litellm(home: Path) -> BenchTarget:
     program = home / "bin" / "litellm"
     if not program.is_file():
         raise _missing("litellm", home)
@@ -259,10 +259,10 @@ def _litellm(home: Path) -> Target:
 
     found = sorted(home.glob("lib/python*/site-packages/litellm-[0-9]*.dist-info"))
     version = found[-1].name.removeprefix("litellm-").removesuffix(".dist-info") if found else ""
-    return Target("litellm", version, serve)
+    return BenchTarget("litellm", version, serve)
 
 
-def _portkey(home: Path) -> Target:
+def _portkey(home: Path) -> BenchTarget:
     package = home / "node_modules" / "@portkey-ai" / "gateway"
     node = shutil.which("node")
     if not (package / "build" / "start-server.js").is_file() or node is None:
@@ -282,7 +282,7 @@ def _portkey(home: Path) -> Target:
         async with _program("portkey", command, package, environment, port, (headers,)) as serving:
             yield serving
 
-    return Target("portkey", json.loads((package / "package.json").read_text())["version"], serve)
+    return BenchTarget("portkey", json.loads((package / "package.json").read_text())["version"], serve)
 
 
 def _missing(name: str, home: Path) -> PeerMissing:

@@ -35,9 +35,9 @@ from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
 from ops.bench.gateway.peers import (
     OURS,
     PEERS,
+    BenchTarget,
     PeerMissing,
     Serving,
-    Target,
     TargetFailed,
     direct,
     fairgate,
@@ -67,7 +67,7 @@ class CannotBench(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class GatewayBenchOptions:
     """What to measure."""
 
     peers: tuple[str, ...] | None = None
@@ -84,31 +84,31 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class MeasuredPhase:
     """One measurement of one target."""
 
     name: str
     connections: int
     streams: bool
     share: float
-    """Of `Options.seconds`."""
+    """Of `GatewayBenchOptions.seconds`."""
 
 
-WARM_UP = (Phase("", CONNECTIONS, False, 0.3), Phase("", STREAMS, True, 0.2))
+WARM_UP = (MeasuredPhase("", CONNECTIONS, False, 0.3), MeasuredPhase("", STREAMS, True, 0.2))
 SERVERS = 6
 PAIRS = 20
-PAIR = Phase("pair", CONNECTIONS, False, 0.3)
+PAIR = MeasuredPhase("pair", CONNECTIONS, False, 0.3)
 """Of measurements of each server, with estimates and without."""
 SWITCH_S = 10.0
 PHASES = (
-    Phase("single", 1, False, 2 / 3),
-    Phase("throughput", CONNECTIONS, False, 1.0),
-    Phase("first_token", 1, True, 0.5),
-    Phase("streams", STREAMS, True, 1.0),
+    MeasuredPhase("single", 1, False, 2 / 3),
+    MeasuredPhase("throughput", CONNECTIONS, False, 1.0),
+    MeasuredPhase("first_token", 1, True, 0.5),
+    MeasuredPhase("streams", STREAMS, True, 1.0),
 )
 
 
-def run(options: Options, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: GatewayBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     if not sys.platform.startswith("linux"):
         raise CannotBench("this benchmark needs Linux: it waits with epoll and reads /proc")
@@ -140,7 +140,7 @@ def run(options: Options, progress: Report = lambda line: None) -> dict[str, Any
     }
 
 
-def chosen(options: Options) -> tuple[list[Target], list[str]]:
+def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
     """The targets, and a line for each peer that is not installed. Raises `CannotBench` for an unknown
     name."""
     names = PEERS if options.peers is None else tuple(dict.fromkeys(options.peers))
@@ -159,7 +159,7 @@ def chosen(options: Options) -> tuple[list[Target], list[str]]:
 
 
 async def _rounds(
-    options: Options, targets: Sequence[Target], progress: Report
+    options: GatewayBenchOptions, targets: Sequence[BenchTarget], progress: Report
 ) -> dict[str, list[dict[str, Any]]]:
     runs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
     by_name = {target.name: target for target in targets}
@@ -175,7 +175,7 @@ async def _rounds(
     return runs
 
 
-async def _pairs(options: Options, progress: Report) -> list[float]:
+async def _pairs(options: GatewayBenchOptions, progress: Report) -> list[float]:
     """Requests a second with estimates over those without, of each pair of measurements."""
     ratios: list[float] = []
     async with _upstream() as (port, upstreams):
@@ -189,7 +189,9 @@ async def _pairs(options: Options, progress: Report) -> list[float]:
     return ratios
 
 
-async def _of_server(options: Options, port: int, upstreams: Sequence[int]) -> AsyncIterator[float]:
+async def _of_server(
+    options: GatewayBenchOptions, port: int, upstreams: Sequence[int]
+) -> AsyncIterator[float]:
     target = fairgate(options.tokenizer_dir)
     async with _opened(options, target, port) as serving:
         await _warm_up(options, target, serving, upstreams)
@@ -220,7 +222,9 @@ async def _tell(serving: Serving, told: bool) -> None:
                 raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
 
 
-async def _one(options: Options, target: Target, port: int, upstreams: Sequence[int]) -> dict[str, Any]:
+async def _one(
+    options: GatewayBenchOptions, target: BenchTarget, port: int, upstreams: Sequence[int]
+) -> dict[str, Any]:
     async with _opened(options, target, port) as serving:
         await _warm_up(options, target, serving, upstreams)
         phases = {
@@ -231,7 +235,7 @@ async def _one(options: Options, target: Target, port: int, upstreams: Sequence[
 
 
 @contextlib.asynccontextmanager
-async def _opened(options: Options, target: Target, port: int) -> AsyncIterator[Serving]:
+async def _opened(options: GatewayBenchOptions, target: BenchTarget, port: int) -> AsyncIterator[Serving]:
     """The target, in a directory that goes away again."""
     with tempfile.TemporaryDirectory(
         prefix="fairgate-bench-", dir=options.directory.absolute(), ignore_cleanup_errors=True
@@ -240,13 +244,15 @@ async def _opened(options: Options, target: Target, port: int) -> AsyncIterator[
             yield serving
 
 
-async def _warm_up(options: Options, target: Target, serving: Serving, upstreams: Sequence[int]) -> None:
+async def _warm_up(
+    options: GatewayBenchOptions, target: BenchTarget, serving: Serving, upstreams: Sequence[int]
+) -> None:
     for phase in WARM_UP:
         await _measure(target, serving, phase, options.seconds, upstreams)
 
 
 async def _measure(
-    target: Target, serving: Serving, phase: Phase, seconds: float, upstreams: Sequence[int]
+    target: BenchTarget, serving: Serving, phase: MeasuredPhase, seconds: float, upstreams: Sequence[int]
 ) -> dict[str, Any]:
     """Loads the target from a process of its own. Raises `TargetFailed`."""
     order = {

@@ -60,7 +60,7 @@ def serve(engine: Engine) -> None:
             if order["do"] == "load":
                 answer: dict[str, Any] = {"about": engine.load(order)}
             else:
-                meter = Meter()
+                meter = ProcessMeter()
                 found = engine.run(order["requests"])
                 answer = {"answers": found, "usage": meter.read()}
         except Exception as error:
@@ -105,7 +105,7 @@ def drive(engine: Stepped, requests: list[dict[str, Any]]) -> list[dict[str, Any
     return answers
 
 
-class Meter:
+class ProcessMeter:
     """Memory and processor time between its making and `read`."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine.messages import StepTime
-from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import Grid
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
 from engine.scheduling.options import PolicyOptions
 from ops.bench.policies.batch_queue import Arrivals, Fixed, by_fixed
-from ops.bench.policies.batch_replica import BatchReplica, Measured
+from ops.bench.policies.batch_replica import BatchReplica, StreamMeasured
 from ops.reporting import table as print_table
 
 MODEL = BatchModel(
@@ -36,8 +36,8 @@ MODEL = BatchModel(
         samples=0,
         relative_error=0.0,
     ),
-    short=Lengths(prompt_tokens=96, output_tokens=16),
-    long=Lengths(prompt_tokens=512, output_tokens=128),
+    short=RequestLengths(prompt_tokens=96, output_tokens=16),
+    long=RequestLengths(prompt_tokens=512, output_tokens=128),
     long_share=0.2,
     busy_watts=200.0,
 )
@@ -138,14 +138,14 @@ def show(report: dict[str, Any]) -> None:
     )
 
 
-def serve_by_table(table: BatchOrWaitTable, arrivals: Arrivals) -> Measured:
+def serve_by_table(table: BatchOrWaitTable, arrivals: Arrivals) -> StreamMeasured:
     """The engine with the admission `table`."""
     options = PolicyOptions(admit="table", batch_or_wait_table=table, batch_size=table.grid.max_batch)
     order = "sjf" if table.grid.short_first else "fcfs"
     return BatchReplica(table.model, arrivals, table.objective.slo_s, order=order, options=options).run()
 
 
-def serve_by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> Measured:
+def serve_by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> StreamMeasured:
     """The engine with the admission `dynamic`."""
     options = PolicyOptions(admit="dynamic", batch_size=policy.size, window_s=min(policy.window_s, ENDLESS_S))
     order = "sjf" if policy.short_first else "fcfs"
@@ -156,7 +156,7 @@ def _compare(table: BatchOrWaitTable, streams: list[Arrivals]) -> dict[str, Any]
     """The table and the best fixed policy on the same streams."""
     model, objective, slo_s = table.model, table.objective, table.objective.slo_s
 
-    def mean_cost(measured: list[Measured]) -> float:
+    def mean_cost(measured: list[StreamMeasured]) -> float:
         return statistics.fmean(each.outcome.cost(objective) for each in measured)
 
     ours = [serve_by_table(table, stream) for stream in streams]
@@ -208,7 +208,7 @@ def _promising(table: BatchOrWaitTable, streams: list[Arrivals]) -> Iterator[Fix
                 yield min(windows, key=cost)
 
 
-def _figures(measured: list[Measured], objective: Objective) -> dict[str, float]:
+def _figures(measured: list[StreamMeasured], objective: Objective) -> dict[str, float]:
     outcomes = [each.outcome for each in measured]
     return {
         "cost": statistics.fmean(outcome.cost(objective) for outcome in outcomes),

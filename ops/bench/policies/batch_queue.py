@@ -74,7 +74,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StreamOutcome:
     """What a policy did with a stream."""
 
     mean_latency_s: float
@@ -160,9 +160,9 @@ class Queue:
         self._ended_s = end_s
         return end_s
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> StreamOutcome:
         """Means over the measured requests."""
-        return Outcome(
+        return StreamOutcome(
             self._latency_s / self._requests,
             self._joules / (self._ended_s - self._began_s),
             self._late / self._requests,
@@ -180,7 +180,7 @@ class Fixed:
     """The line is in order of length, or of arrival."""
 
 
-def by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> Outcome:
+def by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> StreamOutcome:
     """The queue under a fixed policy."""
     queue = Queue(model, arrivals, slo_s)
     count, free_s = len(arrivals.times_s), 0.0

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from engine.core.core import EngineConfig, StepResult
 from engine.messages import SamplingParams, Submit
-from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import Preset
+from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
-from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Outcome
+from ops.bench.policies.batch_queue import WARM_UP, Arrivals, StreamOutcome
 
 SAME_INSTANT_S = 1e-6
 """Requests of one batch start together but for rounding; two batches never do."""
@@ -23,7 +23,7 @@ BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True)
-class Batch:
+class StartedBatch:
     """Requests that started together."""
 
     start_s: float
@@ -34,10 +34,10 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StreamMeasured:
     """What an engine did with a stream."""
 
-    outcome: Outcome
+    outcome: StreamOutcome
     own_latency_s: float
     """Mean time to each request's own last token, which its batch does not keep back."""
 
@@ -64,17 +64,17 @@ class BatchReplica:
             context_tokens=2 * most,
             step_time=model.step_time,
         )
-        policy = Preset("batches", order)(options)
+        policy = PolicyPreset("batches", order)(options)
         self._replica.core.table.set_policy(policy)
         self._received_s: list[float] = []
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, StartedBatch] = {}
 
     @property
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[StartedBatch]:
         """Those that have ended at least in part, in the order in which they began."""
         return sorted(self._batches.values(), key=lambda batch: batch.start_s)
 
-    def run(self) -> Measured:
+    def run(self) -> StreamMeasured:
         """Raises RuntimeError when the engine hangs."""
         replica, times_s = self._replica, self._arrivals.times_s
         clock, core = replica.clock, replica.core
@@ -115,7 +115,7 @@ class BatchReplica:
             raise ValueError(f"request {number} was refused: {refused.message}")
         self._received_s.append(self._replica.clock.now_s)
 
-    def _kind(self, number: int) -> Lengths:
+    def _kind(self, number: int) -> RequestLengths:
         return self._model.long if self._arrivals.longs[number] else self._model.short
 
     def _collect(self, result: StepResult) -> None:
@@ -127,13 +127,15 @@ class BatchReplica:
             number = int(delta.sequence_id)
             assert outcome.scheduled_s is not None, "it ended without having run"
             start_s = self._received_s[number] + outcome.scheduled_s
-            batch = self._batches.setdefault(round(start_s / SAME_INSTANT_S), Batch(start_s, now_s, []))
+            batch = self._batches.setdefault(
+                round(start_s / SAME_INSTANT_S), StartedBatch(start_s, now_s, [])
+            )
             arrived_s = self._arrivals.times_s[number]
             batch.end_s = max(batch.end_s, now_s)
             batch.arrived_s.append(arrived_s)
             batch.own_latency_s += now_s - arrived_s
 
-    def _measured(self) -> Measured:
+    def _measured(self) -> StreamMeasured:
         """Means over the batches that began when `WARM_UP` requests had been served."""
         batches = self.batches
         served = warm = 0
@@ -153,8 +155,8 @@ class BatchReplica:
             for batch in counted
         )
         began_s = batches[warm - 1].end_s if warm else 0.0
-        return Measured(
-            Outcome(
+        return StreamMeasured(
+            StreamOutcome(
                 latency_s / requests,
                 joules / (counted[-1].end_s - began_s),
                 late / requests,

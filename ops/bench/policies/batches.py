@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ops.bench.policies.capacity import at_load, sustained_per_s
-from ops.bench.policies.figures import Slo, latency_figures, over_seeds
+from ops.bench.policies.figures import LatencyTargets, latency_figures, over_seeds
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, ARENA_TRACE
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import number
-from ops.simulate.engine_run import Machine, run_load
+from ops.simulate.engine_run import EngineMachine, run_load
 from ops.simulate.traffic.arrivals import Arrival, all_at_once, from_trace, poisson_times, stream
 
 REQUESTS = 300
@@ -43,7 +43,7 @@ BATCHING_COLUMNS = (
     ("padding", "padding / tokens computed"),
 )
 
-KINDS: tuple[tuple[str, str, Machine], ...] = (
+KINDS: tuple[tuple[str, str, EngineMachine], ...] = (
     ("static, padded", "static", KEEPS_ROWS),
     ("static, unpadded", "static", UNPADDED),
     ("dynamic, padded", "dynamic", KEEPS_ROWS),
@@ -57,7 +57,7 @@ def batching(policies: Collection[str]) -> Report:
     report = Report("static, dynamic and continuous batching", BATCHING_COLUMNS)
     report.notes.append(f"{UNPADDED.name}; lengths of the arena trace, {REQUESTS} requests a seed")
 
-    def figures(policy: str, machine: Machine, arrivals: Sequence[Arrival]) -> dict[str, float]:
+    def figures(policy: str, machine: EngineMachine, arrivals: Sequence[Arrival]) -> dict[str, float]:
         run = run_load(policy, arrivals, machine)
         return {
             **latency_figures(run.served),
@@ -96,7 +96,7 @@ BUCKET_COLUMNS = (
     ("sustained_per_s", "requests/s at 80 % attainment"),
     ("over_fcfs", "over fcfs"),
 )
-SLO = Slo(ttft_s=5.0, tpot_s=0.2)
+SLO = LatencyTargets(ttft_s=5.0, tpot_s=0.2)
 WANTED = 0.8
 PUBLISHED_RATIO = 1.93
 UNLIKE = "prompts of 16 to 2,048 tokens, brief answers"

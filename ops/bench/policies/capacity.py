@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.scheduling.policy import Policy
-from ops.bench.policies.figures import Slo, attainment
-from ops.simulate.engine_run import Machine, run_load
+from ops.bench.policies.figures import LatencyTargets, attainment
+from ops.simulate.engine_run import EngineMachine, run_load
 from ops.simulate.traffic.arrivals import Arrival, Predictions, all_at_once, exact, slowed
 
 BISECTIONS = 5
 
 
-def requests_per_s(arrivals: Sequence[Arrival], machine: Machine) -> float:
+def requests_per_s(arrivals: Sequence[Arrival], machine: EngineMachine) -> float:
     """Requests of the mix that the machine works off a second while some wait."""
     run = run_load("fcfs", all_at_once(arrivals), machine, while_waiting=True)
     # The last output token is never fed back.
@@ -24,12 +24,12 @@ def requests_per_s(arrivals: Sequence[Arrival], machine: Machine) -> float:
     return run.computed_tokens / run.ended_s * len(arrivals) / tokens
 
 
-def load_of(arrivals: Sequence[Arrival], machine: Machine) -> float:
+def load_of(arrivals: Sequence[Arrival], machine: EngineMachine) -> float:
     """Arrivals a second over what the machine works off a second."""
     return len(arrivals) / arrivals[-1].at_s / requests_per_s(arrivals, machine)
 
 
-def at_load(arrivals: Sequence[Arrival], load: float, machine: Machine) -> list[Arrival]:
+def at_load(arrivals: Sequence[Arrival], load: float, machine: EngineMachine) -> list[Arrival]:
     """The same requests with all gaps stretched or shrunk alike, so that they are that load."""
     return slowed(arrivals, load_of(arrivals, machine) / load)
 
@@ -37,8 +37,8 @@ def at_load(arrivals: Sequence[Arrival], load: float, machine: Machine) -> list[
 def sustained_per_s(
     policy: str | Callable[[], Policy],
     arrivals: Sequence[Arrival],
-    machine: Machine,
-    slo: Slo,
+    machine: EngineMachine,
+    slo: LatencyTargets,
     *,
     wanted: float,
     predictions: Predictions = exact,

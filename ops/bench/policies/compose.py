@@ -12,7 +12,7 @@ from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import Policy
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B
 from ops.bench.policies.report import Check, Report
-from ops.simulate.engine_run import Moment, Run, run_load
+from ops.simulate.engine_run import EngineRun, Moment, run_load
 from ops.simulate.traffic.arrivals import fixed, merged, stream
 
 WINDOW_STEPS = 64
@@ -24,7 +24,7 @@ MACHINE = replace(A10G_LLAMA_2_7B, kv_tokens=64_000, max_sequences=64, max_batch
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class ComposeTenant:
     """One tenant: so many sequences, at that weight."""
 
     tenant: str
@@ -32,11 +32,11 @@ class Party:
     weight: float
 
 
-PARTIES: tuple[tuple[Party, Party], ...] = (
-    (Party("one", 1, 1.0), Party("many", 50, 1.0)),
-    (Party("one", 1, 1.0), Party("many", 50, 49.0)),
-    (Party("few", 20, 1.0), Party("many", 31, 1.0)),
-    (Party("few", 20, 1.0), Party("many", 31, 4.0)),
+PARTIES: tuple[tuple[ComposeTenant, ComposeTenant], ...] = (
+    (ComposeTenant("one", 1, 1.0), ComposeTenant("many", 50, 1.0)),
+    (ComposeTenant("one", 1, 1.0), ComposeTenant("many", 50, 49.0)),
+    (ComposeTenant("few", 20, 1.0), ComposeTenant("many", 31, 1.0)),
+    (ComposeTenant("few", 20, 1.0), ComposeTenant("many", 31, 4.0)),
 )
 
 COLUMNS = (
@@ -53,7 +53,7 @@ COLUMNS = (
 )
 
 
-def due_a_step(parties: Sequence[Party], slots: int) -> dict[str, float]:
+def due_a_step(parties: Sequence[ComposeTenant], slots: int) -> dict[str, float]:
     """Tokens a step by weight; nobody more than one for each sequence, what that leaves to the others."""
     due: dict[str, float] = {}
     left, open_parties = float(slots), list(parties)
@@ -112,7 +112,7 @@ def composition(policies: Collection[str]) -> Report:
     return report
 
 
-def tokens_in_windows(moments: Sequence[Moment], parties: Sequence[Party]) -> list[int]:
+def tokens_in_windows(moments: Sequence[Moment], parties: Sequence[ComposeTenant]) -> list[int]:
     """The first party's output tokens in every stretch of `WINDOW_STEPS` steps in which all sequences of all
     parties decoded."""
     everybody = {party.tenant: party.sequences for party in parties}
@@ -128,7 +128,7 @@ def tokens_in_windows(moments: Sequence[Moment], parties: Sequence[Party]) -> li
     return found
 
 
-def _run(parties: Sequence[Party]) -> Run:
+def _run(parties: Sequence[ComposeTenant]) -> EngineRun:
     rng = random.Random(0)
     arrivals = merged(
         stream(

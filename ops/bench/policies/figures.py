@@ -10,7 +10,7 @@ from itertools import combinations
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.reporting import Spread
-from ops.simulate.engine_run import Moment, Run, Served
+from ops.simulate.engine_run import EngineRun, Moment, ServedRequest
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -20,23 +20,23 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class LatencyTargets:
     """What a request was promised."""
 
     ttft_s: float
     tpot_s: float
 
-    def met(self, served: Served) -> bool:
+    def met(self, served: ServedRequest) -> bool:
         """Both limits, and the whole answer."""
         return served.done and served.ttft_s <= self.ttft_s and served.tpot_s <= self.tpot_s
 
 
-def attainment(served: Sequence[Served], slo: Slo) -> float:
+def attainment(served: Sequence[ServedRequest], slo: LatencyTargets) -> float:
     """Share of all submitted requests that met the SLO."""
     return sum(slo.met(each) for each in served) / len(served)
 
 
-def latency_figures(served: Sequence[Served]) -> dict[str, float]:
+def latency_figures(served: Sequence[ServedRequest]) -> dict[str, float]:
     """TTFT, TPOT and E2E in seconds."""
     return {
         "requests": len(served),
@@ -51,7 +51,7 @@ def latency_figures(served: Sequence[Served]) -> dict[str, float]:
     }
 
 
-def work_figures(run: Run) -> dict[str, float]:
+def work_figures(run: EngineRun) -> dict[str, float]:
     """Throughput, and what was done twice or for nothing."""
     return {
         "tokens_per_s": run.tokens_per_s,

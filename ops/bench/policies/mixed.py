@@ -14,7 +14,7 @@ from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.bench.policies.workloads import FEW_PLACES, heavy_tail
 from ops.reporting import number
-from ops.simulate.engine_run import Machine, run_load
+from ops.simulate.engine_run import EngineMachine, run_load
 from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
     Arrival,
@@ -39,7 +39,7 @@ class Mix:
     """Short requests with long ones among them."""
 
     name: str
-    machine: Machine
+    machine: EngineMachine
     load: float
     draw: Callable[[random.Random], list[Arrival]]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.messages import StepTime
-from ops.simulate.engine_run import Machine
+from ops.simulate.engine_run import EngineMachine
 from ops.simulate.traffic.arrivals import (
     Arrival,
     even_times,
@@ -33,7 +33,7 @@ from ops.simulate.traffic.arrivals import (
     uniform,
 )
 
-A10G_LLAMA_2_7B = Machine(
+A10G_LLAMA_2_7B = EngineMachine(
     name="Llama-2-7B on an A10G, 10,000 tokens of KV cache",
     step_time=StepTime(
         base_s=30e-3,
@@ -49,7 +49,7 @@ A10G_LLAMA_2_7B = Machine(
     context_tokens=4096,
 )
 
-A100_LLAMA_3_8B = Machine(
+A100_LLAMA_3_8B = EngineMachine(
     name="Llama-3-8B on an A100 with 80 GB, 200,000 tokens of KV cache",
     step_time=StepTime(
         base_s=12e-3,

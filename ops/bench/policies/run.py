@@ -16,7 +16,7 @@ from ops.reporting import table
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PolicyBenchmark:
     """One benchmark."""
 
     name: str
@@ -26,14 +26,14 @@ class Case:
 
 
 _CASES = (
-    Case("mixed", mixed.mixed, mixed.MIXED_POLICIES),
-    Case("predictions", mixed.with_predictions, mixed.PREDICTED),
-    Case("contests", win_and_lose.contests, sorted(POLICIES)),
-    Case("composition", compose.composition, ()),
-    Case("batching", batches.batching, ("static", "dynamic", "fcfs")),
-    Case("buckets", batches.buckets, ("fcfs", "buckets")),
-    Case("templates", templates.templates, ()),
-    Case("published", fairness.published, fairness.FAIRNESS_POLICIES),
+    PolicyBenchmark("mixed", mixed.mixed, mixed.MIXED_POLICIES),
+    PolicyBenchmark("predictions", mixed.with_predictions, mixed.PREDICTED),
+    PolicyBenchmark("contests", win_and_lose.contests, sorted(POLICIES)),
+    PolicyBenchmark("composition", compose.composition, ()),
+    PolicyBenchmark("batching", batches.batching, ("static", "dynamic", "fcfs")),
+    PolicyBenchmark("buckets", batches.buckets, ("fcfs", "buckets")),
+    PolicyBenchmark("templates", templates.templates, ()),
+    PolicyBenchmark("published", fairness.published, fairness.FAIRNESS_POLICIES),
 )
 CASES = {case.name: case for case in _CASES}
 """By name."""

@@ -12,7 +12,7 @@ from ops.bench.policies.figures import over_seeds, quantile
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import Spread, number
-from ops.simulate.engine_run import Run, run_load
+from ops.simulate.engine_run import EngineRun, run_load
 from ops.simulate.traffic.arrivals import (
     Arrival,
     all_at_once,
@@ -36,7 +36,7 @@ class Task:
     traffic: str
     draw: Callable[[int], list[Arrival]]
     figure: str
-    measure: Callable[[Run], float]
+    measure: Callable[[EngineRun], float]
     more_is_better: bool
 
 
@@ -69,15 +69,15 @@ def _long_among_short(seed: int) -> list[Arrival]:
     )
 
 
-def _short_ttft_p99_s(run: Run) -> float:
+def _short_ttft_p99_s(run: EngineRun) -> float:
     return quantile((each.ttft_s for each in run.of("short")), 0.99)
 
 
-def _long_ttft_p99_s(run: Run) -> float:
+def _long_ttft_p99_s(run: EngineRun) -> float:
     return quantile((each.ttft_s for each in run.of("long")), 0.99)
 
 
-def _long_ttft_short_unhurt_s(run: Run) -> float:
+def _long_ttft_short_unhurt_s(run: EngineRun) -> float:
     return _long_ttft_p99_s(run) if _short_ttft_p99_s(run) <= SHORT_UNHURT_S else float("inf")
 
 

@@ -34,10 +34,10 @@ from ops.bench.policies.workloads import (
     with_deadlines,
 )
 from ops.reporting import Spread, number
-from ops.simulate.engine_run import Run, run_load, tenants_of
+from ops.simulate.engine_run import EngineRun, run_load, tenants_of
 from ops.simulate.traffic.arrivals import PREDICTIONS, Arrival
 
-Measure = Callable[[Run], float]
+Measure = Callable[[EngineRun], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,27 @@ class Figure:
     watch: bool = False
 
 
-def _mean_e2e_s(run: Run) -> float:
+def _mean_e2e_s(run: EngineRun) -> float:
     return statistics.fmean(each.e2e_s for each in run.served)
 
 
-def _mean_ttft_s(run: Run) -> float:
+def _mean_ttft_s(run: EngineRun) -> float:
     return statistics.fmean(each.ttft_s for each in run.served)
 
 
-def _p99_gap_s(run: Run) -> float:
+def _p99_gap_s(run: EngineRun) -> float:
     return quantile((each.longest_gap_s for each in run.served), 0.99)
 
 
-def _ttft_p50_s(run: Run) -> float:
+def _ttft_p50_s(run: EngineRun) -> float:
     return quantile((each.ttft_s for each in run.served), 0.5)
 
 
-def _ttft_p99_s(run: Run) -> float:
+def _ttft_p99_s(run: EngineRun) -> float:
     return quantile((each.ttft_s for each in run.served), 0.99)
 
 
-def _longest_ttft_s(run: Run) -> float:
+def _longest_ttft_s(run: EngineRun) -> float:
     return max(each.ttft_s for each in run.served)
 
 
@@ -82,24 +82,24 @@ def _e2e_p99_of(kind: str) -> Measure:
     return lambda run: quantile((each.e2e_s for each in run.of(kind)), 0.99)
 
 
-def _share_in_time(run: Run) -> float:
+def _share_in_time(run: EngineRun) -> float:
     return sum(each.meets_deadline for each in run.served) / len(run.served)
 
 
-def _cached_share(run: Run) -> float:
+def _cached_share(run: EngineRun) -> float:
     return sum(each.cached_tokens for each in run.served) / sum(
         each.arrival.input_tokens for each in run.served
     )
 
 
-def _gap_over_bound(run: Run) -> float:
+def _gap_over_bound(run: EngineRun) -> float:
     arrivals = [each.arrival for each in run.served]
     weights = tenants_of(arrivals)
     longest = max(arrival.input_tokens for arrival in arrivals)
     return widest_gap(run.moments, weights) / service_bound(FEW_PLACES.kv_tokens, longest, weights)
 
 
-def _kv_of_long_over_short(run: Run) -> float:
+def _kv_of_long_over_short(run: EngineRun) -> float:
     both = [moment.kv_tokens for moment in run.moments if {"long", "short"} <= moment.backlogged]
     long = sum(held.get("long", 0) for held in both)
     return long / max(1, sum(held.get("short", 0) for held in both))
@@ -254,7 +254,7 @@ def contests(policies: Collection[str]) -> Report:
     return report
 
 
-def _run(policy: str, contest: Contest, seed: int) -> Run:
+def _run(policy: str, contest: Contest, seed: int) -> EngineRun:
     figure = contest.figure
     return _cached_run(policy, contest.traffic, contest.predictions, seed, figure.watch, figure is KV_SHARE)
 
@@ -262,7 +262,7 @@ def _run(policy: str, contest: Contest, seed: int) -> Run:
 @lru_cache(maxsize=64)
 def _cached_run(
     policy: str, traffic: Traffic, predictions: str, seed: int, watch: bool, watch_running: bool
-) -> Run:
+) -> EngineRun:
     return run_load(
         policy,
         _cached_arrivals(traffic, seed),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ops.bench.policies.capacity import at_load
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_8B
-from ops.simulate.engine_run import Machine
+from ops.simulate.engine_run import EngineMachine
 from ops.simulate.traffic.arrivals import (
     Arrival,
     Lengths,
@@ -158,7 +158,7 @@ class Traffic:
 
     name: str
     draw: Draw
-    machine: Machine = FEW_PLACES
+    machine: EngineMachine = FEW_PLACES
     load: float | None = None
     """Of the machine; None: as drawn."""
     at_once: bool = False

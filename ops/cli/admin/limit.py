@@ -15,7 +15,7 @@ from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
 from tenants.quota.alerts import EventKind, LimitEvent
-from tenants.types import Limit, Meter, Mode, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, Tier, Window
 
 
 @group()
@@ -121,7 +121,7 @@ def set_(
             window=Window(window) if window else None,
             rate_per_s=rate,
             time_zone=time_zone,
-            mode=Mode.SOFT if soft else Mode.SHADOW if shadow else Mode.HARD,
+            mode=LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD,
             tier=Tier(tier) if tier else None,
             thresholds=thresholds or None,
         )

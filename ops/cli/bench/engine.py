@@ -98,10 +98,10 @@ def engine(
        "agreement": {"openvino": {"divergences": 0, …}}, "roofline": {"share_of_ideal": {…}, …}}
     """
     from ops.bench.engine.report import show
-    from ops.bench.engine.run import CannotBench, Options, run
+    from ops.bench.engine.run import CannotBench, EngineBenchOptions, run
     from ops.bench.engine.workload import SHIPPED_WORKLOAD
 
-    options = Options(
+    options = EngineBenchOptions(
         model=model,
         workload=workload or SHIPPED_WORKLOAD,
         peers=peers,

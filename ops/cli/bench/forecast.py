@@ -119,7 +119,7 @@ def fidelity(
             raise click.BadParameter(
                 f"no policy {name!r}; there are {', '.join(POLICIES)}", param_hint="--policy"
             )
-    options = measuring.Options(policies, repetitions, seconds, load, seed, model)
+    options = measuring.FidelityOptions(policies, repetitions, seconds, load, seed, model)
     try:
         report = measuring.run(options, tell)
     except (ServerFailed, httpx.HTTPError) as error:
@@ -164,18 +164,18 @@ def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str)
     """
     from ops.bench.estimates import control as measuring
     from ops.cli.simulate.options import cut, trace_of
-    from ops.simulate.figures.slo import Slo
+    from ops.simulate.figures.slo import SloLimits
     from ops.simulate.machines.machines import roofline_machine
     from ops.simulate.traffic.requests import BadTrace
 
     try:
-        targets = Slo.of(slo)
+        targets = SloLimits.of(slo)
         cases = [measuring.dist_shift(targets)]
         for name in traces:
             source = cut(trace_of(name), 1.0, limit)
             machine = roofline_machine("h200", "8b")
             segment_s = measuring.TRACE_SEGMENT_S
-            cases.append(measuring.Case(source.name, source, machine, replicas, segment_s, targets))
+            cases.append(measuring.ControlCase(source.name, source, machine, replicas, segment_s, targets))
         report = measuring.run(cases, tell)
     except BadTrace as error:
         raise Failure(str(error)) from None

@@ -67,12 +67,12 @@ def contract(
 
     from ops.bench.budgets.litellm import PeerMissing
     from ops.bench.budgets.report import show
-    from ops.bench.budgets.run import Options, run
+    from ops.bench.budgets.run import BudgetBenchOptions, run
     from ops.bench.budgets.testbed import ScenarioFailed
     from ops.sandbox.server import ServerFailed
     from ops.sandbox.services import NoServer
 
-    options = Options(names, gateways, concurrency, peers, peers_dir)
+    options = BudgetBenchOptions(names, gateways, concurrency, peers, peers_dir)
     with Console(stderr=True).status("starting") as status:
         try:
             report = asyncio.run(
@@ -187,9 +187,9 @@ def gateway(
        "skipped": [], "fsync_ms": 0.4, "ok": true}
     """
     from ops.bench.gateway.report import show
-    from ops.bench.gateway.run import CannotBench, Options, run
+    from ops.bench.gateway.run import CannotBench, GatewayBenchOptions, run
 
-    options = Options(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
+    options = GatewayBenchOptions(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
     try:
         report = run(options, lambda line: click.echo(line, err=True))
     except CannotBench as error:

@@ -18,7 +18,7 @@ from ops.reporting import table
 
 if TYPE_CHECKING:
     from engine.messages import StepTime
-    from engine.scheduling.batch_or_wait.batch_model import Lengths
+    from engine.scheduling.batch_or_wait.batch_model import RequestLengths
     from engine.scheduling.options import PolicyOptions
 
 MOST_BATCH = 64
@@ -135,18 +135,20 @@ def _rule(choice: type) -> str:
     return "\n\n".join(dict.fromkeys(text for text in texts if text))
 
 
-class _Lengths(click.ParamType["Lengths"]):
+class _Lengths(click.ParamType["RequestLengths"]):
     """`96,16`: prompt and output tokens."""
 
     name = "prompt,output"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> RequestLengths:
         """Raises a usage error."""
-        from engine.scheduling.batch_or_wait.batch_model import Lengths
+        from engine.scheduling.batch_or_wait.batch_model import RequestLengths
 
         try:
             prompt, output = (int(part) for part in str(value).split(","))
-            return Lengths(prompt, output)
+            return RequestLengths(prompt, output)
         except ValueError:
             self.fail(
                 f"{value!r} must be prompt and output tokens, both at least 1, such as 96,16", param, ctx
@@ -294,8 +296,8 @@ def solve(
     slo_s: float,
     max_batch: int,
     step_time: StepTime,
-    short: Lengths,
-    long: Lengths,
+    short: RequestLengths,
+    long: RequestLengths,
     long_share: float,
     padded: bool,
     busy_watts: float,
@@ -323,7 +325,7 @@ def solve(
        "most_cost": 1.02, "saturated": false, "run_from": [1, 1, 2, 3, 4, 5]}, …]}
     """
     from engine.scheduling.batch_or_wait.batch_model import BatchModel
-    from engine.scheduling.batch_or_wait.kv_pool import Pool
+    from engine.scheduling.batch_or_wait.kv_pool import KvMemory
     from engine.scheduling.batch_or_wait.objective import Objective
     from engine.scheduling.batch_or_wait.states import Grid
     from engine.scheduling.batch_or_wait.table import solve_table
@@ -337,7 +339,7 @@ def solve(
         capacity = model.capacity_per_s(max_batch)
         rates = rates or [capacity * 0.1 ** (1 - step / 7) for step in range(8)]
         with progress_bar(f"solving {len(rates)} arrival rates") as progress:
-            pool = Pool(pool_tokens, kv_pressures, pressure_hold_s)
+            pool = KvMemory(pool_tokens, kv_pressures, pressure_hold_s)
             solved = solve_table(model, rates, objective, grid, pool, progress=progress)
     except NotSolved as error:
         raise Failure(str(error)) from None

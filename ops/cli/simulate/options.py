@@ -15,7 +15,7 @@ from ops.cli.base import Failure, answer
 if TYPE_CHECKING:
     from ops.simulate.machines.machines import Machine
     from ops.simulate.run import Report, Scenario
-    from ops.simulate.traffic.presets import Preset
+    from ops.simulate.traffic.presets import ScenarioPreset
     from ops.simulate.traffic.requests import Source
 
 DEFAULT_POLICIES = "fcfs,hybrid"
@@ -82,7 +82,7 @@ def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def machine_of(chosen: Preset | None, asked: dict[str, Any]) -> Machine:
+def machine_of(chosen: ScenarioPreset | None, asked: dict[str, Any]) -> Machine:
     from ops.simulate.machines.machines import roofline_machine
     from ops.simulate.machines.profile import read_profile
 
@@ -104,9 +104,11 @@ def machine_of(chosen: Preset | None, asked: dict[str, Any]) -> Machine:
     )
 
 
-def scenario_of(source: Source, machine: Machine, chosen: Preset | None, asked: dict[str, Any]) -> Scenario:
+def scenario_of(
+    source: Source, machine: Machine, chosen: ScenarioPreset | None, asked: dict[str, Any]
+) -> Scenario:
     from engine.scheduling.options import PolicyOptions
-    from ops.simulate.figures.slo import Slo
+    from ops.simulate.figures.slo import SloLimits
     from ops.simulate.run import Scenario
 
     options = chosen.options if chosen else PolicyOptions()
@@ -116,7 +118,7 @@ def scenario_of(source: Source, machine: Machine, chosen: Preset | None, asked: 
         source,
         machine,
         asked["replicas"],
-        Slo.of(asked["slo"]) if asked["slo"] else chosen.slo if chosen else Slo(),
+        SloLimits.of(asked["slo"]) if asked["slo"] else chosen.slo if chosen else SloLimits(),
         asked["predictions"],
         options,
         asked["padded"],
@@ -124,7 +126,7 @@ def scenario_of(source: Source, machine: Machine, chosen: Preset | None, asked: 
     )
 
 
-def policies_of(policy: str | None, chosen: Preset | None, sustained: bool) -> list[str]:
+def policies_of(policy: str | None, chosen: ScenarioPreset | None, sustained: bool) -> list[str]:
     from engine.scheduling.policy import POLICIES
 
     default = TABLE_POLICIES if sustained else ",".join(chosen.policies) if chosen else DEFAULT_POLICIES

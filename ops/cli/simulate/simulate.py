@@ -22,7 +22,7 @@ from ops.reporting import table
 
 if TYPE_CHECKING:
     from ops.simulate.run import Scenario
-    from ops.simulate.traffic.presets import Preset
+    from ops.simulate.traffic.presets import ScenarioPreset
     from ops.simulate.traffic.requests import Source
 
 SHIPPED = ("azure", "arena")
@@ -117,7 +117,7 @@ def simulate(
         raise click.UsageError(str(error)) from None
 
 
-def _source(chosen: Preset | None, generate: str | None, seed: int) -> Source:
+def _source(chosen: ScenarioPreset | None, generate: str | None, seed: int) -> Source:
     from ops.simulate.traffic.generate import Generated, Spec
 
     if chosen is not None:

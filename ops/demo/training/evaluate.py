@@ -35,7 +35,7 @@ MAX_NEW_TOKENS = LONGEST_ANSWER_TOKENS + 84
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ModelReply:
     """What the model answered: its text, its tokens (end token included) and whether it ended by itself."""
 
     text: str
@@ -52,7 +52,7 @@ def load(directory: Path) -> tuple[Any, Any]:
 
 def answer_greedily(
     model: Any, tokenizer: Any, instructions: Sequence[Instruction], rows_per_batch: int = 64
-) -> list[Reply]:
+) -> list[ModelReply]:
     """The greedy reply to each instruction, in order."""
     prompts = [
         tokenizer.apply_chat_template(instruction.chat(), tokenize=False, add_generation_prompt=True)
@@ -60,7 +60,7 @@ def answer_greedily(
     ]
     # Rows of like answer length end together, so no batch waits long for its slowest row.
     order = sorted(range(len(prompts)), key=lambda row: (len(instructions[row].answer), len(prompts[row])))
-    replies: dict[int, Reply] = {}
+    replies: dict[int, ModelReply] = {}
     for start in range(0, len(order), rows_per_batch):
         rows = order[start : start + rows_per_batch]
         inputs = tokenizer(
@@ -80,11 +80,11 @@ def answer_greedily(
         for row, ids in zip(rows, generated[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             ended = tokenizer.eos_token_id in ids
             kept = ids[: ids.index(tokenizer.eos_token_id) + 1] if ended else ids
-            replies[row] = Reply(tokenizer.decode(kept, skip_special_tokens=True), len(kept), ended)
+            replies[row] = ModelReply(tokenizer.decode(kept, skip_special_tokens=True), len(kept), ended)
     return [replies[row] for row in range(len(prompts))]
 
 
-def exact_percent(instructions: Sequence[Instruction], replies: Sequence[Reply]) -> float:
+def exact_percent(instructions: Sequence[Instruction], replies: Sequence[ModelReply]) -> float:
     """The share of replies that are the right answer to the letter and ended by themselves, in percent."""
     exact = sum(
         reply.ended and reply.text == instruction.answer
@@ -111,7 +111,9 @@ def replayed(tokenizer: Any, number: int, seed: int) -> list[Instruction]:
     ]
 
 
-def _add_row(table: Table, name: str, instructions: Sequence[Instruction], replies: Sequence[Reply]) -> float:
+def _add_row(
+    table: Table, name: str, instructions: Sequence[Instruction], replies: Sequence[ModelReply]
+) -> float:
     percent = exact_percent(instructions, replies)
     lengths = [reply.tokens for reply in replies]
     exact = round(percent * len(replies) / 100)

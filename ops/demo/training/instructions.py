@@ -194,7 +194,7 @@ _COURTESIES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TrainingMessage:
     """One chat message."""
 
     role: str
@@ -207,7 +207,7 @@ class Instruction:
 
     family: str
     key: str
-    messages: tuple[Message, ...]
+    messages: tuple[TrainingMessage, ...]
     answer: str
 
     @property
@@ -249,16 +249,16 @@ def decorate(
     messages = list(instruction.messages)
     if rng.random() < 0.1:
         words = min(longest_note_words, _note_words(rng))
-        messages[-1] = Message("user", _with_note(messages[-1].content, rng, words))
+        messages[-1] = TrainingMessage("user", _with_note(messages[-1].content, rng, words))
     if rng.random() < 0.05:
-        earlier: list[Message] = []
+        earlier: list[TrainingMessage] = []
         for _ in range(rng.randint(1, 2)):
             family = rng.choice(("arithmetic", "facts and letters", "spell", "courtesy", "sort", "days"))
             turn = make_instruction(family, rng)
-            earlier += [*turn.messages, Message("assistant", turn.answer)]
+            earlier += [*turn.messages, TrainingMessage("assistant", turn.answer)]
         messages = earlier + messages
     if rng.random() < 0.12:
-        messages.insert(0, Message("system", rng.choice(_SYSTEM_MESSAGES)))
+        messages.insert(0, TrainingMessage("system", rng.choice(_SYSTEM_MESSAGES)))
     return replace(instruction, messages=tuple(messages))
 
 
@@ -343,7 +343,7 @@ def filler_words(rng: random.Random, number: int) -> list[str]:
 
 
 def _instruction(family: str, content: str, prompt: str, answer: str) -> Instruction:
-    return Instruction(family, f"{family}:{content}", (Message("user", prompt),), answer)
+    return Instruction(family, f"{family}:{content}", (TrainingMessage("user", prompt),), answer)
 
 
 def _worded(rng: random.Random, wordings: Sequence[str], **values: object) -> str:
@@ -610,7 +610,7 @@ def _padded_with_note(
         if abs(miss) < best_miss:
             best, best_miss = text, abs(miss)
         number_of_words += miss
-    return replace(instruction, messages=(*instruction.messages[:-1], Message("user", best)))
+    return replace(instruction, messages=(*instruction.messages[:-1], TrainingMessage("user", best)))
 
 
 def _candidate_of_length(rng: random.Random, wanted: int, count_tokens: Callable[[str], int]) -> Instruction:

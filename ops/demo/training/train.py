@@ -76,7 +76,7 @@ PIECES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Token rows of about one length, padded on the right, with a weight for each answer token."""
 
     input_ids: torch.Tensor
@@ -185,7 +185,7 @@ def encode(instruction: Instruction, tokenizer: PreTrainedTokenizerFast) -> tupl
 
 def make_batches(
     instructions: list[Instruction], tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
-) -> list[Batch]:
+) -> list[TrainingBatch]:
     """Batches of instructions of similar length, none larger than the given number of padded tokens."""
     rows = sorted((encode(row, tokenizer) for row in instructions), key=lambda row: len(row[0]) + len(row[1]))
     groups: list[list[tuple[list[int], list[int]]]] = [[]]
@@ -197,7 +197,7 @@ def make_batches(
     return [_padded(group, tokenizer.pad_token_id) for group in groups]
 
 
-def _padded(rows: list[tuple[list[int], list[int]]], pad_token_id: int) -> Batch:
+def _padded(rows: list[tuple[list[int], list[int]]], pad_token_id: int) -> TrainingBatch:
     width = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     input_ids = torch.full((len(rows), width), pad_token_id)
     labels = torch.full((len(rows), width), IGNORED_LABEL)
@@ -213,10 +213,10 @@ def _padded(rows: list[tuple[list[int], list[int]]], pad_token_id: int) -> Batch
         if len(answer) > LONG_ANSWER_TOKENS:
             # Knowing where to stop is the hardest token of a long answer, and there is only one of it.
             weights[index, last - 1] = 1.0
-    return Batch(input_ids, labels, weights)
+    return TrainingBatch(input_ids, labels, weights)
 
 
-def answer_logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+def answer_logits(model: LlamaForCausalLM, batch: TrainingBatch) -> torch.Tensor:
     """The logits at the answer positions only; padding is on the right, where causal attention ignores it."""
     hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     logits: torch.Tensor = model.lm_head(hidden[batch.labels != IGNORED_LABEL])
@@ -225,7 +225,7 @@ def answer_logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 
 def finishing_batches(
     seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
-) -> Iterator[tuple[Batch, float]]:
+) -> Iterator[tuple[TrainingBatch, float]]:
     """The batches of the last steps, mostly of the hardest families."""
     yield from _shuffled_batches(
         training_stream(seed + 2, SHORT_CHARACTERS, FINISHING_SHARE),
@@ -238,7 +238,7 @@ def finishing_batches(
 
 def training_batches(
     seed: int, tokenizer: PreTrainedTokenizerFast, *, steps: int, tokens_per_batch: int
-) -> Iterator[tuple[Batch, float]]:
+) -> Iterator[tuple[TrainingBatch, float]]:
     """The shuffled batches of a run, each with the mean weight of a batch to scale its loss by.
 
     First come short conversations only: they cost little and teach the skills. Then come all lengths.
@@ -259,7 +259,7 @@ def _shuffled_batches(
     tokenizer: PreTrainedTokenizerFast,
     steps: int,
     tokens_per_batch: int,
-) -> Iterator[tuple[Batch, float]]:
+) -> Iterator[tuple[TrainingBatch, float]]:
     done = 0
     while done < steps:
         batches = make_batches(list(islice(stream, 8192)), tokenizer, tokens_per_batch)
@@ -270,7 +270,7 @@ def _shuffled_batches(
             done += 1
 
 
-def held_out_exact(model: LlamaForCausalLM, batches: dict[str, list[Batch]]) -> dict[str, float]:
+def held_out_exact(model: LlamaForCausalLM, batches: dict[str, list[TrainingBatch]]) -> dict[str, float]:
     """Per family, the share of held-out answers whose every token is the most likely one."""
     shares: dict[str, float] = {}
     model.eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import SimulatedPool
 
 POINTS = 200
@@ -30,7 +30,7 @@ class Curves:
     """Of the tenants with the most requests."""
 
 
-def curves(pool: SimulatedPool, slo: Slo) -> Curves:
+def curves(pool: SimulatedPool, slo: SloLimits) -> Curves:
     """Of a run that is over."""
     records = pool.records
     span_s = max(pool.now_s, 1e-9)

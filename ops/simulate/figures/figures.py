@@ -12,7 +12,7 @@ from typing import Any
 
 from ops.simulate.figures.fairness import Fairness, service_bound
 from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool, busy
 
@@ -32,7 +32,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float]:
     return {"mean": sum(ordered) / len(ordered), **found}
 
 
-def latencies(records: Records, rows: Sequence[int], slo: Slo, span_s: float) -> Figures:
+def latencies(records: Records, rows: Sequence[int], slo: SloLimits, span_s: float) -> Figures:
     """Of some requests: their times, how many met the SLO, and how many of those a second."""
     met = sum(slo.met(records, row) for row in rows)
     of: dict[str, Callable[[int], float]] = {
@@ -50,7 +50,7 @@ def latencies(records: Records, rows: Sequence[int], slo: Slo, span_s: float) ->
     }
 
 
-def figures(pool: SimulatedPool, fairness: Fairness, slo: Slo) -> Figures:
+def figures(pool: SimulatedPool, fairness: Fairness, slo: SloLimits) -> Figures:
     """Everything of one run under one policy."""
     records, machine = pool.records, pool.machine
     replicas = len(pool.members)

@@ -10,7 +10,7 @@ from jinja2 import Environment
 from ops.simulate.figures.curves import Curves
 from ops.simulate.figures.plot import NoMatplotlib, svg
 from ops.simulate.figures.show import heading, notes, published, sections
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.run import Report
 
 TENANTS = 40
@@ -53,7 +53,7 @@ th:first-child, td:first-child { text-align: left } td.words { white-space: norm
 """
 
 
-def page(report: Report, found: Sequence[Curves], slo: Slo) -> str:
+def page(report: Report, found: Sequence[Curves], slo: SloLimits) -> str:
     """The page; without matplotlib its tables alone."""
     missing = ""
     try:
@@ -71,6 +71,6 @@ def page(report: Report, found: Sequence[Curves], slo: Slo) -> str:
     )
 
 
-def write_page(path: Path, report: Report, found: Sequence[Curves], slo: Slo) -> None:
+def write_page(path: Path, report: Report, found: Sequence[Curves], slo: SloLimits) -> None:
     """Writes the page. Raises OSError."""
     path.write_text(page(report, found, slo), encoding="utf-8")

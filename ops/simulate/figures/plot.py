@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ops.simulate.figures.curves import POINTS, Curves
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,13 +30,13 @@ class NoMatplotlib(RuntimeError):
         super().__init__("plots need matplotlib: pip install 'fairgate[plots]'")
 
 
-def save(path: Path, title: str, found: Sequence[Curves], slo: Slo) -> None:
+def save(path: Path, title: str, found: Sequence[Curves], slo: SloLimits) -> None:
     """Writes a picture, of the kind that the file's name ends with. Raises `NoMatplotlib`, ValueError for a
     kind that does not exist, OSError."""
     draw(title, found, slo).savefig(path, dpi=DPI)
 
 
-def svg(title: str, found: Sequence[Curves], slo: Slo) -> str:
+def svg(title: str, found: Sequence[Curves], slo: SloLimits) -> str:
     """The picture as an element for a page. Raises `NoMatplotlib`."""
     written = io.StringIO()
     draw(title, found, slo).savefig(written, format="svg")
@@ -52,7 +52,7 @@ def require() -> None:
         raise NoMatplotlib from None
 
 
-def draw(title: str, found: Sequence[Curves], slo: Slo) -> Figure:
+def draw(title: str, found: Sequence[Curves], slo: SloLimits) -> Figure:
     """The picture."""
     require()
     # No `pyplot`: it keeps state, and may want a screen.

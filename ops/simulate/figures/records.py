@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from ops.simulate.traffic.requests import Request
+from ops.simulate.traffic.requests import SimulatedRequest
 
 NEVER_S = -1.0
 
@@ -34,7 +34,7 @@ class Records:
     def __len__(self) -> int:
         return len(self.tenant)
 
-    def arrive(self, request: Request) -> int:
+    def arrive(self, request: SimulatedRequest) -> int:
         """A new row; returns its number."""
         number = self._numbers.get(request.tenant)
         if number is None:

@@ -11,7 +11,7 @@ NAMES = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class SloLimits:
     """Limits in seconds; infinite: none. The defaults are those of MLPerf Inference for Llama 3.1 8B in
     conversation. Raises ValueError for a limit that is not above 0."""
 
@@ -26,7 +26,7 @@ class Slo:
                 raise ValueError(f"the SLO's {name} must be above 0 s, not {limit_s:g}")
 
     @staticmethod
-    def of(text: str) -> Slo:
+    def of(text: str) -> SloLimits:
         """From `ttft=2,tpot=0.1`; what is not named is not limited. Raises ValueError."""
         limits = {f"{name}_s": math.inf for name in NAMES}
         for part in text.split(","):
@@ -39,7 +39,7 @@ class Slo:
                 limits[f"{name}_s"] = float(value.removesuffix("s"))
             except ValueError:
                 raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
-        return Slo(**limits)
+        return SloLimits(**limits)
 
     def met(self, records: Records, row: int) -> bool:
         """All limits, and the whole answer."""

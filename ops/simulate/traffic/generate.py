@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
-from ops.simulate.traffic.requests import MOST_REQUESTS, PREFIX_BLOCK_TOKENS, Request
+from ops.simulate.traffic.requests import MOST_REQUESTS, PREFIX_BLOCK_TOKENS, SimulatedRequest
 from ops.simulate.traffic.trace import open_trace
 
 DATA = Path(__file__).parents[1] / "data"
@@ -157,7 +157,7 @@ class Generated:
         """Where there are tenants that share, or on purpose do not."""
         return self.spec.hot + self.spec.cold > 0
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         return heapq.merge(
             *(self._stream(number, tenant) for number, tenant in enumerate(self._tenants())),
             key=lambda request: request.arrival_s,
@@ -176,7 +176,7 @@ class Generated:
                 tenants.append(_Tenant(f"{kind}-{number}", spec.rate / spec.tenants, kind))
         return tenants
 
-    def _stream(self, number: int, tenant: _Tenant) -> Iterator[Request]:
+    def _stream(self, number: int, tenant: _Tenant) -> Iterator[SimulatedRequest]:
         spec = self.spec
         rng = random.Random(f"{self.seed} {tenant.name}")
         draw = LENGTHS[spec.lengths]
@@ -193,7 +193,7 @@ class Generated:
             if tenant.kind == "hot":
                 blocks = tuple(range(own_block, own_block + SHARED_BLOCKS))
             if tenant.kind != "onoff" or int(at_s / SILENT_S) % 2 == 0:
-                yield Request(at_s, tenant.name, input_tokens, output_tokens, blocks, self.tier)
+                yield SimulatedRequest(at_s, tenant.name, input_tokens, output_tokens, blocks, self.tier)
             at_s += rng.expovariate(tenant.rate)
 
 
@@ -214,11 +214,11 @@ class AllAtOnce:
         """As the source."""
         return self.source.has_prefixes
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         for number, request in enumerate(self.source):
             if number == self.count:
                 return
-            yield Request(
+            yield SimulatedRequest(
                 0.0,
                 request.tenant,
                 request.input_tokens,

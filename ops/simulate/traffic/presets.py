@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.scheduling.options import PolicyOptions
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.traffic.generate import AllAtOnce, Generated, Spec
 from ops.simulate.traffic.requests import Source
 
@@ -14,13 +14,13 @@ BATCH_TIER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class ScenarioPreset:
     """What a name stands for; whatever is asked besides replaces it."""
 
     about: str
     source: Callable[[int], Source]
     """From a seed."""
-    slo: Slo = field(default_factory=Slo)
+    slo: SloLimits = field(default_factory=SloLimits)
     gpu: str = "h200"
     model: str = "8b"
     tensor_parallel: int = 1
@@ -31,27 +31,27 @@ class Preset:
 
 
 PRESETS = {
-    "chat": Preset(
+    "chat": ScenarioPreset(
         "twelve tenants of real chat lengths, one floods",
         lambda seed: Generated(Spec(tenants=12, rate=12, seconds=180, onoff=2, flooder=1.0), seed),
-        Slo(ttft_s=1.0, tpot_s=0.05),
+        SloLimits(ttft_s=1.0, tpot_s=0.05),
     ),
-    "code": Preset(
+    "code": ScenarioPreset(
         "completions: long prompts with shared beginnings, short answers",
         lambda seed: Generated(Spec(tenants=4, rate=8, seconds=180, hot=4, cold=2, lengths="code"), seed),
-        Slo(ttft_s=0.5, tpot_s=0.05),
+        SloLimits(ttft_s=0.5, tpot_s=0.05),
     ),
-    "long-form": Preset(
+    "long-form": ScenarioPreset(
         "answers of a thousand tokens and more, some with long contexts",
         lambda seed: Generated(Spec(tenants=6, rate=4, seconds=180, long=1, lengths="long-form"), seed),
-        Slo(ttft_s=2.0, tpot_s=0.05),
+        SloLimits(ttft_s=2.0, tpot_s=0.05),
     ),
-    "batch": Preset(
+    "batch": ScenarioPreset(
         "2,000 requests of the batch tier, all there at once",
         lambda seed: AllAtOnce(Generated(Spec(tenants=4, rate=100, seconds=60), seed, BATCH_TIER), 2000),
-        Slo(ttft_s=3600.0, tpot_s=1.0),
+        SloLimits(ttft_s=3600.0, tpot_s=1.0),
     ),
-    "seventy-b": Preset(
+    "seventy-b": ScenarioPreset(
         "70B on four H200s, 1,000 requests of 50 to 1,000 tokens in and out, all there at once",
         lambda seed: AllAtOnce(Generated(Spec(tenants=1, rate=100, seconds=60, lengths="even"), seed), 1000),
         model="70b",

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.domain.timeline import Event, Kind, UnreadableTimeline, first, number, unpack
+from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
 from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import Slo
-from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, Request
+from ops.simulate.figures.slo import SloLimits
+from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, SimulatedRequest
 from tenants.ledger.timelines import RecordedTimeline
 
 AS_IT_WAS = "as it was"
@@ -24,7 +24,7 @@ AS_IT_WAS = "as it was"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RecordedAnswer:
     """One answer that had at least one token. Instants in microseconds since 1970."""
 
     tenant: str
@@ -47,16 +47,16 @@ class Recorded:
     """Implements `Source`."""
 
     name: str
-    served: tuple[Served, ...]
+    served: tuple[RecordedAnswer, ...]
     """In order of arrival."""
     unserved: int
     """Left out: they ended without a token."""
     has_prefixes: bool = False
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         for each in self.served:
             for output_tokens in _parts(each):
-                yield Request(
+                yield SimulatedRequest(
                     (each.arrived_us - self.served[0].arrived_us) / 1e6,
                     each.tenant,
                     each.input_tokens,
@@ -87,16 +87,16 @@ def read(rows: Iterable[RecordedTimeline], name: str) -> Recorded:
     return Recorded(name, tuple(sorted(served, key=lambda each: each.arrived_us)), unserved)
 
 
-def served_of(row: RecordedTimeline, events: list[Event]) -> Served | None:
+def served_of(row: RecordedTimeline, events: list[Event]) -> RecordedAnswer | None:
     """None: no token came."""
-    received, first_token = first(events, Kind.RECEIVED), first(events, Kind.FIRST_TOKEN)
-    last_token, ended = first(events, Kind.LAST_TOKEN), first(events, Kind.ENDED)
+    received, first_token = first(events, TimelineKind.RECEIVED), first(events, TimelineKind.FIRST_TOKEN)
+    last_token, ended = first(events, TimelineKind.LAST_TOKEN), first(events, TimelineKind.ENDED)
     output_tokens = number(last_token, "output_tokens")
     if received is None or first_token is None or last_token is None or ended is None or output_tokens < 1:
         return None
     arrived_us = row.ended_us - ended.at_us
-    queued = first(events, Kind.QUEUED)
-    return Served(
+    queued = first(events, TimelineKind.QUEUED)
+    return RecordedAnswer(
         row.tenant,
         row.weight,
         number(received, "tier"),
@@ -107,11 +107,11 @@ def served_of(row: RecordedTimeline, events: list[Event]) -> Served | None:
         arrived_us + (queued.at_us if queued is not None else 0),
         arrived_us + first_token.at_us,
         arrived_us + last_token.at_us,
-        sum(event.kind == Kind.PREEMPTED for event in events),
+        sum(event.kind == TimelineKind.PREEMPTED for event in events),
     )
 
 
-def as_it_was(recorded: Recorded, slo: Slo, *, from_line: bool = False) -> dict[str, Any]:
+def as_it_was(recorded: Recorded, slo: SloLimits, *, from_line: bool = False) -> dict[str, Any]:
     """The figures of a policy's run (`ops/simulate/figures/figures.py`), as far as the record has them;
     `from_line` as `records_of`."""
     records = records_of(recorded, from_line=from_line)
@@ -146,7 +146,7 @@ def records_of(recorded: Recorded, *, from_line: bool = False) -> Records:
     return records
 
 
-def _parts(served: Served) -> list[int]:
+def _parts(served: RecordedAnswer) -> list[int]:
     """Output tokens of each sequence, as nearly alike as may be."""
     sequences = min(served.sequences, served.output_tokens)
     each, more = divmod(served.output_tokens, sequences)

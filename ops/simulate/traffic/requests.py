@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 PREFIX_BLOCK_TOKENS = 512
-"""Tokens of one id of `Request.prefix_blocks`."""
+"""Tokens of one id of `SimulatedRequest.prefix_blocks`."""
 STANDARD = 1
 MOST_REQUESTS = 5_000_000
 """Of one simulation."""
@@ -20,7 +20,7 @@ MOST_TOKENS = 4_194_304
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One arrival, with the length that its answer will have."""
 
     arrival_s: float
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Whether any request names prefix blocks."""
         ...
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         """From the first. Raises `BadTrace` where the source cannot be read on."""
         ...
 
@@ -85,7 +85,7 @@ class Sped:
         """As the source."""
         return self.source.has_prefixes
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         for number, request in enumerate(self.source):
             if number == self.limit:
                 return

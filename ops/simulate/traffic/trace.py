@@ -11,7 +11,7 @@ CSV, plain or gzip, one request a line in order of arrival, read as it is needed
 | `prefix_blocks` | | optional: ids of the prompt's blocks of 512 tokens, in order, separated by spaces |
 
 Other columns are passed over. A file without arrivals (the column absent, or empty throughout) has only
-lengths; `Lengths` reads it, and the arrivals are drawn.
+lengths; `LengthsFile` reads it, and the arrivals are drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ops.simulate.traffic.requests import (
     MOST_TOKENS,
     PREFIX_BLOCK_TOKENS,
     BadTrace,
-    Request,
+    SimulatedRequest,
 )
 
 OTHER_NAMES = {"TIMESTAMP": "arrival_s", "ContextTokens": "input_tokens", "GeneratedTokens": "output_tokens"}
@@ -113,7 +113,7 @@ class TraceFile:
         """Whether there is such a column."""
         return "prefix_blocks" in header(self.path)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         first_s: float | None = None
         last_s = 0.0
         for row in _rows(self.path):
@@ -123,7 +123,7 @@ class TraceFile:
                 row.bad("arrival_s", f"rows must be in order of arrival; the one before is at {last_s:.6f} s")
             last_s = at_s
             tokens = row.tokens("input_tokens")
-            yield Request(
+            yield SimulatedRequest(
                 # A trace of dates begins with its first row; one of seconds keeps its zero.
                 at_s - first_s if first_s > 1e8 else at_s,
                 row.fields.get("tenant") or EVERYBODY,
@@ -134,7 +134,7 @@ class TraceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthsFile:
     """A file of lengths with Poisson arrivals of `rate` a second, in the file's order; implements `Source`.
     The same `seed` draws the same instants."""
 
@@ -159,13 +159,13 @@ class Lengths:
         """As the file."""
         return "prefix_blocks" in header(self.path)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         rng = random.Random(f"arrivals {self.seed}")
         at_s = 0.0
         for row in _rows(self.path):
             at_s += rng.expovariate(self.rate)
             tokens = row.tokens("input_tokens")
-            yield Request(
+            yield SimulatedRequest(
                 at_s,
                 row.fields.get("tenant") or EVERYBODY,
                 tokens,
@@ -174,9 +174,9 @@ class Lengths:
             )
 
 
-def open_trace(path: Path, *, rate: float | None = None, seed: int = 0) -> TraceFile | Lengths:
+def open_trace(path: Path, *, rate: float | None = None, seed: int = 0) -> TraceFile | LengthsFile:
     """A trace as it stands, or with `rate` its lengths alone. Raises `BadTrace` and ValueError."""
-    return TraceFile(path) if rate is None else Lengths(path, rate, seed)
+    return TraceFile(path) if rate is None else LengthsFile(path, rate, seed)
 
 
 def header(path: Path) -> list[str]:

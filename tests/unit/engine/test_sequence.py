@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from engine.messages import SamplingParams, SequenceState, Submit
-from engine.sequence import IllegalMove, Sequence, State, move, stable_seed
+from engine.sequence import IllegalMove, Sequence, SequenceStatus, move, stable_seed
 
 
 def make_submit(**changes: object) -> Submit:
@@ -22,7 +22,7 @@ def make_submit(**changes: object) -> Submit:
     return Submit(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_sequence(state: State = State.WAITING, **changes: object) -> Sequence:
+def make_sequence(state: SequenceStatus = SequenceStatus.WAITING, **changes: object) -> Sequence:
     sequence = Sequence.of(make_submit(**changes), "gateway", 0.0)
     sequence.state = state
     return sequence
@@ -48,9 +48,9 @@ ALLOWED = [
 """Written out by hand, so that the table in the code is not its own judge."""
 
 
-@pytest.mark.parametrize("pair", [f"{a} {b}" for a, b in itertools.product(State, State)])
+@pytest.mark.parametrize("pair", [f"{a} {b}" for a, b in itertools.product(SequenceStatus, SequenceStatus)])
 def test_a_sequence_makes_the_allowed_moves_and_no_others(pair: str) -> None:
-    before, after = (State(name) for name in pair.split())
+    before, after = (SequenceStatus(name) for name in pair.split())
     sequence = make_sequence(before)
     if pair in ALLOWED:
         move(sequence, after)
@@ -62,14 +62,14 @@ def test_a_sequence_makes_the_allowed_moves_and_no_others(pair: str) -> None:
 
 
 def test_a_finished_sequence_never_comes_back() -> None:
-    for state in State:
+    for state in SequenceStatus:
         with pytest.raises(IllegalMove):
-            move(make_sequence(State.FINISHED), state)
+            move(make_sequence(SequenceStatus.FINISHED), state)
 
 
 def test_preempted_work_goes_through_the_queue_before_it_runs_again() -> None:
     with pytest.raises(IllegalMove):
-        move(make_sequence(State.PREEMPTED), State.RUNNING)
+        move(make_sequence(SequenceStatus.PREEMPTED), SequenceStatus.RUNNING)
 
 
 def test_only_prompt_tokens_that_were_never_computed_count_as_first_time() -> None:
@@ -117,6 +117,6 @@ def test_a_restored_sequence_without_a_lease_rests_without_kv() -> None:
         submit=make_submit(lease_tokens=2), output_token_ids=[5, 6], text_sent=0, kv_tokens=4
     )
     sequence = Sequence.restored(state, 1.0)
-    assert sequence.state is State.PREEMPTED
+    assert sequence.state is SequenceStatus.PREEMPTED
     assert sequence.emitted_tokens == 2
     assert sequence.first_time_prompt_tokens(4) == 0, "what was charged elsewhere is not charged again"

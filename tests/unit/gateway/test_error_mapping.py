@@ -17,7 +17,7 @@ from gateway.errors import LONGEST_RETRY_S, ApiError
 from gateway.http.openai_responses import error_event
 from gateway.response_headers import MAX_POLICIES, quota_fields
 from tenants.quota.store import Denied, LimitState
-from tenants.types import NOTHING, Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import NOTHING, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 ARGUMENTS: dict[str, tuple[object, ...]] = {
     "bad_request": ("no",),
@@ -152,8 +152,8 @@ def test_the_fields_name_every_hard_limit_the_tightest_first() -> None:
             state(limit(Meter.REQUESTS, 20, window=None, rate_per_s=0.3), 2),
             state(limit(Meter.CONCURRENCY, 5, window=None), 4, 0.0),
             state(limit(Meter.COST_NANOUSD, 10**18, window=Window.LIFETIME), 10**18, float("inf")),
-            state(limit(Meter.OUTPUT_TOKENS, 10, mode=Mode.SOFT), 0),
-            state(limit(Meter.INPUT_TOKENS, 10, mode=Mode.SHADOW), 0),
+            state(limit(Meter.OUTPUT_TOKENS, 10, mode=LimitMode.SOFT), 0),
+            state(limit(Meter.INPUT_TOKENS, 10, mode=LimitMode.SHADOW), 0),
         ]
     )
     assert fields["ratelimit-policy"].split(", ") == [

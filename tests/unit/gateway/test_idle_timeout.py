@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.asyncio_helpers import LOOK_S, Patience
+from gateway.asyncio_helpers import LOOK_S, IdleTimeout
 
 
 class _Handle:
@@ -50,9 +50,9 @@ def clock() -> Clockwork:
     return Clockwork()
 
 
-def patience(clock: Clockwork, seconds: float) -> tuple[Patience, list[float]]:
+def patience(clock: Clockwork, seconds: float) -> tuple[IdleTimeout, list[float]]:
     late: list[float] = []
-    return Patience(cast(Any, clock), seconds, lambda: late.append(clock.now_s)), late
+    return IdleTimeout(cast(Any, clock), seconds, lambda: late.append(clock.now_s)), late
 
 
 @pytest.mark.parametrize("seconds", [0.5, LOOK_S, 60.0])

@@ -12,7 +12,7 @@ from gateway.error_mapping import as_api_error, budget_denied
 from gateway.response_headers import contract_headers, estimate_headers, go_duration, rate_limit_headers
 from tenants.errors import DatabaseUnavailable, Invalid, KeyRejected, NotFound
 from tenants.quota.store import Denied, LimitState, QuotaStoreUnavailable
-from tenants.types import Limit, Meter, Mode, Principal, SubjectKind, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, Principal, SubjectKind, Tier, Window
 
 
 def limit(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **fields: object) -> Limit:
@@ -51,7 +51,7 @@ def test_headers_come_from_the_tightest_limit_of_each_kind() -> None:
             state(limit(amount=1000), 500),
             state(limit(Meter.OUTPUT_TOKENS, 200, window=Window.DAY), 20, reset_s=3600),
             state(limit(Meter.REQUESTS, 60), 59, reset_s=1.0),
-            state(limit(Meter.TOTAL_TOKENS, 5, mode=Mode.SHADOW), 0),
+            state(limit(Meter.TOTAL_TOKENS, 5, mode=LimitMode.SHADOW), 0),
             state(limit(Meter.COST_NANOUSD, 5), 0),
         ]
     )

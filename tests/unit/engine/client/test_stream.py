@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from engine.client.stream import EngineLost, EngineStream, SequenceRefused, SlowReader
-from engine.messages import Delta, Outcome
+from engine.client.stream import EngineLost, EngineStream, SlowReader, SubmitRefused
+from engine.messages import Delta, SequenceOutcome
 
 
-def outcome(emitted_tokens: int, finish: str = "stop") -> Outcome:
-    return Outcome("one", "request", "acme", finish, 5, 0, 5, emitted_tokens)
+def outcome(emitted_tokens: int, finish: str = "stop") -> SequenceOutcome:
+    return SequenceOutcome("one", "request", "acme", finish, 5, 0, 5, emitted_tokens)
 
 
 def stream(max_buffered_deltas: int = 8) -> tuple[EngineStream, list[str]]:
@@ -56,8 +56,8 @@ async def test_a_waiting_reader_is_woken_by_the_end() -> None:
     reader, _ = stream()
     reading = asyncio.ensure_future(tokens_of(reader))
     await asyncio.sleep(0)
-    reader.end(SequenceRefused("too_large", "it can never fit"))
-    with pytest.raises(SequenceRefused, match="it can never fit"):
+    reader.end(SubmitRefused("too_large", "it can never fit"))
+    with pytest.raises(SubmitRefused, match="it can never fit"):
         await reading
 
 

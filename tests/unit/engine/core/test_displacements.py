@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.core import EngineConfig
-from engine.messages import Delta, Outcome, Submit
+from engine.messages import Delta, SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
 
 INTERACTIVE, BATCH = 0, 2
@@ -34,8 +34,8 @@ def steps(of: VirtualReplica, count: int) -> list[Delta]:
     return deltas
 
 
-def to_the_end(of: VirtualReplica) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
+def to_the_end(of: VirtualReplica) -> dict[str, SequenceOutcome]:
+    outcomes: dict[str, SequenceOutcome] = {}
     while of.core.has_work():
         for delta in steps(of, 1):
             if delta.outcome is not None:
@@ -43,7 +43,7 @@ def to_the_end(of: VirtualReplica) -> dict[str, Outcome]:
     return outcomes
 
 
-def displaced(outcome: Outcome) -> list[tuple[str, list[str], int]]:
+def displaced(outcome: SequenceOutcome) -> list[tuple[str, list[str], int]]:
     return [
         (each.kind, each.others, each.displaced_tokens) for each in outcome.decisions if each.displaced_tokens
     ]

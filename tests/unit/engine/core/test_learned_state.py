@@ -12,8 +12,8 @@ import pytest
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.learned_state import (
     KEEP_EVERY_S,
-    Keeper,
     LearnedKey,
+    LearnedStateWriter,
     Samples,
     SamplesRefused,
     learned_path,
@@ -44,7 +44,7 @@ def taught(core: EngineCore, steps: int) -> None:
 def kept(path: Path, key: LearnedKey, steps: int = 50) -> EngineCore:
     """A core that learned, and whose keeper wrote it down."""
     core = core_with()
-    keeper = Keeper(core, path, key, None, now_s=0.0)
+    keeper = LearnedStateWriter(core, path, key, None, now_s=0.0)
     taught(core, steps)
     keeper.keep()
     return core
@@ -118,7 +118,7 @@ def test_it_is_written_now_and_then_and_only_where_something_is_new(tmp_path: Pa
     assert load_step_time(path, KEY) is None
     assert read_learned(path) is None
     core = core_with()
-    keeper = Keeper(core, path, KEY, None, now_s=100.0)
+    keeper = LearnedStateWriter(core, path, KEY, None, now_s=100.0)
     taught(core, 20)
     keeper.tick(100.0 + KEEP_EVERY_S - 1)
     assert not path.exists()
@@ -145,7 +145,7 @@ def test_samples_come_back_and_those_of_another_model_are_refused(tmp_path: Path
         rows = [(each.generated, each.remaining, each.state) for each in kept]
         return path, Samples("f", [1, 3], 2, rows)
 
-    keeper = Keeper(core, learned_path(tmp_path, "engine-0"), KEY, content, now_s=0.0)
+    keeper = LearnedStateWriter(core, learned_path(tmp_path, "engine-0"), KEY, content, now_s=0.0)
     core.samples.note("s", 0, b"abcd")
     core.samples.ended("s", 9)
     keeper.keep()

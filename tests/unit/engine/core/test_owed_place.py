@@ -6,7 +6,7 @@ The engine core on virtual time; counters are told as a gateway would.
 from __future__ import annotations
 
 from engine.core.core import EngineConfig
-from engine.messages import Outcome, Submit
+from engine.messages import SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
 
 PLACES = 2
@@ -47,15 +47,15 @@ def names(engine: VirtualReplica) -> set[str]:
     return {each.sequence_id for each in engine.core.table.running}
 
 
-def step(engine: VirtualReplica) -> dict[str, Outcome]:
+def step(engine: VirtualReplica) -> dict[str, SequenceOutcome]:
     """Who ended in it."""
     deltas = [each for of_gateway in engine.step().deltas.values() for each in of_gateway]
     engine.core.check()
     return {each.sequence_id: each.outcome for each in deltas if each.outcome is not None}
 
 
-def to_the_end(engine: VirtualReplica) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
+def to_the_end(engine: VirtualReplica) -> dict[str, SequenceOutcome]:
+    outcomes: dict[str, SequenceOutcome] = {}
     while engine.core.has_work():
         outcomes |= step(engine)
     return outcomes
@@ -121,7 +121,7 @@ def test_who_is_owed_a_place_does_not_lose_it_to_another_who_is() -> None:
 def test_a_sequence_loses_its_place_that_way_only_so_often() -> None:
     engine = full()
     most = engine.core.table.max_displacements
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SequenceOutcome] = {}
     for number in range(12):
         engine.submit(submit(f"light {number}", "light", 10**9 + number, is_owed=True, max_tokens=2))
         outcomes |= step(engine) | step(engine)

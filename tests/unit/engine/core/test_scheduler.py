@@ -18,7 +18,7 @@ from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.policy import make_policy
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceStatus
 
 PROMPT_ONLY = replace(make_policy("vtc"), admit=prompt_only())
 """Sets no memory aside, so that evictions are easy to bring about."""
@@ -100,7 +100,7 @@ def test_the_head_of_the_line_is_not_skipped_when_it_does_not_fit() -> None:
     big = add(table, "big", tenant="b", prompt=20, max_tokens=2)
     small = add(table, "small", tenant="b", prompt=4)
     run(table)
-    assert (big.state, small.state) == (State.WAITING, State.WAITING)
+    assert (big.state, small.state) == (SequenceStatus.WAITING, SequenceStatus.WAITING)
 
 
 def test_the_prompt_is_charged_before_the_next_one_is_admitted() -> None:
@@ -128,14 +128,14 @@ def test_the_watermark_is_left_free_while_others_run() -> None:
     add(table, "a", prompt=16)
     waits = add(table, "b", prompt=16)
     run(table)
-    assert waits.state is State.WAITING  # 4 + 4 of 10 would leave 2
+    assert waits.state is SequenceStatus.WAITING  # 4 + 4 of 10 would leave 2
 
 
 def test_alone_a_sequence_may_use_the_watermark() -> None:
     table = make_table(num_blocks=4, watermark_blocks=2)
     alone = add(table, "a", prompt=13, max_tokens=4)
     run(table)
-    assert alone.state is State.RUNNING
+    assert alone.state is SequenceStatus.RUNNING
 
 
 # ---------------------------------------------------------------- eviction
@@ -158,13 +158,13 @@ def test_the_tenant_that_had_most_gives_way_and_returns_to_the_head_of_its_line(
     plan = run(table)
     assert plan.preempted == [second]
     assert shares(plan) == {"first": 1}
-    assert (second.state, second.block_table, second.computed_tokens) == (State.WAITING, [], 0)
+    assert (second.state, second.block_table, second.computed_tokens) == (SequenceStatus.WAITING, [], 0)
     assert second.emitted_tokens == 1, "what was emitted stays emitted"
     line = [entry.entry_id for entry in table.waiting.entries() if entry.tenant_id == "b"]
     assert line == ["second", "behind"]
     assert table.pool.num_free > 1
-    assert another.state is State.WAITING, "nobody is admitted in a step that preempts"
-    assert first.state is State.RUNNING
+    assert another.state is SequenceStatus.WAITING, "nobody is admitted in a step that preempts"
+    assert first.state is SequenceStatus.RUNNING
 
 
 def test_recomputation_is_not_charged() -> None:
@@ -192,7 +192,7 @@ def test_a_victim_that_already_had_its_share_gives_it_back_uncharged() -> None:
     while table.preemptions == 0:
         run(table)
     again = table.sequences["prefill"]
-    assert again.state is State.WAITING
+    assert again.state is SequenceStatus.WAITING
     gained = again.ever_computed_tokens - before
     assert table.counters.value("b") - charged <= (gained + 2 * again.emitted_tokens) * COUNTER_SCALE
 
@@ -203,7 +203,7 @@ def test_the_last_runner_never_gives_way() -> None:
     for _ in range(21):
         assert shares(run(table)) == {"alone": 4 if alone.emitted_tokens == 1 and _ == 0 else 1}
     assert table.preemptions == 0
-    assert alone.state is State.FINISHED
+    assert alone.state is SequenceStatus.FINISHED
 
 
 def test_a_lower_tier_never_takes_from_a_higher_one() -> None:
@@ -214,7 +214,7 @@ def test_a_lower_tier_never_takes_from_a_higher_one() -> None:
     run(table)
     plan = run(table)
     assert plan.preempted == [batch], "it asked for memory, and itself was the only one to give it"
-    assert interactive.state is State.RUNNING
+    assert interactive.state is SequenceStatus.RUNNING
 
 
 class HighestTierVictim:
@@ -237,7 +237,7 @@ def test_no_eviction_policy_can_take_from_a_higher_tier() -> None:
     interactive = add(table, "interactive", tenant="i", prompt=11, tier=0)
     run(table)
     assert run(table).preempted == [batch]
-    assert interactive.state is State.RUNNING
+    assert interactive.state is SequenceStatus.RUNNING
 
 
 def displacements_of_the_fair_victim(max_displacements: int) -> int:
@@ -249,11 +249,11 @@ def displacements_of_the_fair_victim(max_displacements: int) -> int:
         if len(table.sequences) < 3:
             # Not behind those that came before: `rich` is next whenever there is room for it.
             add(table, f"other{number}", tenant=f"o{number}", prompt=9, max_tokens=24, tier=1)
-        if rich.state is State.WAITING and table.pool.num_free >= 4:
+        if rich.state is SequenceStatus.WAITING and table.pool.num_free >= 4:
             table.counters.set("rich", 0)
         run(table, now_s=number)
         assert rich.times_displaced <= max_displacements
-        if rich.state is State.FINISHED:
+        if rich.state is SequenceStatus.FINISHED:
             return rich.times_displaced
     raise AssertionError("it never finished")
 
@@ -280,7 +280,7 @@ def test_a_used_up_lease_pauses_and_a_top_up_resumes_with_the_kv_kept() -> None:
     sequence = add(table, "a", prompt=4, lease=2)
     run(table)
     run(table)
-    assert sequence.state is State.PAUSED
+    assert sequence.state is SequenceStatus.PAUSED
     assert not table.has_runnable
     assert shares(run(table)) == {}
     kept = list(sequence.block_table)
@@ -288,7 +288,7 @@ def test_a_used_up_lease_pauses_and_a_top_up_resumes_with_the_kv_kept() -> None:
     assert table.has_runnable
     assert shares(run(table)) == {"a": 1}
     assert sequence.block_table[: len(kept)] == kept
-    assert (sequence.emitted_tokens, sequence.state) == (3, State.PAUSED)
+    assert (sequence.emitted_tokens, sequence.state) == (3, SequenceStatus.PAUSED)
 
 
 def test_a_lease_never_shrinks() -> None:
@@ -306,9 +306,9 @@ def test_one_paused_for_long_makes_room_one_paused_just_now_does_not() -> None:
     run(table, now_s=0.5)
     starts = add(table, "starts", tenant="p", prompt=12)
     run(table, now_s=1.0)
-    assert (paused.state, starts.state) == (State.PAUSED, State.WAITING)
+    assert (paused.state, starts.state) == (SequenceStatus.PAUSED, SequenceStatus.WAITING)
     run(table, now_s=2.5)
-    assert (paused.state, starts.state) == (State.PREEMPTED, State.RUNNING)
+    assert (paused.state, starts.state) == (SequenceStatus.PREEMPTED, SequenceStatus.RUNNING)
     assert paused.block_table == []
 
 
@@ -320,7 +320,7 @@ def test_one_that_rests_for_its_lease_makes_room_for_another_tenant_at_once() ->
     run(table, now_s=0.5)
     starts = add(table, "starts", tenant="s", prompt=12)
     run(table, now_s=0.5)
-    assert (rests.state, starts.state) == (State.PREEMPTED, State.RUNNING)
+    assert (rests.state, starts.state) == (SequenceStatus.PREEMPTED, SequenceStatus.RUNNING)
 
 
 def test_with_nothing_running_a_paused_one_makes_room_at_once() -> None:
@@ -329,7 +329,7 @@ def test_with_nothing_running_a_paused_one_makes_room_at_once() -> None:
     run(table)
     starts = add(table, "starts", prompt=16)
     run(table)
-    assert (paused.state, starts.state) == (State.PREEMPTED, State.RUNNING)
+    assert (paused.state, starts.state) == (SequenceStatus.PREEMPTED, SequenceStatus.RUNNING)
 
 
 def test_one_that_lost_its_kv_while_paused_waits_for_its_lease_outside_the_queue() -> None:
@@ -338,17 +338,17 @@ def test_one_that_lost_its_kv_while_paused_waits_for_its_lease_outside_the_queue
     run(table)
     starts = add(table, "starts", prompt=16, max_tokens=1)
     run(table)
-    assert starts.state is State.FINISHED
+    assert starts.state is SequenceStatus.FINISHED
     assert not table.has_runnable
     add(table, "younger", prompt=4, max_tokens=1)
     table.top_up(paused, 4)
-    assert paused.state is State.WAITING
+    assert paused.state is SequenceStatus.WAITING
     head = table.waiting.peek(0.0)
     assert head is not None
     assert head.entry_id == "paused", "it keeps its place in its tenant's line"
     while table.has_runnable:
         run(table)
-    assert (paused.emitted_tokens, paused.state) == (4, State.FINISHED)
+    assert (paused.emitted_tokens, paused.state) == (4, SequenceStatus.FINISHED)
 
 
 # ---------------------------------------------------------------- tiers
@@ -363,10 +363,10 @@ def test_a_higher_tier_takes_a_lower_ones_place_and_gives_it_back() -> None:
     assert plan.paused == [batch[1]]
     assert plan.preempted == []
     assert shares(plan) == {"batch0": 1, "urgent": 4}
-    assert batch[1].state is State.PAUSED
+    assert batch[1].state is SequenceStatus.PAUSED
     assert batch[1].computed_tokens == 4, "its KV is kept"
     run(table)
-    assert urgent.state is State.FINISHED
+    assert urgent.state is SequenceStatus.FINISHED
     assert shares(run(table)) == {"batch0": 1, "batch1": 1}
 
 
@@ -392,7 +392,7 @@ def test_a_long_prompt_of_a_lower_tier_does_not_hold_up_a_higher_tier() -> None:
     plan = run(table)
     assert shares(plan)["urgent"] == 6
     assert sum(shares(plan).values()) == 8, "what is left goes to the long prompt"
-    assert more.state is State.WAITING, "its own tier waits for it as before"
+    assert more.state is SequenceStatus.WAITING, "its own tier waits for it as before"
 
 
 def test_the_higher_tier_comes_back_first() -> None:
@@ -417,7 +417,7 @@ def test_equals_never_take_each_others_place() -> None:
     poor = add(table, "poor", tenant="poor", prompt=4)
     plan = run(table)
     assert plan.paused == []
-    assert poor.state is State.WAITING
+    assert poor.state is SequenceStatus.WAITING
 
 
 def test_to_start_a_higher_tier_takes_memory_from_lower_ones_only() -> None:
@@ -427,10 +427,14 @@ def test_to_start_a_higher_tier_takes_memory_from_lower_ones_only() -> None:
     run(table)
     urgent = add(table, "urgent", tenant="u", prompt=12, tier=0)
     run(table)
-    assert (batch.state, standard.state, urgent.state) == (State.WAITING, State.RUNNING, State.RUNNING)
+    assert (batch.state, standard.state, urgent.state) == (
+        SequenceStatus.WAITING,
+        SequenceStatus.RUNNING,
+        SequenceStatus.RUNNING,
+    )
     peer = add(table, "peer", tenant="p", prompt=12, tier=1)
     run(table)
-    assert peer.state is State.WAITING
+    assert peer.state is SequenceStatus.WAITING
 
 
 def test_nobody_is_evicted_for_a_start_that_still_would_not_fit() -> None:
@@ -440,7 +444,7 @@ def test_nobody_is_evicted_for_a_start_that_still_would_not_fit() -> None:
     run(table)
     peer = add(table, "peer", tenant="p", prompt=20, tier=1)
     run(table)
-    assert (peer.state, batch.state) == (State.WAITING, State.RUNNING)
+    assert (peer.state, batch.state) == (SequenceStatus.WAITING, SequenceStatus.RUNNING)
 
 
 def test_a_displaced_one_goes_on_when_the_one_ahead_of_it_cannot_start() -> None:
@@ -455,7 +459,7 @@ def test_a_displaced_one_goes_on_when_the_one_ahead_of_it_cannot_start() -> None
     run(table)  # `short` is done; `large` does not fit beside `urgent`, whatever `batch` gives
     run(table)
     assert shares(run(table)) == {"urgent": 1, "batch": 1}
-    assert urgent.state is State.RUNNING
+    assert urgent.state is SequenceStatus.RUNNING
 
 
 # ---------------------------------------------------------------- leaving
@@ -473,9 +477,9 @@ def test_a_sequence_can_be_finished_in_any_state_and_leaves_nothing(state: str) 
         run(table)
     if state == "preempted":
         other = add(table, "b", prompt=16, max_tokens=1)
-        while other.state is not State.FINISHED:
+        while other.state is not SequenceStatus.FINISHED:
             run(table)
-    expected = State.RUNNING if state == "prefilling" else State(state)
+    expected = SequenceStatus.RUNNING if state == "prefilling" else SequenceStatus(state)
     assert sequence.state is expected
     table.finish(sequence)
     table.check()

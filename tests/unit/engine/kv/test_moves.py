@@ -15,13 +15,13 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.core.scheduler import schedule
-from engine.messages import Outcome, SequenceState, Submit
-from engine.scheduling.admit.base import Batch, Hold
+from engine.messages import SequenceOutcome, SequenceState, Submit
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.buckets import LengthBuckets
 from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import make_policy
-from engine.sequence import Sequence, State
+from engine.sequence import Sequence, SequenceStatus
 from engine.virtual.replica import VirtualReplica
 
 BLOCK = 4
@@ -47,9 +47,9 @@ def submit(replica: VirtualReplica, name: str = "s", **changes: object) -> Seque
     return replica.core.table.sequences[name]
 
 
-def finish(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, Outcome]:
+def finish(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, SequenceOutcome]:
     """Runs until everybody has ended; appends what came to `tokens`."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SequenceOutcome] = {}
     for _ in range(500):
         if not replica.core.has_work():
             break
@@ -58,7 +58,7 @@ def finish(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, O
     return outcomes
 
 
-def step(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, Outcome]:
+def step(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, SequenceOutcome]:
     deltas = replica.step().deltas.get("virtual", [])
     replica.core.check()
     for delta in deltas:
@@ -87,7 +87,7 @@ def swapped_out(replica: VirtualReplica, *, steps: int = 3) -> dict[str, list[in
     sequence.lease_tokens = sequence.emitted_tokens
     assert replica.core.table.preempt(sequence) == "swap"
     step(replica, tokens)
-    assert sequence.state is State.SWAPPED
+    assert sequence.state is SequenceStatus.SWAPPED
     return tokens
 
 
@@ -157,8 +157,8 @@ def failing(
 class OneAtATime(LengthBuckets):
     """Suspends whoever runs, also who has only just come back, for a sequence called `short`."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
-        return Hold("one at a time") if batch.running else None
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
+        return Defer("one at a time") if batch.running else None
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
         return list(batch.running) if candidate.sequence_id == "short" else []
@@ -181,8 +181,8 @@ def test_who_was_to_come_back_and_was_suspended_in_the_same_step_is_recomputed_i
     outcomes = step(replica, tokens)
     assert [note.kind for note in table.decisions.last()][-3:] == ["admit", "suspend", "admit"]
     assert outcomes["short"].finish == "failed"
-    assert short.state is State.FINISHED
-    assert long.state is State.WAITING
+    assert short.state is SequenceStatus.FINISHED
+    assert long.state is SequenceStatus.WAITING
     outcome = finish(replica, tokens)["s"]
     assert tokens["s"] == alone()
     assert outcome.recomputed_tokens == 10
@@ -199,8 +199,8 @@ def test_what_lay_in_host_memory_is_recomputed_after_copies_failed() -> None:
     assert replica.core.table.preempt(resting) == "swap"
     outcomes = step(replica, tokens)
     assert {name: outcome.finish for name, outcome in outcomes.items()} == {"other": "failed"}
-    assert running.state is State.FINISHED
-    assert resting.state is State.PREEMPTED
+    assert running.state is SequenceStatus.FINISHED
+    assert resting.state is SequenceStatus.PREEMPTED
     replica.core.top_up("s", 9)
     assert finish(replica, tokens)["s"].finish == "length"
     assert tokens["s"] == alone()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import Outcome
+from engine.messages import SequenceOutcome
 from engine.process.outcomes import HeldOutcome, OutcomeStore
 
 
-def outcome(sequence_id: str, emitted_tokens: int = 3) -> Outcome:
-    return Outcome(
+def outcome(sequence_id: str, emitted_tokens: int = 3) -> SequenceOutcome:
+    return SequenceOutcome(
         sequence_id=sequence_id,
         request_id=f"request of {sequence_id}",
         tenant_id="acme",
@@ -21,7 +21,7 @@ def outcome(sequence_id: str, emitted_tokens: int = 3) -> Outcome:
     )
 
 
-def ids(outcomes: list[Outcome]) -> list[str]:
+def ids(outcomes: list[SequenceOutcome]) -> list[str]:
     return [each.sequence_id for each in outcomes]
 
 

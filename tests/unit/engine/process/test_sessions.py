@@ -5,24 +5,26 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import PROTOCOL_VERSION, Hello, TenantService
-from engine.process.sessions import Gateways, HelloRefused, Opened, Session
+from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused, Opened
 
 
-def open_session(gateways: Gateways, identity: bytes, gateway_id: str, now_s: float = 0.0) -> Session:
+def open_session(
+    gateways: GatewaySessions, identity: bytes, gateway_id: str, now_s: float = 0.0
+) -> GatewaySession:
     answer = gateways.hello(identity, Hello(gateway_id), now_s)
     assert isinstance(answer, Opened)
     return answer.session
 
 
 def test_a_session_is_greeted_once_and_then_only_kept_alive() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     open_session(gateways, b"a/1", "a")
     assert gateways.hello(b"a/1", Hello("a"), 1.0) is None
     assert len(gateways.sessions) == 1
 
 
 def test_a_session_is_lost_after_three_silent_seconds_and_any_message_counts_as_life() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     session = open_session(gateways, b"a/1", "a")
     gateways.hear(b"a/1", 2.0)
     assert gateways.silent(4.9) == []
@@ -30,7 +32,7 @@ def test_a_session_is_lost_after_three_silent_seconds_and_any_message_counts_as_
 
 
 def test_a_new_session_of_the_same_gateway_ends_the_older_one_at_once() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     older = open_session(gateways, b"a/1", "a")
     gateways.own(older, "one", "acme")
     answer = gateways.hello(b"a/2", Hello("a"), 0.1)
@@ -43,7 +45,7 @@ def test_a_new_session_of_the_same_gateway_ends_the_older_one_at_once() -> None:
 
 
 def test_a_superseded_session_does_not_fight_back() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     open_session(gateways, b"a/1", "a")
     newer = open_session(gateways, b"a/2", "a")
     answer = gateways.hello(b"a/1", Hello("a"), 1.0)
@@ -53,7 +55,7 @@ def test_a_superseded_session_does_not_fight_back() -> None:
 
 
 def test_sessions_of_different_gateways_live_side_by_side() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     open_session(gateways, b"a/1", "a")
     open_session(gateways, b"b/1", "b")
     assert gateways.live_gateway_ids == {"a", "b"}
@@ -68,7 +70,7 @@ def test_sessions_of_different_gateways_live_side_by_side() -> None:
     ],
 )
 def test_a_hello_that_makes_no_sense_is_refused_and_opens_nothing(hello: Hello, code: str) -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     answer = gateways.hello(b"a/1", hello, 0.0)
     assert isinstance(answer, HelloRefused)
     assert answer.code == code
@@ -76,7 +78,7 @@ def test_a_hello_that_makes_no_sense_is_refused_and_opens_nothing(hello: Hello, 
 
 
 def test_the_number_of_gateways_is_bounded_but_a_known_one_may_always_return() -> None:
-    gateways = Gateways(now_s=0.0, max_gateways=1)
+    gateways = GatewaySessions(now_s=0.0, max_gateways=1)
     open_session(gateways, b"a/1", "a")
     answer = gateways.hello(b"b/1", Hello("b"), 0.0)
     assert isinstance(answer, HelloRefused)
@@ -85,7 +87,7 @@ def test_the_number_of_gateways_is_bounded_but_a_known_one_may_always_return() -
 
 
 def test_the_engine_is_an_orphan_from_the_last_word_of_any_gateway_on() -> None:
-    gateways = Gateways(now_s=10.0)
+    gateways = GatewaySessions(now_s=10.0)
     assert gateways.unheard_s(12.0) == 2.0
     session = open_session(gateways, b"a/1", "a", 20.0)
     gateways.end(session)
@@ -95,7 +97,7 @@ def test_the_engine_is_an_orphan_from_the_last_word_of_any_gateway_on() -> None:
 
 
 def test_each_tenants_service_is_told_once_so_that_the_sum_over_gateways_is_exact() -> None:
-    gateways = Gateways(now_s=0.0)
+    gateways = GatewaySessions(now_s=0.0)
     first = open_session(gateways, b"a/1", "a")
     second = open_session(gateways, b"b/1", "b")
     gateways.own(first, "one", "acme")

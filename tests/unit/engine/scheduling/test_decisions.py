@@ -10,13 +10,13 @@ from itertools import pairwise
 import pytest
 
 from engine.messages import StepTime
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.admit.buckets import LengthBuckets
 from engine.scheduling.admit.peak import DECAY_STEPS, PeakAdmit, Peaks, plain_peak
 from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
 from engine.scheduling.admit.static import StaticBatch
-from engine.scheduling.admit.table import BatchOrWait, Decision
+from engine.scheduling.admit.table import BatchOrWait, TableAction
 from engine.scheduling.admit.window import DynamicWindow
 from engine.scheduling.batch_or_wait.padding import batch_waste
 from engine.scheduling.claims import ALL, FAIRNESS_BOUND, NO_STARVATION, WORK_CONSERVATION
@@ -715,8 +715,8 @@ def test_a_static_batch_counts_the_padding_of_its_batches() -> None:
 def test_a_window_is_open_for_its_time_or_until_it_is_full() -> None:
     admit = DynamicWindow(size=4, window_s=0.5)
     first = make_sequence("first", submitted_s=10.0)
-    assert admit.joins(first, make_batch([], now_s=10.0, num_waiting=1)) == Hold("the window is open", 10.5)
-    assert admit.joins(first, make_batch([], now_s=10.2, num_waiting=3)) == Hold("the window is open", 10.5)
+    assert admit.joins(first, make_batch([], now_s=10.0, num_waiting=1)) == Defer("the window is open", 10.5)
+    assert admit.joins(first, make_batch([], now_s=10.2, num_waiting=3)) == Defer("the window is open", 10.5)
     assert admit.joins(first, make_batch([], now_s=10.2, num_waiting=4)) is None
     assert admit.joins(first, make_batch([], now_s=10.5, num_waiting=2)) is None
 
@@ -738,7 +738,7 @@ def test_each_batch_has_a_window_of_its_own() -> None:
     admit.joins(make_sequence("s", submitted_s=0.0), make_batch([], now_s=1.0))
     let_in(admit, running, "s")
     next_one = make_sequence("next", submitted_s=9.0)
-    assert admit.joins(next_one, make_batch([], now_s=9.1)) == Hold("the window is open", 9.5)
+    assert admit.joins(next_one, make_batch([], now_s=9.1)) == Defer("the window is open", 9.5)
 
 
 class Recorded:
@@ -747,17 +747,19 @@ class Recorded:
     long_tokens = 30
     longest_wait_s = 0.5
 
-    def __init__(self, *decisions: Decision) -> None:
+    def __init__(self, *decisions: TableAction) -> None:
         self.decisions = list(decisions)
         self.asked: list[dict[str, float]] = []
 
-    def decide(self, **situation: float) -> Decision:
+    def decide(self, **situation: float) -> TableAction:
         self.asked.append(situation)
         return self.decisions.pop(0)
 
 
 def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
-    table = Recorded(Decision(0.2, 0), Decision(0.2, 0), Decision(0.2, 0), Decision(0.2, 0), Decision(0, 2))
+    table = Recorded(
+        TableAction(0.2, 0), TableAction(0.2, 0), TableAction(0.2, 0), TableAction(0.2, 0), TableAction(0, 2)
+    )
     admit = BatchOrWait(table, size=4)
     short = make_sequence("s", submitted_s=1.0, prompt=4, predicted=20)
     long = make_sequence("l", submitted_s=0.75, prompt=16, predicted=20)
@@ -770,7 +772,7 @@ def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
         return made
 
     # The head is not the one that has waited longest, and not the long one.
-    assert admit.joins(short, batch(1.0, 2)) == Hold("the table says wait", 1.2)
+    assert admit.joins(short, batch(1.0, 2)) == Defer("the table says wait", 1.2)
     assert table.asked == [
         {
             "rate_per_s": 2.0,
@@ -781,14 +783,14 @@ def test_the_table_is_asked_about_all_that_wait_and_says_how_long() -> None:
             "kv_pressure": 0.25,
         }
     ]
-    assert admit.joins(short, batch(1.2, 2)) == Hold("the table says wait", 1.25), "it has a longest wait"
+    assert admit.joins(short, batch(1.2, 2)) == Defer("the table says wait", 1.25), "it has a longest wait"
     assert admit.joins(short, batch(1.25, 2)) is None
     assert admit.joins(short, batch(1.0, 4)) is None, "a full batch"
     assert admit.joins(short, batch(1.0, 3)) is None, "the table says run"
 
 
 def test_a_batch_takes_no_more_than_the_table_says() -> None:
-    admit = BatchOrWait(Recorded(Decision(0.0, 2)), size=4)
+    admit = BatchOrWait(Recorded(TableAction(0.0, 2)), size=4)
     running: list[Sequence] = []
     assert admit.joins(make_sequence("s0"), make_batch(running, num_waiting=4)) is None
     let_in(admit, running, "s0")
@@ -798,7 +800,7 @@ def test_a_batch_takes_no_more_than_the_table_says() -> None:
 
 
 def test_a_wait_too_short_to_move_the_clock_is_none() -> None:
-    admit = BatchOrWait(Recorded(Decision(1e-30, 0)))
+    admit = BatchOrWait(Recorded(TableAction(1e-30, 0)))
     assert admit.joins(make_sequence("s", submitted_s=1.0), make_batch([], now_s=1.0)) is None
 
 
@@ -857,8 +859,8 @@ def test_a_batch_takes_in_its_like() -> None:
     admit = LengthBuckets()
     running = [start(of_length("r", 200))]
     assert admit.joins(of_length("like", 255), make_batch(running)) is None
-    assert admit.joins(of_length("longer", 256), make_batch(running)) == Hold("bucket 7 runs")
-    assert admit.joins(of_length("shorter", 127), make_batch(running)) == Hold("bucket 7 runs")
+    assert admit.joins(of_length("longer", 256), make_batch(running)) == Defer("bucket 7 runs")
+    assert admit.joins(of_length("shorter", 127), make_batch(running)) == Defer("bucket 7 runs")
     assert admit.joins(of_length("any", 9000), make_batch([])) is None
 
 
@@ -928,9 +930,9 @@ def test_suspended_ones_return_with_their_like_or_when_nothing_runs() -> None:
     long.is_suspended, long.paused_since_s = True, 100.0
     shorts = [start(of_length("runs", 30))]
     assert admit.joins(short, make_batch(shorts, now_s=104.9)) is None
-    assert admit.joins(long, make_batch(shorts, now_s=104.9)) == Hold("bucket 4 runs")
+    assert admit.joins(long, make_batch(shorts, now_s=104.9)) == Defer("bucket 4 runs")
     # After so long the short ones let the batch run dry.
-    assert admit.joins(short, make_batch(shorts, now_s=105.0)) == Hold("suspended ones go first")
+    assert admit.joins(short, make_batch(shorts, now_s=105.0)) == Defer("suspended ones go first")
     assert admit.joins(long, make_batch([], now_s=105.0)) is None
     long.is_suspended = False
     assert admit.joins(short, make_batch(shorts, now_s=105.1)) is None

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.budget import lease
-from gateway.budget.lease import Part
+from gateway.budget.lease import SequenceLease
 from tenants.quota.store import Denied
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
 
 PROMPT = 10
 
@@ -22,7 +22,7 @@ def window(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 10_000) -> Limit:
     return Limit("w", "t", SubjectKind.TENANT, "t", meter, amount, Window.DAY)
 
 
-def bucket(amount: int, meter: Meter = Meter.OUTPUT_TOKENS, mode: Mode = Mode.HARD) -> Limit:
+def bucket(amount: int, meter: Meter = Meter.OUTPUT_TOKENS, mode: LimitMode = LimitMode.HARD) -> Limit:
     return Limit("b", "t", SubjectKind.TENANT, "t", meter, amount, rate_per_s=100.0, mode=mode)
 
 
@@ -49,7 +49,9 @@ def test_the_first_chunk_takes_half_a_burst_at_most_and_leaves_room_for_the_prom
     assert outputs(hold([bucket(10)])) == (5, 120, 4_000)
     assert outputs(hold([bucket(PROMPT + 3, Meter.TOTAL_TOKENS)]))[0] == 3
     assert outputs(hold([bucket(100 * PROMPT + 300 * 2, Meter.COST_NANOUSD)]))[0] == 2
-    assert outputs(hold([bucket(1, mode=Mode.SHADOW), bucket(1_000)]))[0] == 16, "a shadow shapes nothing"
+    assert outputs(hold([bucket(1, mode=LimitMode.SHADOW), bucket(1_000)]))[0] == 16, (
+        "a shadow shapes nothing"
+    )
 
 
 def test_every_sequence_gets_a_token_even_where_the_burst_is_smaller() -> None:
@@ -130,17 +132,19 @@ def test_the_scarcest_meter_says_how_many_tokens_are_covered(covered: Amounts, t
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> list[Part]:
+def parts(draw: st.DrawFn) -> list[SequenceLease]:
     made = []
     for _ in range(draw(st.integers(1, 6))):
         most = draw(st.integers(1, 200))
         old = draw(st.integers(0, most))
-        made.append(Part(draw(st.integers(0, old)), old, most, draw(st.booleans())))
+        made.append(SequenceLease(draw(st.integers(0, old)), old, most, draw(st.booleans())))
     return made
 
 
 @given(parts(), st.integers(0, 2_000))
-def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(before: list[Part], more: int) -> None:
+def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(
+    before: list[SequenceLease], more: int
+) -> None:
     covered = sum(part.lease for part in before) + more
     leases = lease.share_out(covered, before)
     assert sum(leases) <= covered
@@ -160,8 +164,11 @@ def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(before: list[
 
 
 def test_what_one_did_not_use_is_the_others() -> None:
-    assert lease.share_out(20, [Part(0, 0, 50), Part(0, 0, 50)]) == [10, 10]
-    assert lease.share_out(20, [Part(3, 10, 50, is_live=False), Part(10, 10, 50)]) == [3, 17]
+    assert lease.share_out(20, [SequenceLease(0, 0, 50), SequenceLease(0, 0, 50)]) == [10, 10]
+    assert lease.share_out(20, [SequenceLease(3, 10, 50, is_live=False), SequenceLease(10, 10, 50)]) == [
+        3,
+        17,
+    ]
 
 
 # ---------------------------------------------------------------- when, and how much more
@@ -169,11 +176,11 @@ def test_what_one_did_not_use_is_the_others() -> None:
 
 def test_it_is_asked_for_before_the_engine_would_wait() -> None:
     # 40 tokens a second: a quarter of a second is 10 tokens.
-    assert not lease.is_due([Part(89, 100, 500)], 40, 40.0)
-    assert lease.is_due([Part(90, 100, 500)], 40, 40.0)
-    assert not lease.is_due([Part(100, 100, 100)], 40, 40.0), "it is at its own end"
-    assert not lease.is_due([Part(100, 100, 500, is_live=False)], 40, 40.0)
-    assert not lease.is_due([Part(97, 100, 500)], 4, 40.0), "never earlier than half a chunk"
+    assert not lease.is_due([SequenceLease(89, 100, 500)], 40, 40.0)
+    assert lease.is_due([SequenceLease(90, 100, 500)], 40, 40.0)
+    assert not lease.is_due([SequenceLease(100, 100, 100)], 40, 40.0), "it is at its own end"
+    assert not lease.is_due([SequenceLease(100, 100, 500, is_live=False)], 40, 40.0)
+    assert not lease.is_due([SequenceLease(97, 100, 500)], 4, 40.0), "never earlier than half a chunk"
 
 
 @given(
@@ -187,7 +194,7 @@ def test_looking_now_and_then_misses_no_end_of_a_lease(covered: int, more: int, 
     chunk = 16
     look, looked, due_at = 1, 0, None
     for emitted in range(1, covered + 1):
-        part = Part(emitted, covered, covered + more)
+        part = SequenceLease(emitted, covered, covered + more)
         pace = paces[emitted % len(paces)]
         if emitted >= look:
             looked += 1
@@ -200,15 +207,17 @@ def test_looking_now_and_then_misses_no_end_of_a_lease(covered: int, more: int, 
     assert looked <= 20 + covered.bit_length()
     if len(set(paces)) == 1:
         every = next(
-            n for n in range(1, covered + 1) if lease.is_due([Part(n, covered, covered + more)], chunk, pace)
+            n
+            for n in range(1, covered + 1)
+            if lease.is_due([SequenceLease(n, covered, covered + more)], chunk, pace)
         )
         assert due_at == every
 
 
 def test_a_sequence_that_needs_no_more_is_not_looked_at() -> None:
-    assert lease.next_look(Part(3, 100, 100), 16, 40.0) == lease.FOR_EVER
-    assert lease.next_look(Part(3, 10, 100, is_live=False), 16, 40.0) == lease.FOR_EVER
-    assert lease.next_look(Part(95, 100, 500), 40, 40.0) == 96, "it is due: at the next token"
+    assert lease.next_look(SequenceLease(3, 100, 100), 16, 40.0) == lease.FOR_EVER
+    assert lease.next_look(SequenceLease(3, 10, 100, is_live=False), 16, 40.0) == lease.FOR_EVER
+    assert lease.next_look(SequenceLease(95, 100, 500), 40, 40.0) == 96, "it is due: at the next token"
 
 
 def test_a_chunk_is_a_second_of_decoding_that_fits_the_bursts() -> None:
@@ -220,7 +229,7 @@ def test_a_chunk_is_a_second_of_decoding_that_fits_the_bursts() -> None:
 
 
 def test_a_top_up_covers_the_next_chunk_and_on_windows_what_is_predicted() -> None:
-    both = [Part(90, 100, 500), Part(10, 12, 500, is_live=False)]
+    both = [SequenceLease(90, 100, 500), SequenceLease(10, 12, 500, is_live=False)]
     assert lease.wanted_tokens(both, 40, 300) == (140, 300)
     assert lease.wanted_tokens(both, 40, 100) == (140, 140)
     assert lease.wanted_tokens(both, 4, 9_999) == (110, 510), "never less than before, never beyond the most"

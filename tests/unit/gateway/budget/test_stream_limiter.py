@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from gateway.budget.stream_limiter import FeedFull, FeedGate, fed_streams
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window
+from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
-def bucket(rate_per_s: float, meter: Meter = Meter.OUTPUT_TOKENS, mode: Mode = Mode.HARD) -> Limit:
+def bucket(rate_per_s: float, meter: Meter = Meter.OUTPUT_TOKENS, mode: LimitMode = LimitMode.HARD) -> Limit:
     return Limit("l", "t", SubjectKind.TENANT, "t", meter, 10, rate_per_s=rate_per_s, mode=mode)
 
 
@@ -35,11 +35,16 @@ def test_a_rate_feeds_as_many_streams_as_its_tokens_make(limit: Limit, streams: 
 
 def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
     window = Limit("l", "t", SubjectKind.TENANT, "t", Meter.OUTPUT_TOKENS, 10, Window.DAY)
-    others = [window, bucket(5, Meter.REQUESTS), bucket(5, Meter.INPUT_TOKENS), bucket(5, mode=Mode.SHADOW)]
+    others = [
+        window,
+        bucket(5, Meter.REQUESTS),
+        bucket(5, Meter.INPUT_TOKENS),
+        bucket(5, mode=LimitMode.SHADOW),
+    ]
     assert fed_streams(others, sizes, 50.0) == {}
 
 
-def entering(gate: FeedGate, name: str, needs: dict[str, int], sequences: int = 1) -> asyncio.Task[bool]:
+def entering(gate: StreamLimiter, name: str, needs: dict[str, int], sequences: int = 1) -> asyncio.Task[bool]:
     return asyncio.create_task(gate.enter(name, needs, sequences), name=name)
 
 
@@ -50,7 +55,7 @@ async def passed(*tasks: asyncio.Task[bool]) -> list[str]:
 
 
 async def test_they_pass_in_order_as_others_leave() -> None:
-    gate = FeedGate(max_waiting=10)
+    gate = StreamLimiter(max_waiting=10)
     tasks = [entering(gate, name, {"b": 2}) for name in "abcd"]
     assert await passed(*tasks) == ["a", "b"]
     assert len(gate) == 2
@@ -63,7 +68,7 @@ async def test_they_pass_in_order_as_others_leave() -> None:
 
 
 async def test_nobody_overtakes_who_waits_for_the_same_bucket() -> None:
-    gate = FeedGate(max_waiting=10)
+    gate = StreamLimiter(max_waiting=10)
     tasks = [
         entering(gate, "first", {"b": 3}, 2),
         entering(gate, "large", {"b": 3}, 2),
@@ -76,7 +81,7 @@ async def test_nobody_overtakes_who_waits_for_the_same_bucket() -> None:
 
 
 async def test_one_larger_than_the_rate_goes_alone() -> None:
-    gate = FeedGate(max_waiting=10)
+    gate = StreamLimiter(max_waiting=10)
     tasks = [entering(gate, "large", {"b": 2}, 8), entering(gate, "next", {"b": 2})]
     assert await passed(*tasks) == ["large"]
     gate.leave("large")
@@ -84,7 +89,7 @@ async def test_one_larger_than_the_rate_goes_alone() -> None:
 
 
 async def test_who_gives_up_makes_room_for_those_behind() -> None:
-    gate = FeedGate(max_waiting=10)
+    gate = StreamLimiter(max_waiting=10)
     tasks = [entering(gate, name, {"b": 1}) for name in "abc"]
     assert await passed(*tasks) == ["a"]
     tasks[1].cancel()
@@ -97,25 +102,25 @@ async def test_who_gives_up_makes_room_for_those_behind() -> None:
 
 
 async def test_only_so_many_wait() -> None:
-    gate = FeedGate(max_waiting=1)
+    gate = StreamLimiter(max_waiting=1)
     tasks = [entering(gate, "a", {"b": 1}), entering(gate, "b", {"b": 1})]
     assert await passed(*tasks) == ["a"]
-    with pytest.raises(FeedFull):
+    with pytest.raises(StreamLimitReached):
         await gate.enter("c", {"b": 1}, 1)
     assert await gate.enter("free", {}, 1) is False, "no rate, no wait"
     others = entering(gate, "others", {"slow": 1, "theirs": 1})
     assert await passed(others) == ["others"]
     assert others.result() is False, "a crowd turns nobody away who waits for something else"
-    with pytest.raises(FeedFull):
+    with pytest.raises(StreamLimitReached):
         await gate.enter("both", {"theirs": 1, "b": 1}, 1)
     tasks[1].cancel()
 
 
 async def test_only_so_many_wait_in_all() -> None:
-    gate = FeedGate(max_waiting=10, max_waiting_in_all=2)
+    gate = StreamLimiter(max_waiting=10, max_waiting_in_all=2)
     tasks = [entering(gate, f"{name}{bucket}", {bucket: 1}) for bucket in "bc" for name in "12"]
     assert await passed(*tasks) == ["1b", "1c"]
-    with pytest.raises(FeedFull, match="2 requests wait"):
+    with pytest.raises(StreamLimitReached, match="2 requests wait"):
         await gate.enter("d", {"d": 1}, 1)
     for task in tasks:
         task.cancel()

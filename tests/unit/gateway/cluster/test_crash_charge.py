@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from engine.messages import Outcome
+from engine.messages import SequenceOutcome
 from gateway.cluster.crash_charge import reckon
 from gateway.domain.outcomes import RequestOutcome
 from tenants.errors import UnknownPrice
 from tenants.ledger.rows import LedgerRow, OpenRequest
-from tenants.pricing.pricing import Entry, Price, PriceBook, Weights, uniform_book
+from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.types import Amounts, Tier
 
 BOOK = uniform_book({"m": Price(100, 50, 300)})
@@ -28,8 +28,8 @@ def top_up(number: int, more: int, used: list[int]) -> LedgerRow:
     return replace(RESERVE, kind="top_up", number=number, amounts=amounts, detail={"used": used})
 
 
-def outcome(emitted: int, index: int = 0, **fields: Any) -> Outcome:
-    return Outcome(f"r.{index}", "r", "ten", "cancelled", 10, 0, 10, emitted, index=index, **fields)
+def outcome(emitted: int, index: int = 0, **fields: Any) -> SequenceOutcome:
+    return SequenceOutcome(f"r.{index}", "r", "ten", "cancelled", 10, 0, 10, emitted, index=index, **fields)
 
 
 def test_the_engines_word_is_charged_to_the_token() -> None:
@@ -71,7 +71,7 @@ def test_limits_are_never_charged_more_than_was_held() -> None:
 
 
 def test_weighted_tokens_are_counted_beside_the_real_ones() -> None:
-    entry = Entry(Price(100, 50, 300), 1_000, Weights(input=1_000, output=2_000))
+    entry = PriceEntry(Price(100, 50, 300), 1_000, TokenWeights(input=1_000, output=2_000))
     book = PriceBook({("m", Tier.STANDARD): entry})
     found = reckon(OpenRequest(RESERVE), [outcome(15)], book)
     assert found.charged.output_tokens == 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cluster.liveness import MARGIN_S, Presence
+from gateway.cluster.liveness import MARGIN_S, Liveness
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
 from tests.support.quota import Clock
@@ -22,15 +22,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def presence(clock: Clock) -> Presence:
-    return Presence("me", STALE_S, clock)
+def presence(clock: Clock) -> Liveness:
+    return Liveness("me", STALE_S, clock)
 
 
-def beat(presence: Presence, clock: Clock, *others: GatewaySeen) -> list[str]:
+def beat(presence: Liveness, clock: Clock, *others: GatewaySeen) -> list[str]:
     return [each.gateway_id for each in presence.beaten(clock(), [seen("me", 0.0), *others])]
 
 
-def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Presence, clock: Clock) -> None:
+def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Liveness, clock: Clock) -> None:
     for _ in range(6):
         beat(presence, clock)
         clock.advance(2)
@@ -38,7 +38,7 @@ def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Presence
     assert beat(presence, clock, silent, quick, seen("me", 99)) == ["silent"]
 
 
-def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Presence, clock: Clock) -> None:
+def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Liveness, clock: Clock) -> None:
     silent = seen("silent", 1e9)
     found = []
     for _ in range(7):
@@ -55,7 +55,7 @@ def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Pr
     assert beat(presence, clock, silent) == ["silent"]
 
 
-def test_who_stood_still_starts_nothing_until_its_next_heartbeat(presence: Presence, clock: Clock) -> None:
+def test_who_stood_still_starts_nothing_until_its_next_heartbeat(presence: Liveness, clock: Clock) -> None:
     with pytest.raises(DatabaseUnavailable):
         presence.require()
     beat(presence, clock)
@@ -70,4 +70,4 @@ def test_who_stood_still_starts_nothing_until_its_next_heartbeat(presence: Prese
 
 def test_the_last_moment_to_start_something_lies_before_anybody_calls_it_dead(clock: Clock) -> None:
     with pytest.raises(ValueError, match="gateway_stale_s"):
-        Presence("me", MARGIN_S, clock)
+        Liveness("me", MARGIN_S, clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
@@ -69,7 +69,7 @@ def test_what_the_client_did_is_not_ours() -> None:
 
 
 def ticket(name: str, tenant: str, tier: int) -> Ticket:
-    return Ticket(Entry(name, tenant, 0.0, 100, 50, tier), 1, 150)
+    return Ticket(QueueEntry(name, tenant, 0.0, 100, 50, tier), 1, 150)
 
 
 def flight(name: str, tenant: str, tier: int) -> InFlight:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Decision, Outcome
+from engine.messages import Decision, SequenceOutcome
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import (
@@ -17,8 +17,8 @@ from gateway.domain.timeline import (
     MAX_NOTES,
     OUTCOMES,
     Event,
-    Kind,
     Timeline,
+    TimelineKind,
     UnreadableTimeline,
     Whose,
     assemble,
@@ -35,18 +35,18 @@ def _decision(kind: str, at_s: float, *others: str, displaced: int = 0) -> Decis
     return Decision(1, at_s, kind, "r.0", "rule", [], list(others), displaced)
 
 
-def _outcome(*decisions: Decision, chunks: list[tuple[float, int]] | None = None) -> Outcome:
-    return Outcome(
+def _outcome(*decisions: Decision, chunks: list[tuple[float, int]] | None = None) -> SequenceOutcome:
+    return SequenceOutcome(
         "r.0", "r", "ten", "stop", 300, 100, 200, 20, decisions=list(decisions), chunks=chunks or []
     )
 
 
-def _whole(outcome: Outcome, *, whose: Whose = Whose.OTHER) -> list[Event]:
+def _whole(outcome: SequenceOutcome, *, whose: Whose = Whose.OTHER) -> list[Event]:
     timeline = Timeline()
-    timeline.note(Kind.RECEIVED, 10.0, 300, 1, 1, 64)
-    timeline.note(Kind.RESERVED, 10.5, 500_000, 300, 20)
-    timeline.note(Kind.QUEUED, 10.5, 900_000, 0, 300_000)
-    timeline.note(Kind.DISPATCHED, 12.5, 1, 0, 0)
+    timeline.note(TimelineKind.RECEIVED, 10.0, 300, 1, 1, 64)
+    timeline.note(TimelineKind.RESERVED, 10.5, 500_000, 300, 20)
+    timeline.note(TimelineKind.QUEUED, 10.5, 900_000, 0, 300_000)
+    timeline.note(TimelineKind.DISPATCHED, 12.5, 1, 0, 0)
     times = Times(10.0, 12.5, 13.0, 14.9, 15.0)
     return assemble(
         timeline,
@@ -65,13 +65,13 @@ def test_a_timeline_is_in_order_and_survives_its_storage() -> None:
     assert [each.at_us for each in events] == sorted(each.at_us for each in events)
     assert unpack(pack(events)) == events
     assert len(pack(events)) < 250
-    assert [Kind(each.kind) for each in events][:4] == [
-        Kind.RECEIVED,
-        Kind.RESERVED,
-        Kind.QUEUED,
-        Kind.DISPATCHED,
+    assert [TimelineKind(each.kind) for each in events][:4] == [
+        TimelineKind.RECEIVED,
+        TimelineKind.RESERVED,
+        TimelineKind.QUEUED,
+        TimelineKind.DISPATCHED,
     ]
-    assert [number(each, "tokens") for each in events if each.kind == Kind.PREFILLED] == [128, 72]
+    assert [number(each, "tokens") for each in events if each.kind == TimelineKind.PREFILLED] == [128, 72]
 
 
 def test_the_explanation_says_where_the_time_went() -> None:
@@ -117,7 +117,7 @@ def test_the_stages_follow_each_other_to_the_end() -> None:
 
 def test_a_request_that_never_had_its_turn_is_explained_as_well() -> None:
     timeline = Timeline()
-    timeline.note(Kind.QUEUED, 10.0, 0, 5_000, 0)
+    timeline.note(TimelineKind.QUEUED, 10.0, 0, 5_000, 0)
     events = assemble(
         timeline, Times(10.0, ended_s=40.0), [], RequestOutcome.EXPIRED, output_tokens=0, charged=(0, 0, 0)
     )
@@ -131,23 +131,26 @@ def test_a_request_that_never_had_its_turn_is_explained_as_well() -> None:
 def test_an_engines_clock_never_puts_anything_behind_the_end() -> None:
     events = _whole(_outcome(_decision("admit", 99.0)))
 
-    assert events[-2].kind == Kind.ENDED
+    assert events[-2].kind == TimelineKind.ENDED
     assert max(each.at_us for each in events) == events[-1].at_us == 5_000_000
 
 
 def test_sequences_that_wait_at_the_same_time_wait_once() -> None:
     timeline = Timeline()
-    timeline.note(Kind.STALLED, 10.0, 4_000_000)
-    timeline.note(Kind.STALLED, 11.0, 1_000_000)
-    timeline.note(Kind.STALLED, 13.0, 3_000_000)
-    timeline.note(Kind.TOPPED_UP, 14.5, 3_000_000, 64)  # from 11.5 on
-    timeline.note(Kind.TOPPED_UP, 21.0, 1_000_000, 128)
+    timeline.note(TimelineKind.STALLED, 10.0, 4_000_000)
+    timeline.note(TimelineKind.STALLED, 11.0, 1_000_000)
+    timeline.note(TimelineKind.STALLED, 13.0, 3_000_000)
+    timeline.note(TimelineKind.TOPPED_UP, 14.5, 3_000_000, 64)  # from 11.5 on
+    timeline.note(TimelineKind.TOPPED_UP, 21.0, 1_000_000, 128)
 
-    assert timeline.waited_s(Kind.STALLED) == pytest.approx(6.0)
-    assert timeline.waited_s(Kind.TOPPED_UP) == pytest.approx(4.0)
-    assert timeline.waited_s(Kind.STALLED, Kind.TOPPED_UP) == pytest.approx(7.0)
-    lost = [Event(Kind.PAUSED, 2_000_000, (0, 0, 1)), Event(Kind.PAUSED, 3_000_000, (1, 0, 1))]
-    back = [Event(Kind.RESUMED, 4_000_000, (0,)), Event(Kind.RESUMED, 7_000_000, (1,))]
+    assert timeline.waited_s(TimelineKind.STALLED) == pytest.approx(6.0)
+    assert timeline.waited_s(TimelineKind.TOPPED_UP) == pytest.approx(4.0)
+    assert timeline.waited_s(TimelineKind.STALLED, TimelineKind.TOPPED_UP) == pytest.approx(7.0)
+    lost = [
+        Event(TimelineKind.PAUSED, 2_000_000, (0, 0, 1)),
+        Event(TimelineKind.PAUSED, 3_000_000, (1, 0, 1)),
+    ]
+    back = [Event(TimelineKind.RESUMED, 4_000_000, (0,)), Event(TimelineKind.RESUMED, 7_000_000, (1,))]
     waits = waits_of(
         [*lost, *back, *(Event(kind, round(at_s * 1e6), numbers) for kind, at_s, numbers in timeline.notes)]
     )
@@ -157,14 +160,16 @@ def test_sequences_that_wait_at_the_same_time_wait_once() -> None:
 def test_notes_are_bounded() -> None:
     timeline = Timeline()
     for each in range(10 * MAX_NOTES):
-        timeline.note(Kind.STALLED, float(each), 1)
+        timeline.note(TimelineKind.STALLED, float(each), 1)
 
     assert len(timeline.notes) == MAX_NOTES
 
 
 EVENTS = st.lists(
     st.builds(
-        lambda kind, at: Event(kind, at, (1,)), st.sampled_from(list(Kind)[:19]), st.integers(0, 10**9)
+        lambda kind, at: Event(kind, at, (1,)),
+        st.sampled_from(list(TimelineKind)[:19]),
+        st.integers(0, 10**9),
     ),
     max_size=300,
 )
@@ -174,13 +179,13 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_a_timeline_is_bounded_and_counts_what_it_left_out(events: list[Event]) -> None:
     kept = bounded(events)
-    left_out = sum(number(each, "count") for each in kept if each.kind == Kind.LEFT_OUT)
-    marks = sum(each.kind == Kind.LEFT_OUT for each in kept)
+    left_out = sum(number(each, "count") for each in kept if each.kind == TimelineKind.LEFT_OUT)
+    marks = sum(each.kind == TimelineKind.LEFT_OUT for each in kept)
 
     assert len(kept) <= MAX_EVENTS
     assert len(kept) - marks + left_out == len(events)
     for kind in {each.kind for each in events}:
-        assert first(kept, Kind(kind)) == first(events, Kind(kind))
+        assert first(kept, TimelineKind(kind)) == first(events, TimelineKind(kind))
     explanation(kept)
 
 
@@ -203,8 +208,8 @@ def test_a_kind_of_a_later_version_is_shown_by_its_number() -> None:
 
 def test_every_kind_and_every_outcome_has_its_place_for_good() -> None:
     """They are stored: a number that changes its meaning would rewrite the past."""
-    assert set(FIELDS) == set(Kind)
-    assert {each.name: each.value for each in Kind} == {
+    assert set(FIELDS) == set(TimelineKind)
+    assert {each.name: each.value for each in TimelineKind} == {
         "RECEIVED": 1, "QUOTED": 2, "RESERVED": 3, "QUEUED": 4, "MOVED": 5, "DISPATCHED": 6, "ADMITTED": 7,
         "PREFILLED": 8, "FIRST_TOKEN": 9, "PAUSED": 10, "RESUMED": 11, "SWAPPED": 12, "RESTORED": 13,
         "PREEMPTED": 14, "TOPPED_UP": 15, "STALLED": 16, "LAST_TOKEN": 17, "ENDED": 18, "SETTLED": 19,

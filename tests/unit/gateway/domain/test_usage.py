@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.messages import Delta, Outcome
+from engine.messages import Delta, SequenceOutcome
 from gateway.domain.usage import SequenceUse, Use, charge, use_of, use_of_outcomes
 from tenants.types import Amounts
 
 
-def outcome(index: int, computed: int, emitted: int, *, prompt: int = 10, cached: int = 0) -> Outcome:
-    return Outcome(
+def outcome(index: int, computed: int, emitted: int, *, prompt: int = 10, cached: int = 0) -> SequenceOutcome:
+    return SequenceOutcome(
         sequence_id=f"r.{index}",
         request_id="r",
         tenant_id="t",
@@ -21,7 +21,7 @@ def outcome(index: int, computed: int, emitted: int, *, prompt: int = 10, cached
     )
 
 
-def ended(*outcomes: Outcome) -> list[SequenceUse]:
+def ended(*outcomes: SequenceOutcome) -> list[SequenceUse]:
     uses = []
     for each in outcomes:
         use = SequenceUse(each.prompt_tokens)

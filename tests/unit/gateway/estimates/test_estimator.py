@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.calibration import WARM_UP, WHATS, What, figure
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import ArrivalRates
@@ -33,7 +33,7 @@ from engine.step_time.model import PRIOR
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.estimates.engine_load import flights_of
-from gateway.estimates.estimator import Estimates
+from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
@@ -88,7 +88,7 @@ class Bench:
             "vtc", ServiceCounters(), max_queued=9999, max_queued_per_tenant=9999, queue_ttl_s=[1e9] * 3,
             window=WindowRule(2, 1.0), log_records=10,
         )  # fmt: skip
-        self.estimates = Estimates(
+        self.estimates = Estimator(
             flow=self.flow,
             upstreams=[self.engine],
             lengths=LengthForecast(),
@@ -103,7 +103,7 @@ class Bench:
     def enqueue(self, count: int, tier: int = 1, tenant: str = "other") -> None:
         for _ in range(count):
             self.number += 1
-            entry = Entry(f"r{self.number}", tenant, 0.0, 100, 80, tier)
+            entry = QueueEntry(f"r{self.number}", tenant, 0.0, 100, 80, tier)
             assert self.flow.enqueue(Ticket(entry, 1, 180, max_tokens=300), 0.0) is None
 
     def dispatch(self) -> None:
@@ -188,7 +188,7 @@ def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_pace
     bench.enqueue(100)
     call = call_of(150)
     assert bench.estimates.of_call(call, 0.0) is None
-    bench.estimates.arrived(Entry("r", "me", 0.0, 100, 80, 1))
+    bench.estimates.arrived(QueueEntry("r", "me", 0.0, 100, 80, 1))
     for tick in range(20):
         bench.estimates.watch(tick * 0.05)
     assert bench.estimates.surfaces.replays == 0
@@ -199,7 +199,7 @@ def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_pace
 def test_arrivals_that_are_noted_together_count_as_if_each_had_been_noted_at_once() -> None:
     surfaces, one_by_one = Bench().estimates.surfaces, ArrivalRates()
     for number in range(2 * MAX_COMING + 7):
-        entry = Entry(f"r{number}", "me", number * 0.01, 100, 80, 1)
+        entry = QueueEntry(f"r{number}", "me", number * 0.01, 100, 80, 1)
         surfaces.arrived(entry)
         one_by_one.observe(entry, entry.arrived_s)
         assert len(surfaces._coming) < MAX_COMING

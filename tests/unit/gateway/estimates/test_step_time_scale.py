@@ -6,7 +6,7 @@ import pytest
 
 from engine.messages import RunningSequence, Snapshot, TenantService
 from engine.step_time.model import PRIOR, predict_step_s
-from gateway.estimates.step_time_scale import Pace
+from gateway.estimates.step_time_scale import StepTimeScale
 
 
 def snapshot(step: int, at_s: float, *running: str, emitted: int | None = None) -> Snapshot:
@@ -20,7 +20,7 @@ def one_step_s() -> float:
 
 
 def test_an_engine_that_takes_three_times_as_long_has_a_factor_of_three() -> None:
-    pace = Pace()
+    pace = StepTimeScale()
     for tick in range(40):
         pace.see(snapshot(20 * tick, 20 * tick * 3 * one_step_s(), "a"))
     assert pace.factor == pytest.approx(3.0)
@@ -29,7 +29,7 @@ def test_an_engine_that_takes_three_times_as_long_has_a_factor_of_three() -> Non
 
 
 def test_time_in_which_nothing_ran_throughout_does_not_count() -> None:
-    pace = Pace()
+    pace = StepTimeScale()
     pace.see(snapshot(0, 0.0, "a"))
     pace.see(snapshot(20, 0.9, "b"))  # "a" ended and "b" came: it may have been idle in between
     pace.see(snapshot(20, 0.95))
@@ -41,7 +41,7 @@ def test_time_in_which_nothing_ran_throughout_does_not_count() -> None:
 
 
 def test_the_last_seconds_count_and_madness_is_bounded() -> None:
-    pace = Pace()
+    pace = StepTimeScale()
     at_s, step = 0.0, 0
     for slowness in (1.0, 5.0):
         for _ in range(200):

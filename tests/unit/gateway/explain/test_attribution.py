@@ -13,18 +13,18 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.attribution import (
     Cause,
     Counterfactuals,
-    Facts,
     Metric,
+    RequestFacts,
     cause_of,
     judge,
 )
-from gateway.explain.fluid_share import Job, Machine
+from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
 
 JOB = Job("r", "acme", 1, 1.0, 10.0, 64, 41)
-FACTS = Facts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
+FACTS = RequestFacts(JOB, 10.0, RequestOutcome.COMPLETED, 12.0, 14.0, 14.1)
 FINE = Counterfactuals(0.1, 0.2, 0.2, 0.2, 0.2)
-MACHINE = Machine(PRIOR, 8, 256, 65_536)
+MACHINE = FluidMachine(PRIOR, 8, 256, 65_536)
 
 
 def test_a_request_is_measured_from_its_arrival() -> None:

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import StepTime
-from gateway.explain.fluid_share import Fluid, Job, Machine, alone, fair_share, max_min
+from gateway.explain.fluid_share import FluidMachine, FluidShare, Job, alone, fair_share, max_min
 
 SIMPLE = StepTime(0.010, 0.001, 0.0, 0.0, 1, 0.0)
 """A step takes 10 ms, and 1 ms more for each token."""
 
 
-def _machine(places: int = 2, tokens: int = 10, kv_tokens: int = 100_000, replicas: int = 1) -> Machine:
-    return Machine(SIMPLE, places, tokens, kv_tokens, replicas)
+def _machine(places: int = 2, tokens: int = 10, kv_tokens: int = 100_000, replicas: int = 1) -> FluidMachine:
+    return FluidMachine(SIMPLE, places, tokens, kv_tokens, replicas)
 
 
 def _job(name: str, tenant: str = "", at_s: float = 0.0, **fields: float) -> Job:
@@ -117,7 +117,7 @@ def test_a_large_prompt_takes_its_share_of_each_step_and_no_more() -> None:
     """Beside it one answer is decoded: of each step's time the prompt has one half."""
     giant = _job("giant", input_tokens=100_000, output_tokens=1)
     small = _job("small", at_s=1.0, input_tokens=1, output_tokens=11)
-    found = fair_share([giant, small], Machine(SIMPLE, 4, 1000, 10_000_000))
+    found = fair_share([giant, small], FluidMachine(SIMPLE, 4, 1000, 10_000_000))
 
     # 11 ms are the answer's part of a step; with as much again for the prompt a step takes 22 ms.
     assert found["small"].last_token_s - 1.0 == pytest.approx(11 * 0.022, rel=0.02)
@@ -159,7 +159,7 @@ def test_who_leaves_is_in_nobodys_way_afterwards() -> None:
 
 
 def test_a_fork_goes_on_by_itself() -> None:
-    fluid = Fluid([_job("a", output_tokens=50)], _machine())
+    fluid = FluidShare([_job("a", output_tokens=50)], _machine())
     fluid.run(until_s=0.1)
     fork = fluid.fork_with(_job("b", at_s=0.2))
     fork.run()

@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation import tracecontext
 
-from gateway.domain.timeline import Event, Kind
-from gateway.explain.attribution import Cause, Metric, Verdict
-from gateway.explain.spans import Ended, SpanEmitter, open_spans
+from gateway.domain.timeline import Event, TimelineKind
+from gateway.explain.attribution import Cause, Metric, MissVerdict
+from gateway.explain.spans import EndedRequest, SpanEmitter, open_spans
 
 CALLER = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 
@@ -24,14 +24,14 @@ def test_a_span_is_a_child_of_the_callers_with_the_timeline_as_events() -> None:
     emitter = SpanEmitter(trace, tracecontext)
     emitter._tracer = provider.get_tracer("test")
     emitter.emit(
-        Ended(
+        EndedRequest(
             "req_1",
-            [Event(Kind.QUEUED, 1_000, (7, 0, 3)), Event(Kind.ENDED, 2_000_000, (0,))],
+            [Event(TimelineKind.QUEUED, 1_000, (7, 0, 3)), Event(TimelineKind.ENDED, 2_000_000, (0,))],
             1_700_000_002_000_000_000,
             {"fairgate.tier": "standard"},
             CALLER,
             is_error=False,
-            verdicts=[Verdict(Metric.TTFT, 0.5, math.inf, Cause.QUOTA, {"fair_s": 1.5, "alone_s": None})],
+            verdicts=[MissVerdict(Metric.TTFT, 0.5, math.inf, Cause.QUOTA, {"fair_s": 1.5, "alone_s": None})],
         )
     )
     (span,) = exporter.get_finished_spans()

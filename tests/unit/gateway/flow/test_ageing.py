@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
@@ -14,8 +14,8 @@ from gateway.flow.ageing import Ageing, effective_tier
 AGEING_S = (math.inf, 10.0, 25.0)
 
 
-def entry(name: str, tenant: str, arrived_s: float, tier: int = 1) -> Entry:
-    return Entry(name, tenant, arrived_s, 10, 10, tier)
+def entry(name: str, tenant: str, arrived_s: float, tier: int = 1) -> QueueEntry:
+    return QueueEntry(name, tenant, arrived_s, 10, 10, tier)
 
 
 @pytest.mark.parametrize(

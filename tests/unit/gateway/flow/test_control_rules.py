@@ -12,8 +12,8 @@ from gateway.flow.control_rules import (
     REVERSAL_S,
     Bounds,
     Control,
+    ControlMode,
     Knob,
-    Mode,
     Observation,
 )
 from gateway.flow.deadline_check import LENIENT, STRICT
@@ -54,13 +54,13 @@ def pushed(control: Control, observation: Observation, now_s: float = 0.0) -> di
     ],
 )
 def test_each_rule_pushes_its_knobs(observation: Observation, up: set[Knob], down: set[Knob]) -> None:
-    moves = pushed(Control(Mode.ACTING), observation)
+    moves = pushed(Control(ControlMode.ACTING), observation)
     assert {knob for knob, by in moves.items() if by > 0} == up
     assert {knob for knob, by in moves.items() if by < 0} == down
 
 
 def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
-    control = Control(Mode.ACTING)
+    control = Control(ControlMode.ACTING)
 
     def strictness(at_s: float, late: float, mistaken: float) -> float:
         control.look(seen(late=late, mistaken=mistaken), at_s)
@@ -75,7 +75,7 @@ def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
 
 
 def test_at_most_one_knob_turns_back_in_a_minute() -> None:
-    control = Control(Mode.ACTING)
+    control = Control(ControlMode.ACTING)
     control.look(seen(kv=0.99, spread=2.0), 0.0)
     moved = {Knob.BATCH_CAP, Knob.TOKEN_BUDGET, Knob.LOOKAHEAD, Knob.RESERVE_QUANTILE, Knob.AGEING}
     assert {move.knob for move in control.moves} == moved
@@ -86,14 +86,14 @@ def test_at_most_one_knob_turns_back_in_a_minute() -> None:
 
 
 def test_memory_goes_before_concurrency() -> None:
-    control = Control(Mode.ACTING)
+    control = Control(ControlMode.ACTING)
     assert pushed(control, seen(kv=0.95, hits=0.9))[Knob.LOOKAHEAD] < 0
     [move] = [each for each in control.moves if each.knob is Knob.LOOKAHEAD]
     assert move.reason == "KV nearly full (0.95)"
 
 
 def test_off_does_nothing_and_advice_is_the_same_without_being_made() -> None:
-    off, advice, acting = Control(), Control(Mode.ADVICE), Control(Mode.ACTING)
+    off, advice, acting = Control(), Control(ControlMode.ADVICE), Control(ControlMode.ACTING)
     assert off.look(seen(kv=0.99), 0.0) == []
     advised, made = advice.look(seen(kv=0.99), 0.0), acting.look(seen(kv=0.99), 0.0)
     assert advised
@@ -105,7 +105,7 @@ def test_off_does_nothing_and_advice_is_the_same_without_being_made() -> None:
 
 
 def test_a_rule_ends_below_another_threshold_than_it_begins_at() -> None:
-    control = Control(Mode.ACTING)
+    control = Control(ControlMode.ACTING)
     assert not pushed(control, seen(kv=0.85), 0.0), "it has not begun"
     assert pushed(control, seen(kv=0.93), 5.0)[Knob.BATCH_CAP] < 0
     assert pushed(control, seen(kv=0.85), 10.0)[Knob.BATCH_CAP] < 0, "it has not ended"
@@ -114,7 +114,7 @@ def test_a_rule_ends_below_another_threshold_than_it_begins_at() -> None:
 
 
 def test_knobs_come_to_rest_again() -> None:
-    control = Control(Mode.ACTING)
+    control = Control(ControlMode.ACTING)
     for tick in range(20):
         control.look(seen(kv=0.99, spread=2.0, attainment=0.1), tick * EVERY_S)
     assert control.values[Knob.BATCH_CAP] == DEFAULT_BOUNDS[Knob.BATCH_CAP].lowest
@@ -147,7 +147,7 @@ traffic = st.builds(
 def test_whatever_the_traffic_knobs_stay_within_bounds_and_turn_once_a_minute(
     looks: list[tuple[Observation, float]],
 ) -> None:
-    acting, advice = Control(Mode.ACTING), Control(Mode.ADVICE)
+    acting, advice = Control(ControlMode.ACTING), Control(ControlMode.ADVICE)
     now_s = 0.0
     for observation, gap_s in looks:
         now_s += gap_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.entry import OUTPUT_TOKEN_COST, Entry
+from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
 from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, OWED_PART, Replica, WindowRule
@@ -44,7 +44,7 @@ class House:
         for _ in range(count):
             self.number += 1
             names.append(f"{tenant} {self.number}")
-            entry = Entry(names[-1], tenant, float(self.number), INPUT, OUTPUT, tier, weight)
+            entry = QueueEntry(names[-1], tenant, float(self.number), INPUT, OUTPUT, tier, weight)
             assert self.flow.enqueue(Ticket(entry, 1, KV), float(self.number)) is None
         return names
 

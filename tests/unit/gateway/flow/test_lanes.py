@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Displaced, FlowController, Ticket
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
-from gateway.flow.window import Load, Replica, WindowRule
+from gateway.flow.window import Replica, ReplicaLoad, WindowRule
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
 
@@ -37,7 +37,7 @@ class Queue:
         self, name: str, tier: int, tokens: int, tenant: str = "t", sequences: int = 1, reserved: float = 0.0
     ) -> None:
         self.now_s += 1.0
-        entry = Entry(name, tenant, self.now_s, tokens // 2, tokens - tokens // 2, tier)
+        entry = QueueEntry(name, tenant, self.now_s, tokens // 2, tokens - tokens // 2, tier)
         ticket = Ticket(entry, sequences, tokens, reserved_cost_per_s=reserved)
         assert self.flow.enqueue(ticket, self.now_s) is None
 
@@ -55,9 +55,9 @@ class Queue:
 
 def test_long_is_what_is_longer_and_all_of_batch() -> None:
     rule = LaneRule(long_tokens=100)
-    assert rule.lane(Entry("a", "t", 0.0, 50, 50, STANDARD)) == ORDINARY
-    assert rule.lane(Entry("a", "t", 0.0, 50, 51, INTERACTIVE)) == LONG
-    assert rule.lane(Entry("a", "t", 0.0, 1, 1, BATCH)) == LONG
+    assert rule.lane(QueueEntry("a", "t", 0.0, 50, 50, STANDARD)) == ORDINARY
+    assert rule.lane(QueueEntry("a", "t", 0.0, 50, 51, INTERACTIVE)) == LONG
+    assert rule.lane(QueueEntry("a", "t", 0.0, 1, 1, BATCH)) == LONG
 
 
 @pytest.mark.parametrize("field", ["share_sequences", "share_kv", "batch_share"])
@@ -69,7 +69,7 @@ def test_a_share_that_makes_no_sense_is_refused(field: str, value: float) -> Non
 
 def test_the_share_counts_its_tier_and_above_and_one_may_always_go() -> None:
     rule = LaneRule(100, share_sequences=0.5, share_kv=0.5, batch_share=0.25)
-    replica, load = Replica("a", 4, 1000), Load()
+    replica, load = Replica("a", 4, 1000), ReplicaLoad()
     assert rule.has_room(replica, load, STANDARD, 9, 9999)
     load.add(STANDARD, 1, 200)
     assert rule.has_room(replica, load, STANDARD, 1, 300)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.flow import mclock
-from gateway.flow.mclock import Reservations
+from gateway.flow.mclock import MclockReservations
 
 
 def test_the_smallest_tag_goes_first_then_the_name() -> None:
-    due = Reservations(10.0)
+    due = MclockReservations(10.0)
     for tenant, at_s in (("c", 1.0), ("b", 2.0), ("a", 2.0)):
         due.arrives(tenant, 10.0, at_s, 0)
     assert due.first_due(0.5, set()) is None
@@ -22,7 +22,7 @@ def test_the_smallest_tag_goes_first_then_the_name() -> None:
 
 
 def test_a_correction_of_the_cost_moves_the_tag() -> None:
-    due = Reservations(10.0)
+    due = MclockReservations(10.0)
     due.arrives("a", 10.0, 0.0, 0)
     due.granted("a", 100, 0.0)
     due.leaves("a")
@@ -33,7 +33,7 @@ def test_a_correction_of_the_cost_moves_the_tag() -> None:
 
 
 def test_idle_time_earns_nothing_but_what_runs_on_the_reservation_is_not_idle() -> None:
-    due = Reservations(10.0)
+    due = MclockReservations(10.0)
     due.arrives("a", 10.0, 0.0, 0)
     due.granted("a", 100, 0.0)
     due.leaves("a")
@@ -46,14 +46,14 @@ def test_idle_time_earns_nothing_but_what_runs_on_the_reservation_is_not_idle() 
 
 
 def test_who_was_held_back_is_owed_the_burst_and_no_more() -> None:
-    due = Reservations(4.0)
+    due = MclockReservations(4.0)
     due.arrives("a", 10.0, 0.0, 0)
     due.granted("a", 10, 100.0)
     assert due.tag_s("a") == 100.0 - 4.0 + 1.0
 
 
 def test_a_reservation_can_be_given_and_taken_away_while_its_tenant_waits() -> None:
-    due = Reservations(4.0)
+    due = MclockReservations(4.0)
     due.arrives("a", 0.0, 0.0, 0)
     assert due.tag_s("a") is None
     due.arrives("a", 10.0, 1.0, 1)
@@ -66,7 +66,7 @@ def test_a_reservation_can_be_given_and_taken_away_while_its_tenant_waits() -> N
 
 def test_tags_that_say_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mclock, "MAX_IDLE_TAGS", 3)
-    due = Reservations(4.0)
+    due = MclockReservations(4.0)
     for number in range(10):
         due.arrives(f"t{number}", 10.0, 0.0, 0)
         due.granted(f"t{number}", 10 if number < 5 else 100_000, 0.0)
@@ -79,4 +79,4 @@ def test_tags_that_say_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_negative_burst_is_refused() -> None:
     with pytest.raises(ValueError, match="reservation_burst_s must be at least 0"):
-        Reservations(-1.0)
+        MclockReservations(-1.0)

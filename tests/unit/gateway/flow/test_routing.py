@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
@@ -40,7 +40,7 @@ class Pool:
         self.number += 1
         name = f"r{self.number}"
         ticket = Ticket(
-            Entry(name, "t", now_s, len(prompt), 10), 1, len(prompt) + 10,
+            QueueEntry(name, "t", now_s, len(prompt), 10), 1, len(prompt) + 10,
             prefix_hashes=prefix_hashes(prompt, "t"),
         )  # fmt: skip
         assert self.flow.enqueue(ticket, now_s) is None
@@ -134,7 +134,7 @@ def test_lost_engines_hold_nothing() -> None:
     prompt = list(range(2000))
     first = pool.send(prompt)
     pool.end_all()
-    ticket = Ticket(Entry("x", "t", 0.0, 2000, 10), 1, 2010, prefix_hashes=prefix_hashes(prompt, "t"))
+    ticket = Ticket(QueueEntry("x", "t", 0.0, 2000, 10), 1, 2010, prefix_hashes=prefix_hashes(prompt, "t"))
     assert pool.router.cached_tokens(ticket, first, 1.0) == 31 * 64
     pool.flow.lost(first)
     assert pool.router.cached_tokens(ticket, first, 1.0) == 0

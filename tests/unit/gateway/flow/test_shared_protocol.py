@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec as wire
-from gateway.flow.shared.codec import Answer, GivenTurn, PoolRule, Refusal
+from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, Refusal
 from gateway.flow.shared.mirror import Mirror
-from gateway.flow.shared.protocol import Message, Session
+from gateway.flow.shared.protocol import PoolMessage, PoolSession
 from gateway.flow.window import Replica, WindowRule
 
 REPLICAS = [Replica("engine-0", 4, 1000)]
 
 
-def make_session() -> Session:
+def make_session() -> PoolSession:
     mirror = Mirror(
         "vtc",
         ServiceCounters(),
@@ -30,11 +30,11 @@ def make_session() -> Session:
         log_records=10,
     )
     rule = PoolRule(10, 10, 0, 1.0, stale_us=10**7)
-    return Session(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
+    return PoolSession(mirror, rule, 100, {"engine-0": "ipc:///run/engine"})
 
 
-def arrive(session: Session, name: str, now_s: float = 0.0) -> None:
-    ticket = Ticket(Entry(name, "acme", now_s, 10, 10), 1, 20)
+def arrive(session: PoolSession, name: str, now_s: float = 0.0) -> None:
+    ticket = Ticket(QueueEntry(name, "acme", now_s, 10, 10), 1, 20)
     assert session.mirror.enqueue(ticket, now_s) is None
     session.arrived(ticket)
 
@@ -52,18 +52,18 @@ def answer(*turns: GivenTurn, status: str = "ok", refused: tuple[Refusal, ...] =
         "held_us": 0,
     } | more
     return msgspec.msgpack.encode(
-        Answer(status=status, epoch="e1", now_us=1, turns=list(turns), refused=list(refused), **fields)
+        PoolReply(status=status, epoch="e1", now_us=1, turns=list(turns), refused=list(refused), **fields)
     )
 
 
-def said(message: Message | None) -> list[Any]:
+def said(message: PoolMessage | None) -> list[Any]:
     """Replicas, confirmed turns, acts, and the passage where there is one."""
     assert message is not None
     words: list[Any] = msgspec.msgpack.decode(message.packed)
     return words
 
 
-def joined(session: Session) -> int:
+def joined(session: PoolSession) -> int:
     """It belongs to the pool; returns its life."""
     message = session.message(0.0, REPLICAS)
     assert message is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.flow.window import Load, Replica, WindowRule
+from gateway.flow.window import Replica, ReplicaLoad, WindowRule
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from gateway.flow.window import Load, Replica, WindowRule
 )
 def test_a_cap_of_the_batch_leaves_places_empty(rule: WindowRule, places: int) -> None:
     assert rule.places(8) == places
-    replica, load = Replica("a", 8, 10_000), Load()
+    replica, load = Replica("a", 8, 10_000), ReplicaLoad()
     load.add(1, places - 1, 10)
     assert rule.has_room(replica, load, 1, 1, 10)
     load.add(1, 1, 10)

@@ -10,8 +10,8 @@ from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
 from gateway.http.completion_response import _ChunkWriter
-from gateway.http.event_listener import Listener
-from gateway.requests.run import Begun, Events, InLine, Piece, Run, Silence
+from gateway.http.event_listener import EventListener
+from gateway.requests.run import Begun, Events, InLine, Run, SequenceOutput, Silence
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 from tests.support.freed import no_cycles_left
@@ -27,7 +27,7 @@ def run() -> Run:
 
 async def test_a_silence_is_heard_again_and_again_until_something_comes() -> None:
     running = run()
-    listener = Listener(running)
+    listener = EventListener(running)
     listener.note_silence(AWHILE_S)
     assert [await listener.next() for _ in range(3)] == [Silence()] * 3
     running.events.put(Begun())
@@ -37,7 +37,7 @@ async def test_a_silence_is_heard_again_and_again_until_something_comes() -> Non
 
 async def test_what_comes_in_time_moves_the_next_silence() -> None:
     running = run()
-    listener = Listener(running)
+    listener = EventListener(running)
     clock = asyncio.get_running_loop().time
     for _ in range(5):
         listener.note_silence(AWHILE_S)
@@ -54,9 +54,9 @@ async def test_what_comes_in_time_moves_the_next_silence() -> None:
 
 async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> None:
     running = run()
-    listener = Listener(running)
+    listener = EventListener(running)
     listener.note_silence(AWHILE_S)
-    piece = Piece(0, "a", ())
+    piece = SequenceOutput(0, "a", ())
     running.events.put(piece)
     await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
     assert [await listener.next(), *listener.at_once()] == [piece]
@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> Non
 
 async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
     running = run()
-    listener = Listener(running)
+    listener = EventListener(running)
     listener.note_silence(AWHILE_S)
     listener.end()
     await asyncio.sleep(AWHILE_S * 3)
@@ -80,7 +80,7 @@ def test_a_silence_is_a_comment() -> None:
 async def test_a_listener_that_heard_all_is_freed_at_once() -> None:
     with no_cycles_left():
         running = run()
-        listener = Listener(running)
+        listener = EventListener(running)
         listener.note_silence(AWHILE_S)
         assert await listener.next() == Silence()
         listener.end()

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import Snapshot
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from gateway.dispatch.admission import Admission
-from gateway.flow.control_rules import DEFAULT_BOUNDS, Knob, Mode
+from gateway.flow.control_rules import DEFAULT_BOUNDS, ControlMode, Knob
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.deadline_check import LENIENT, STRICT
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
-from gateway.pools.control_loop import Controlling, bounds_of, queue_setters, setters_of
+from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, setters_of
 from gateway.statistics import RecentShare
 
 FULL = Replica("a", 1, 100)
@@ -42,19 +42,19 @@ def queue(ageing_s: float = 100.0) -> FlowController:
 
 
 def made(
-    mode: Mode, referenced: int, preemptions: int = 0, **told: Any
-) -> tuple[Controlling, FlowController, Any]:
+    mode: ControlMode, referenced: int, preemptions: int = 0, **told: Any
+) -> tuple[ControlLoop, FlowController, Any]:
     flow = queue()
     snapshot = Snapshot("a", 1, 1.0, [], [], 100 - referenced, 0, referenced, 100, PRIOR, {}, preemptions)
     engine: Any = Engine(snapshot)
     lengths = LengthForecast()
     for _ in range(300):
         lengths.observe("t", "m", 20)
-    return Controlling(mode, "m", flow, [engine], lengths, queue_setters(flow), **told), flow, engine
+    return ControlLoop(mode, "m", flow, [engine], lengths, queue_setters(flow), **told), flow, engine
 
 
 def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    controlling, flow, engine = made(Mode.ACTING, referenced=95)
+    controlling, flow, engine = made(ControlMode.ACTING, referenced=95)
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
         moves = controlling.look(0.0)
     assert {move.knob for move in moves if move.is_made} == {Knob.LOOKAHEAD, Knob.BATCH_CAP}
@@ -68,7 +68,7 @@ def test_acting_moves_what_has_a_setter_and_says_why(caplog: pytest.LogCaptureFi
 
 
 def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    controlling, flow, _ = made(Mode.ADVICE, referenced=95)
+    controlling, flow, _ = made(ControlMode.ADVICE, referenced=95)
     with caplog.at_level(logging.INFO, "fairgate.gateway.control"):
         moves = controlling.look(0.0)
     assert {Knob.LOOKAHEAD, Knob.BATCH_CAP, Knob.TOKEN_BUDGET} <= {move.knob for move in moves}
@@ -78,13 +78,13 @@ def test_advice_has_all_knobs_and_changes_nothing(caplog: pytest.LogCaptureFixtu
 
 
 def test_off_does_not_even_look() -> None:
-    controlling, flow, _ = made(Mode.OFF, referenced=100)
+    controlling, flow, _ = made(ControlMode.OFF, referenced=100)
     assert controlling.look(0.0) == []
     assert flow.window == WindowRule(2, 1.0)
 
 
 def test_evictions_count_once() -> None:
-    controlling, _, engine = made(Mode.ACTING, referenced=10, preemptions=3)
+    controlling, _, engine = made(ControlMode.ACTING, referenced=10, preemptions=3)
     assert controlling.look(0.0)
     engine.snapshot = Snapshot("a", 2, 2.0, [], [], 90, 0, 10, 100, PRIOR, {}, 3)
     for now_s in (120.0, 180.0):
@@ -95,9 +95,9 @@ def test_evictions_count_once() -> None:
 def test_what_was_met_and_found_in_caches_is_seen() -> None:
     attainment, hits = RecentShare(), RecentShare()
     controlling, flow, _ = made(
-        Mode.ACTING, 10, attainment=lambda: attainment.value, prefix_hits=lambda: hits.value
+        ControlMode.ACTING, 10, attainment=lambda: attainment.value, prefix_hits=lambda: hits.value
     )
-    assert flow.enqueue(Ticket(Entry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
+    assert flow.enqueue(Ticket(QueueEntry("r", "t", 0.0, 10, 10, 1), 1, 20), 0.0) is None
     assert controlling.look(0.0) == [], "nothing is known"
     attainment.note(0.5)
     hits.note(0.9)
@@ -112,7 +112,7 @@ def test_what_was_met_and_found_in_caches_is_seen() -> None:
 def test_who_is_expected_late_is_seen() -> None:
     late, mistaken = RecentShare(), RecentShare()
     controlling, _, _ = made(
-        Mode.ADVICE, 10, expected_late=lambda: late.value, mistaken=lambda: mistaken.value
+        ControlMode.ADVICE, 10, expected_late=lambda: late.value, mistaken=lambda: mistaken.value
     )
     assert controlling.look(0.0) == [], "nothing is known"
     late.note(1.0)
@@ -165,7 +165,7 @@ def test_a_queue_that_others_share_is_left_alone() -> None:
     engine: Any = Budgeted()
     setters = setters_of(flow, lifecycle, [engine], is_shared=True)
     own = {Knob.ADMISSION, Knob.EARLY_REFUSAL, Knob.RESERVE_QUANTILE}
-    assert set(bounds_of(Mode.ACTING, setters, {})) == own
+    assert set(bounds_of(ControlMode.ACTING, setters, {})) == own
     setters[Knob.ADMISSION](0.25)
     setters[Knob.EARLY_REFUSAL](1.5)
     setters[Knob.RESERVE_QUANTILE](0.7)
@@ -179,7 +179,7 @@ def test_a_queue_that_others_share_is_left_alone() -> None:
 
 
 def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds() -> None:
-    bounds = bounds_of(Mode.ADVICE, {}, {Knob.LOOKAHEAD: 12, Knob.BATCH_SHARE: 0.05})
+    bounds = bounds_of(ControlMode.ADVICE, {}, {Knob.LOOKAHEAD: 12, Knob.BATCH_SHARE: 0.05})
     assert (bounds[Knob.LOOKAHEAD].rest, bounds[Knob.LOOKAHEAD].highest) == (12, 12)
     assert (bounds[Knob.BATCH_SHARE].lowest, bounds[Knob.BATCH_SHARE].rest) == (0.05, 0.05)
     assert set(bounds) == set(DEFAULT_BOUNDS)
@@ -188,14 +188,14 @@ def test_a_knob_rests_where_the_operator_put_it_though_that_is_beyond_its_bounds
 def test_faster_ageing_counts_for_who_waits_and_slower_ageing_moves_nobody_down() -> None:
     flow = queue(ageing_s=100.0)
     for name, at_s in (("early", 0.0), ("late", 35.0)):
-        assert flow.enqueue(Ticket(Entry(name, "t", at_s, 10, 10, 2), 1, 20), at_s) is None
+        assert flow.enqueue(Ticket(QueueEntry(name, "t", at_s, 10, 10, 2), 1, 20), at_s) is None
 
     def bands(now_s: float) -> list[int | None]:
         assert flow.dispatch(now_s, [FULL]) == []
         flow.check(now_s)
         return [flow.effective_tier("early"), flow.effective_tier("late")]
 
-    filler = Ticket(Entry("filler", "t", 0.0, 10, 10, 0), 1, 10**6)
+    filler = Ticket(QueueEntry("filler", "t", 0.0, 10, 10, 0), 1, 10**6)
     assert flow.enqueue(filler, 0.0) is None
     assert len(flow.dispatch(0.0, [FULL])) == 1
     assert bands(40.0) == [2, 2]

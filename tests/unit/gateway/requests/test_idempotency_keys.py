@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http.idempotent_response import Recorder
+from gateway.http.idempotent_response import ResponseRecorder
 from gateway.requests.idempotency_keys import check_key, fingerprint
-from tenants.directory.idempotency import Answer
+from tenants.directory.idempotency import StoredAnswer
 
 START = {
     "type": "http.response.start",
@@ -69,15 +69,15 @@ def test_a_client_that_left_or_does_not_read_stops_nothing(fails: bool) -> None:
     sent, kept = Sent(reads=1, fails=fails), []
 
     async def main() -> None:
-        recorder = Recorder(sent, 0.01, 100, last)
+        recorder = ResponseRecorder(sent, 0.01, 100, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=True), piece(b"", more=False)):
             await recorder(message)
 
-    async def last(answer: Answer) -> None:
+    async def last(answer: StoredAnswer) -> None:
         kept.append(answer)
 
     asyncio.run(main())
-    assert kept == [Answer(200, {"content-type": "text/plain"}, [b"ab", b"cd"])]
+    assert kept == [StoredAnswer(200, {"content-type": "text/plain"}, [b"ab", b"cd"])]
     assert sent.messages == [START]
     assert sent.calls == 2, "asked once more, then left alone"
 
@@ -86,25 +86,25 @@ def test_all_is_kept_before_the_last_piece_goes_out() -> None:
     sent, kept = Sent(), []
 
     async def main() -> None:
-        async def last(answer: Answer) -> None:
+        async def last(answer: StoredAnswer) -> None:
             kept.append((answer, len(sent.messages)))
 
-        recorder = Recorder(sent, 1.0, 100, last)
+        recorder = ResponseRecorder(sent, 1.0, 100, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=False)):
             await recorder(message)
 
     asyncio.run(main())
-    assert kept == [(Answer(200, {"content-type": "text/plain"}, [b"ab", b"cd"]), 2)]
+    assert kept == [(StoredAnswer(200, {"content-type": "text/plain"}, [b"ab", b"cd"]), 2)]
 
 
 def test_an_answer_that_is_too_large_is_sent_and_not_kept() -> None:
     sent, kept = Sent(), []
 
     async def main() -> None:
-        async def last(answer: Answer) -> None:
+        async def last(answer: StoredAnswer) -> None:
             kept.append(answer.pieces)
 
-        recorder = Recorder(sent, 1.0, 3, last)
+        recorder = ResponseRecorder(sent, 1.0, 3, last)
         for message in (START, piece(b"ab", more=True), piece(b"cd", more=True), piece(b"e", more=False)):
             await recorder(message)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.messages import SamplingParams
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
@@ -81,7 +81,7 @@ def test_progress_is_asked_for_with_one_and_nothing_else() -> None:
 
 
 def ticket(entry_id: str, arrived_s: float, *, tenant: str = "ten_1", tier: int = 1) -> Ticket:
-    return Ticket(Entry(entry_id, tenant, arrived_s, 60, 20, tier), 1, 80)
+    return Ticket(QueueEntry(entry_id, tenant, arrived_s, 60, 20, tier), 1, 80)
 
 
 async def waiting() -> Run:

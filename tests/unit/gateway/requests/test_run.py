@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from gateway.requests.run import Begun, Closed, Ended, Event, Events, Piece
+from gateway.requests.run import Begun, Closed, Event, Events, SequenceEnded, SequenceOutput
 
 CLOSED = Closed(cast(Any, None), None)
-EVENTS: list[Event] = [Begun(), Piece(0, "a", ()), Piece(0, "b", ()), Ended(0, "stop"), CLOSED]
+EVENTS: list[Event] = [
+    Begun(),
+    SequenceOutput(0, "a", ()),
+    SequenceOutput(0, "b", ()),
+    SequenceEnded(0, "stop"),
+    CLOSED,
+]
 
 
 async def woken_at(events: Events) -> list[Event]:

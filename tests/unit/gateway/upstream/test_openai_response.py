@@ -15,14 +15,14 @@ from engine.messages import SamplingParams, Submit, TokenLogprob
 from gateway.budget.token_cap import most_tokens
 from gateway.upstream.base import Wording
 from gateway.upstream.http.sse import EventTooLarge, SseParser
-from gateway.upstream.lease_buffer import End, LeasedStream, Piece
+from gateway.upstream.lease_buffer import BufferedChunk, End, LeaseBuffer
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai import response
-from gateway.upstream.openai.request import Priority, UsageWish
+from gateway.upstream.openai.request import PriorityStyle, UsageWish
 from gateway.upstream.openai.response import Chunk, Garbage, Meaning, Usage
 from gateway.upstream.openai.token_count import OVERRUN_CHUNKS, OVERRUN_FACTOR, TokenCount
 from tenants.quota.store import LimitState
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Window
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Window
 
 # ---------------------------------------------------------------- events
 
@@ -68,7 +68,13 @@ def sent(sampling: SamplingParams, wording: Wording | None = None, **fields: Any
         submit(sampling=sampling),
         wording or Wording(prompt="p"),
         **(
-            {"model": "m", "max_tokens": 9, "priority": Priority.NONE, "usage": UsageWish.END, "stream": True}
+            {
+                "model": "m",
+                "max_tokens": 9,
+                "priority": PriorityStyle.NONE,
+                "usage": UsageWish.END,
+                "stream": True,
+            }
             | fields
         ),
     )
@@ -204,7 +210,7 @@ def test_an_answer_that_does_not_stop_is_noticed() -> None:
 def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
     sizes: list[int], leases: list[int], counted: int, cut_at: int
 ) -> None:
-    stream = LeasedStream(leases[0] if leases else 3)
+    stream = LeaseBuffer(leases[0] if leases else 3)
     steps: list[tuple[str, int]] = [("push", size) for size in sizes]
     for index, lease in enumerate(leases):
         steps.insert((index * 7) % (len(steps) + 1), ("lease", lease))
@@ -218,7 +224,7 @@ def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
             assert end.tokens == passed <= stream.lease_tokens
             return
         if kind == "push":
-            stream.push(Piece(value, f"<{number}>"))
+            stream.push(BufferedChunk(value, f"<{number}>"))
         else:
             stream.top_up(value)
         for piece in stream.take():
@@ -239,8 +245,8 @@ def test_whatever_comes_no_token_passes_its_lease_and_none_is_lost(
 
 
 def test_a_piece_that_is_covered_in_part_counts_and_waits() -> None:
-    stream = LeasedStream(2)
-    stream.push(Piece(3, "abc"))
+    stream = LeaseBuffer(2)
+    stream.push(BufferedChunk(3, "abc"))
     assert [(each.tokens, each.text) for each in stream.take()] == [(2, "")]
     stream.top_up(3)
     assert [(each.tokens, each.text) for each in stream.take()] == [(1, "abc")]
@@ -249,7 +255,9 @@ def test_a_piece_that_is_covered_in_part_counts_and_waits() -> None:
 # ---------------------------------------------------------------- bounds
 
 
-def state(meter: Meter, available: int, *, rate: float | None = None, mode: Mode = Mode.HARD) -> LimitState:
+def state(
+    meter: Meter, available: int, *, rate: float | None = None, mode: LimitMode = LimitMode.HARD
+) -> LimitState:
     window = None if rate is not None else Window.LIFETIME
     limit = Limit("l", "t", SubjectKind.TENANT, "t", meter, 1000, window, rate_per_s=rate, mode=mode)
     return LimitState(limit, 0, 0, available, 0.0)
@@ -269,7 +277,7 @@ def size(tokens: int) -> Amounts:
         ((state(Meter.OUTPUT_TOKENS, 30),), 3, 16),
         ((state(Meter.OUTPUT_TOKENS, 0),), 1, 20),
         ((state(Meter.OUTPUT_TOKENS, 0, rate=10.0),), 1, 400),
-        ((state(Meter.OUTPUT_TOKENS, 0, mode=Mode.SOFT),), 1, 400),
+        ((state(Meter.OUTPUT_TOKENS, 0, mode=LimitMode.SOFT),), 1, 400),
         ((state(Meter.REQUESTS, 0),), 1, 400),
     ],
 )

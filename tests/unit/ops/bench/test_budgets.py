@@ -8,28 +8,40 @@ from typing import Any
 
 import pytest
 
-from ops.bench.budgets.audit import KEYS, Facts, Findings, Row, Stored, judge, read_counters
-from ops.bench.budgets.clients import Answer, take_line
-from ops.bench.budgets.run import Options, chosen
-from ops.bench.budgets.scenarios import Evidence, judged_burst
+from ops.bench.budgets.audit import (
+    KEYS,
+    AuditedRow,
+    AuditFacts,
+    Findings,
+    StoredCounters,
+    judge,
+    read_counters,
+)
+from ops.bench.budgets.clients import ClientAttempt, take_line
+from ops.bench.budgets.run import BudgetBenchOptions, chosen
+from ops.bench.budgets.scenarios import ScenarioEvidence, judged_burst
 from ops.bench.budgets.stream_rate import tokens_per_s
-from ops.bench.budgets.testbed import Tenant
+from ops.bench.budgets.testbed import BudgetTenant
 
-ACME = Tenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
+ACME = BudgetTenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
 
 
-def facts() -> Facts:
+def facts() -> AuditFacts:
     """Two requests of 20 + 30 tokens: the whole budget, and not one more."""
     rows = [
         row
         for name in ("one", "two")
-        for row in (Row(name, "ten_1", "reserve", 20, 60), Row(name, "ten_1", "settle", 20, 30))
+        for row in (AuditedRow(name, "ten_1", "reserve", 20, 60), AuditedRow(name, "ten_1", "settle", 20, 30))
     ]
     answers = [
-        Answer("ten_1", 200, name, delivered_tokens=30, is_whole=True, prompt_tokens=20, usage_tokens=30)
+        ClientAttempt(
+            "ten_1", 200, name, delivered_tokens=30, is_whole=True, prompt_tokens=20, usage_tokens=30
+        )
         for name in ("one", "two")
     ]
-    return Facts([ACME], rows, {"ten_1": Stored({"total_tokens": 100}, {}, 0)}, {"ten_1": 60}, 0, answers)
+    return AuditFacts(
+        [ACME], rows, {"ten_1": StoredCounters({"total_tokens": 100}, {}, 0)}, {"ten_1": 60}, 0, answers
+    )
 
 
 def figures(found: Findings) -> dict[str, int]:
@@ -37,7 +49,7 @@ def figures(found: Findings) -> dict[str, int]:
     return {key: getattr(found, key) for key in KEYS if getattr(found, key)}
 
 
-def with_answer(**changes: Any) -> Facts:
+def with_answer(**changes: Any) -> AuditFacts:
     """The first answer, changed."""
     first, second = facts().answers
     return replace(facts(), answers=[replace(first, **changes), second])
@@ -56,11 +68,11 @@ def test_books_that_agree_have_no_finding() -> None:
         ({"tenants": [replace(ACME, amount=99)]}, {"overshoot_tokens": 1}),
         # The engine emitted more than was charged: beyond the limit, and off the books.
         ({"emitted": {"ten_1": 63}}, {"overshoot_tokens": 3, "drift_tokens": 3}),
-        ({"stored": {"ten_1": Stored({"total_tokens": 93}, {}, 0)}}, {"drift_tokens": 7}),
-        ({"stored": {"ten_1": Stored({"total_tokens": 100}, {"x": 5}, 0)}}, {"leaked_holds": 1}),
-        ({"stored": {"ten_1": Stored({"total_tokens": 100}, {"x": 5}, 2)}}, {"leaked_holds": 2}),
+        ({"stored": {"ten_1": StoredCounters({"total_tokens": 93}, {}, 0)}}, {"drift_tokens": 7}),
+        ({"stored": {"ten_1": StoredCounters({"total_tokens": 100}, {"x": 5}, 0)}}, {"leaked_holds": 1}),
+        ({"stored": {"ten_1": StoredCounters({"total_tokens": 100}, {"x": 5}, 2)}}, {"leaked_holds": 2}),
         ({"left_in_engine": 3}, {"leaked_holds": 3}),
-        ({"rows": [*facts().rows, Row("three", "ten_1", "reserve", 20, 60)]}, {"leaked_holds": 1}),
+        ({"rows": [*facts().rows, AuditedRow("three", "ten_1", "reserve", 20, 60)]}, {"leaked_holds": 1}),
     ],
 )
 def test_every_disagreement_is_found(changes: dict[str, Any], expected: dict[str, int]) -> None:
@@ -70,7 +82,7 @@ def test_every_disagreement_is_found(changes: dict[str, Any], expected: dict[str
 
 
 def test_a_second_settlement_is_a_double_charge() -> None:
-    rows = [*facts().rows, Row("two", "ten_1", "settle", 20, 30)]
+    rows = [*facts().rows, AuditedRow("two", "ten_1", "settle", 20, 30)]
     assert figures(judge(replace(facts(), rows=rows))) == {"double_charges": 1}
 
 
@@ -135,7 +147,7 @@ def test_counters_are_read_as_redis_has_them() -> None:
 
 
 def test_a_stream_is_counted_from_its_log_probabilities() -> None:
-    answer = Answer("ten_1", 200)
+    answer = ClientAttempt("ten_1", 200)
 
     def chunk(**fields: Any) -> str:
         return "data: " + json.dumps(fields)
@@ -152,12 +164,12 @@ def test_a_stream_is_counted_from_its_log_probabilities() -> None:
 
 
 def test_too_little_admitted_is_a_breach_where_it_is_required() -> None:
-    def burst(delivered: int, *, must: bool) -> Evidence:
+    def burst(delivered: int, *, must: bool) -> ScenarioEvidence:
         answers = [
-            Answer("ten_1", 200, "one", delivered_tokens=delivered, prompt_tokens=20),
-            Answer("ten_1", 429),
+            ClientAttempt("ten_1", 200, "one", delivered_tokens=delivered, prompt_tokens=20),
+            ClientAttempt("ten_1", 429),
         ]
-        return judged_burst(Evidence([ACME], answers), 100, 500, 1.0, must=must)
+        return judged_burst(ScenarioEvidence([ACME], answers), 100, 500, 1.0, must=must)
 
     assert burst(75, must=True).broken == []
     assert burst(74, must=True).broken == ["admitted/admissible 0.94 < 0.95"]
@@ -166,7 +178,9 @@ def test_too_little_admitted_is_a_breach_where_it_is_required() -> None:
 
 
 def test_an_answer_that_a_burst_must_not_have_is_a_breach() -> None:
-    evidence = judged_burst(Evidence([ACME], [Answer("ten_1", 500, code="x")]), 100, 500, 1.0, must=False)
+    evidence = judged_burst(
+        ScenarioEvidence([ACME], [ClientAttempt("ten_1", 500, code="x")]), 100, 500, 1.0, must=False
+    )
     assert evidence.broken == ["1 unexpected answers, such as 500 x"]
 
 
@@ -181,12 +195,12 @@ def test_the_slope_is_that_of_the_tokens_after_the_burst() -> None:
 
 
 def test_scenarios_are_chosen_by_pattern_and_unknown_ones_are_refused() -> None:
-    names = [scenario.name for scenario in chosen(Options(gateways=(1, 2), concurrency=(50,)))]
+    names = [scenario.name for scenario in chosen(BudgetBenchOptions(gateways=(1, 2), concurrency=(50,)))]
     assert len(names) == len(set(names)) == 8 + 1 + 7
-    killed = chosen(Options(names=["kill-*"], gateways=(1,)))
+    killed = chosen(BudgetBenchOptions(names=["kill-*"], gateways=(1,)))
     assert [scenario.name for scenario in killed] == [
         "kill-gateway", "kill-engine", "kill-redis", "kill-postgres", "kill-both",
     ]  # fmt: skip
     assert {scenario.gateways for scenario in killed} == {2}, "one lives on"
     with pytest.raises(ValueError, match=r"no scenario 'kill-all'; there are: rate, .*kill-both"):
-        chosen(Options(names=["kill-all"]))
+        chosen(BudgetBenchOptions(names=["kill-all"]))

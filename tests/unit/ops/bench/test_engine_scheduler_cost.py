@@ -8,12 +8,12 @@ import pytest
 
 from engine.scheduling.policy import UnknownPolicy
 from ops.bench.engine import scheduler_granularity
-from ops.bench.engine.scheduler_cost import Case, SteadyState, growth, measure_case, run
+from ops.bench.engine.scheduler_cost import SchedulerCase, SteadyState, growth, measure_case, run
 from ops.bench.engine.scheduler_granularity import LONG_EVERY, LONG_PROMPT_TOKENS, mixed_arrivals
 
 
 def test_the_state_stays_what_it_is() -> None:
-    case = Case("vtc", running=16, waiting=40, tenants=5)
+    case = SchedulerCase("vtc", running=16, waiting=40, tenants=5)
     state = SteadyState(case)
     state.settle()
     admitted = 0
@@ -29,7 +29,7 @@ def test_the_state_stays_what_it_is() -> None:
 
 
 def test_a_case_is_measured_as_often_as_asked() -> None:
-    found = measure_case(Case("fcfs", running=8, waiting=10, tenants=1), steps=150)
+    found = measure_case(SchedulerCase("fcfs", running=8, waiting=10, tenants=1), steps=150)
     assert found["steps"] == 150
     assert found["admissions"] > 0
     for part in ("schedule_us", "books_us", "step_us", "cpu_us"):

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from gateway.flow.control_rules import Knob, Mode, Move
+from gateway.flow.control_rules import ControlMode, Knob, Move
 from gateway.flow.deadline_check import STRICT
 from ops.bench.estimates import control
-from ops.bench.estimates.control import REST, SETTINGS, Case, Setting, dist_shift, most_reversals, run
+from ops.bench.estimates.control import REST, SETTINGS, ControlCase, Setting, dist_shift, most_reversals, run
 from ops.cli.main import cli
-from ops.simulate.figures.slo import Slo
-from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.figures.slo import SloLimits
+from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import Sped
 from tests.unit.ops.simulate.test_figures import Listed, machine, request
@@ -27,15 +27,17 @@ def crowd(count: int = 120) -> Listed:
     return Listed([request(0.05 * number, input_tokens=20, output_tokens=15) for number in range(count)])
 
 
-def steered(mode: Mode) -> tuple[SimulatedPool, Steering]:
-    steering = Steering(mode, Slo())
-    pool = SimulatedPool("vtc", TIGHT, watch=Watch(steering.look))
+def steered(mode: ControlMode) -> tuple[SimulatedPool, Steering]:
+    steering = Steering(mode, SloLimits())
+    pool = SimulatedPool("vtc", TIGHT, watch=PoolObserver(steering.look))
     pool.run(crowd(500))
     return pool, steering
 
 
 def test_a_full_cache_turns_the_knobs_of_a_simulated_queue_and_advice_turns_nothing() -> None:
-    off, acting, advice = (steered(mode) for mode in (Mode.OFF, Mode.ACTING, Mode.ADVICE))
+    off, acting, advice = (
+        steered(mode) for mode in (ControlMode.OFF, ControlMode.ACTING, ControlMode.ADVICE)
+    )
     assert off[1].moves == []
     moved = [move for move in acting[1].moves if move.knob is Knob.LOOKAHEAD]
     assert [(move.before, move.after, move.is_made) for move in moved[:2]] == [(2, 1, True), (1, 0, True)]
@@ -70,7 +72,7 @@ def test_reversals_of_all_knobs_within_a_minute_are_counted(moves: list[Move], e
 def test_each_segment_is_compared_with_its_own_best_fixed_place() -> None:
     shares: dict[Setting | None, list[float]] = {setting: [0.5, 0.9] for setting in SETTINGS}
     shares |= {REST: [0.6, 0.8], None: [0.595, 0.88]}
-    case = Case("crowd", crowd(), TIGHT, 1, 3.0, Slo())
+    case = ControlCase("crowd", crowd(), TIGHT, 1, 3.0, SloLimits())
     [found] = run([case])["cases"]
     assert [segment["from_s"] for segment in found["segments"]] == [0.0, 3.0]
     assert found["advice_changes_nothing"]
@@ -88,7 +90,7 @@ def test_each_segment_is_compared_with_its_own_best_fixed_place() -> None:
 
 
 def test_the_published_setting_is_the_one_that_was_published() -> None:
-    case = dist_shift(Slo())
+    case = dist_shift(SloLimits())
     requests = list(case.source)
     assert len(requests) == 1890
     assert {(each.input_tokens, each.output_tokens) for each in requests} == {(256, 256)}
@@ -104,9 +106,9 @@ def test_a_trace_that_is_none_is_refused(tmp_path: object) -> None:
     assert (wrong.exit_code, "'speed=1' is no target" in wrong.output) == (2, True)
 
 
-def served(strictness: float, mode: Mode = Mode.OFF) -> tuple[SimulatedPool, Steering]:
+def served(strictness: float, mode: ControlMode = ControlMode.OFF) -> tuple[SimulatedPool, Steering]:
     """Three times as much as can be served within 0.2 s to the first token."""
-    slo = Slo(ttft_s=0.2, tpot_s=1.0)
+    slo = SloLimits(ttft_s=0.2, tpot_s=1.0)
     steering = Steering(mode, slo)
     steering.reach.strictness = strictness
     pool = SimulatedPool("fcfs", machine(places=2), watch=steering.watch)
@@ -115,7 +117,7 @@ def served(strictness: float, mode: Mode = Mode.OFF) -> tuple[SimulatedPool, Ste
 
 
 def met(pool: SimulatedPool) -> int:
-    slo = Slo(ttft_s=0.2, tpot_s=1.0)
+    slo = SloLimits(ttft_s=0.2, tpot_s=1.0)
     return sum(slo.met(pool.records, row) for row in range(len(pool.records)))
 
 
@@ -133,7 +135,7 @@ def test_who_would_be_late_is_refused_and_the_others_are_in_time() -> None:
 
 
 def test_acting_the_loop_refuses_by_itself_and_with_advice_nobody() -> None:
-    acting, steering = served(0.0, Mode.ACTING)
+    acting, steering = served(0.0, ControlMode.ACTING)
     moves = [move for move in steering.moves if move.knob is Knob.ADMISSION]
     assert moves[0].after > 0
     assert moves[0].is_made
@@ -157,10 +159,10 @@ def test_to_foresee_who_is_late_changes_nothing_for_those_that_learn_lengths_mea
         pool.run(Listed(requests))
         return list(pool.records.last_s)
 
-    assert answered(Steering(Mode.ADVICE, Slo(0.2))) == answered(None)
+    assert answered(Steering(ControlMode.ADVICE, SloLimits(0.2))) == answered(None)
 
 
 def test_with_advice_nobody_is_refused() -> None:
-    advised, _ = served(0.0, Mode.ADVICE)
+    advised, _ = served(0.0, ControlMode.ADVICE)
     assert sum(advised.records.refused) == 0
     assert advised.records.last_s == served(0.0)[0].records.last_s

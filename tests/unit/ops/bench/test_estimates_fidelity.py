@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ops.bench.estimates.fidelity import PARTIES, Options, Replay, compared, drawn, run
+from ops.bench.estimates.fidelity import PARTIES, FidelityOptions, ServedReplay, compared, drawn, run
 from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.run import run_policy
-from ops.simulate.traffic.recorded import Recorded, Served
+from ops.simulate.traffic.recorded import Recorded, RecordedAnswer
 from tests.unit.engine.step_time.test_model import SLOW_CPU
 
 
@@ -77,13 +77,15 @@ def test_the_same_seed_draws_the_same_requests() -> None:
     assert {each.party for each in asks} == {party.name for party in PARTIES}
 
 
-def replay(late_s: float) -> Replay:
+def replay(late_s: float) -> ServedReplay:
     """Twenty requests, each token of which came so much later than simulated."""
     machine = profile_machine(
         "p", SLOW_CPU, kv_tokens=4096, context_tokens=512, max_sequences=4, max_batched_tokens=64
     )
-    served = tuple(Served("a", 1.0, 0, 1, 30, 10, us, us, us, us, 0) for us in range(0, 20 * 50_000, 50_000))
-    one = Replay(Recorded("vtc", served, 0), machine, 20)
+    served = tuple(
+        RecordedAnswer("a", 1.0, 0, 1, 30, 10, us, us, us, us, 0) for us in range(0, 20 * 50_000, 50_000)
+    )
+    one = ServedReplay(Recorded("vtc", served, 0), machine, 20)
     pool, _ = run_policy(one.scenario, "vtc")
     first_s, last_s = pool.records.first_s, pool.records.last_s
     real = tuple(
@@ -94,7 +96,7 @@ def replay(late_s: float) -> Replay:
         )
         for row, each in enumerate(served)
     )
-    return Replay(Recorded("vtc", real, 0), machine, 20)
+    return ServedReplay(Recorded("vtc", real, 0), machine, 20)
 
 
 def test_what_a_simulation_falls_short_of_is_taken_from_the_other_replays() -> None:
@@ -103,4 +105,4 @@ def test_what_a_simulation_falls_short_of_is_taken_from_the_other_replays() -> N
     assert on_time.simulated["ttft_s"]["p50"] == pytest.approx(late.real["ttft_s"]["p50"], abs=1e-5)
     assert late.simulated["ttft_s"]["p50"] == pytest.approx(on_time.real["ttft_s"]["p50"], abs=1e-5)
     with pytest.raises(ValueError, match="at least 2 repetitions, not 1"):
-        run(Options(repetitions=1))
+        run(FidelityOptions(repetitions=1))

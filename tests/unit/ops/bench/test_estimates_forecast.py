@@ -10,7 +10,7 @@ from engine.forecast.length.features import features_of
 from engine.step_time.model import StepTimeModel
 from ops.bench.engine.step_time import SeenStep, report, shape_of
 from ops.bench.estimates.forecast import PARTS, deal
-from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, Answered, template_of
+from ops.bench.estimates.forecast_traffic import FAMILY_SHARES, AnsweredInstruction, template_of
 from ops.demo.training.instructions import make_instruction
 
 
@@ -52,7 +52,7 @@ def test_no_template_is_in_two_parts_and_each_part_has_some_of_a_family() -> Non
     for _ in range(600):
         family = rng.choice(list(FAMILY_SHARES))
         template = template_of(family, make_instruction(family, rng, held_out=None).prompt)
-        answered.append(Answered(family, template, features, 3, ()))
+        answered.append(AnsweredInstruction(family, template, features, 3, ()))
     parts = deal(answered)
     assert set(parts) == set(range(PARTS))
     for template in {each.template for each in answered}:

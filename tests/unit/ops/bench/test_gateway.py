@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ops.bench.gateway.client import Reply
+from ops.bench.gateway.client import HttpReply
 from ops.bench.gateway.figures import added, figures, one_run, promises
 from ops.bench.gateway.mock_upstream import (
     MARK,
@@ -27,16 +27,16 @@ from ops.bench.gateway.mock_upstream import (
     whole_answer,
 )
 from ops.bench.gateway.process import cpu_s, machine_cpu_s, peak_bytes, process_tree
-from ops.bench.gateway.run import CannotBench, Options, chosen, run
+from ops.bench.gateway.run import CannotBench, GatewayBenchOptions, chosen, run
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="epoll and /proc")
 
 # ---------------------------------------------------------------- the upstream's answers, read by the client
 
 
-def fed(data: bytes, pieces_of: int) -> tuple[Reply, int]:
+def fed(data: bytes, pieces_of: int) -> tuple[HttpReply, int]:
     """A reply that arrives in pieces, and after how many it was complete."""
-    reply = Reply()
+    reply = HttpReply()
     for number, place in enumerate(range(0, len(data), pieces_of), 1):
         if reply.feed(data[place : place + pieces_of]):
             return reply, number
@@ -65,7 +65,7 @@ def test_a_stream_is_one_chunk_a_token() -> None:
 
 
 def test_a_refusal_is_kept_to_be_shown() -> None:
-    reply = Reply()
+    reply = HttpReply()
     assert reply.feed(b"HTTP/1.1 429 Too Many\r\nConnection: close\r\nContent-Length: 9\r\n\r\nnot ") is False
     assert reply.feed(b"today") is True
     assert (reply.status, reply.shown, reply.closes) == (429, b"not today", True)
@@ -74,7 +74,7 @@ def test_a_refusal_is_kept_to_be_shown() -> None:
 @pytest.mark.parametrize("data", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nserver: x\r\n\r\nuntil I close"])
 def test_what_is_no_kept_response_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="response"):
-        Reply().feed(data)
+        HttpReply().feed(data)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_peers_that_are_not_installed_are_named_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name, path=None: None)
-    targets, skipped = chosen(Options(peers_dir=tmp_path))
+    targets, skipped = chosen(GatewayBenchOptions(peers_dir=tmp_path))
     assert [target.name for target in targets] == ["direct", "fairgate"]
     assert [line.split()[0] for line in skipped] == ["nginx", "litellm", "portkey"]
     assert all(line.endswith("make bench-peers") for line in skipped)
@@ -340,4 +340,4 @@ def test_peers_that_are_not_installed_are_named_with_the_way_out(
 
 def test_an_unknown_peer_is_refused() -> None:
     with pytest.raises(CannotBench, match="no peer 'envoy'; there are nginx, litellm, portkey"):
-        run(Options(peers=("envoy",)))
+        run(GatewayBenchOptions(peers=("envoy",)))

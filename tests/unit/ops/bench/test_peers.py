@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ops.bench.engine.models import NoModel, find_model, read_config
-from ops.bench.engine.process import EngineFailed, Launch, engine_process
-from ops.bench.engine.run import CannotBench, Options, installed_peers, run
+from ops.bench.engine.process import EngineFailed, EngineLaunch, engine_process
+from ops.bench.engine.run import CannotBench, EngineBenchOptions, installed_peers, run
 from ops.bench.engine.workload import SHIPPED_WORKLOAD
 from ops.bench.peers.stdio import drive
 
@@ -72,8 +72,8 @@ def test_all_at_once_means_in_one_step() -> None:
     assert engine.steps == 1
 
 
-def _launch(code: str) -> Launch:
-    return Launch("a peer", (sys.executable, "-c", code), Path.cwd(), {"threads": 1})
+def _launch(code: str) -> EngineLaunch:
+    return EngineLaunch("a peer", (sys.executable, "-c", code), Path.cwd(), {"threads": 1})
 
 
 def test_what_a_process_complains_of_reaches_the_user() -> None:
@@ -130,7 +130,7 @@ def test_an_engine_whose_threads_linger_ends_with_its_orders() -> None:
 
 
 def test_a_program_that_is_not_there() -> None:
-    launch = Launch("a peer", ("/nonexistent/python",), Path.cwd(), {"threads": 1})
+    launch = EngineLaunch("a peer", ("/nonexistent/python",), Path.cwd(), {"threads": 1})
     with (
         pytest.raises(EngineFailed, match="a peer cannot be started"),
         engine_process(launch, timeout_s=1.0),
@@ -138,8 +138,10 @@ def test_a_program_that_is_not_there() -> None:
         pass
 
 
-def _options(tmp_path: Path, **fields: Any) -> Options:
-    return Options(**{"model": "micro", "workload": SHIPPED_WORKLOAD, "peers_dir": tmp_path, **fields})
+def _options(tmp_path: Path, **fields: Any) -> EngineBenchOptions:
+    return EngineBenchOptions(
+        **{"model": "micro", "workload": SHIPPED_WORKLOAD, "peers_dir": tmp_path, **fields}
+    )
 
 
 @pytest.mark.parametrize(

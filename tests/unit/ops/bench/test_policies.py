@@ -12,19 +12,19 @@ import pytest
 
 from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams, StepTime
-from engine.scheduling.admit.base import Batch, Hold
+from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.policy import Policy, UnknownPolicy, make_policy
 from engine.sequence import Sequence
 from engine.virtual.replica import VirtualClock, VirtualRunner
 from ops.bench.policies.capacity import at_load, load_of
-from ops.bench.policies.compose import Party, due_a_step
-from ops.bench.policies.figures import Slo, attainment, quantile, service_bound, widest_gap
+from ops.bench.policies.compose import ComposeTenant, due_a_step
+from ops.bench.policies.figures import LatencyTargets, attainment, quantile, service_bound, widest_gap
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.bench.policies.report import Check
 from ops.bench.policies.run import run_cases
 from ops.reporting import Spread, number, plain
-from ops.simulate.engine_run import Machine, Moment, Run, Served, run_load
+from ops.simulate.engine_run import EngineMachine, EngineRun, Moment, ServedRequest, run_load
 from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
     Arrival,
@@ -43,7 +43,7 @@ SECOND_A_TOKEN = StepTime(
 SECOND_A_STEP = StepTime(
     base_s=1.0, per_token_s=0.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
 )
-SMALL = Machine(
+SMALL = EngineMachine(
     name="a second a step",
     step_time=SECOND_A_STEP,
     kv_tokens=1024,
@@ -162,13 +162,13 @@ def test_quantiles_attainment_and_numbers() -> None:
     assert quantile(range(1, 101), 0.99) == 99
     assert math.isnan(quantile([], 0.5))
     served = [
-        Served(Arrival(0.0, "a", 1, 3), first_s=first_s, last_s=first_s + 2, emitted_tokens=3)
+        ServedRequest(Arrival(0.0, "a", 1, 3), first_s=first_s, last_s=first_s + 2, emitted_tokens=3)
         for first_s in (1, 9)
     ]
     served[0].finish = served[1].finish = "stop"
-    assert attainment([*served, Served(Arrival(0.0, "a", 1, 3))], Slo(ttft_s=5, tpot_s=1)) == pytest.approx(
-        1 / 3
-    )
+    assert attainment(
+        [*served, ServedRequest(Arrival(0.0, "a", 1, 3))], LatencyTargets(ttft_s=5, tpot_s=1)
+    ) == pytest.approx(1 / 3)
     assert [number(value) for value in (1234.5, 0.01234, 1.5, math.inf)] == [
         "1,234",
         "0.0123",
@@ -186,7 +186,7 @@ def test_a_check_holds_to_its_side() -> None:
 
 
 def test_what_is_due_by_weight_is_no_more_than_the_sequences_can_take() -> None:
-    one, many = Party("one", 1, 1.0), Party("many", 50, 1.0)
+    one, many = ComposeTenant("one", 1, 1.0), ComposeTenant("many", 50, 1.0)
     assert due_a_step([one, many], 25) == {"one": 1.0, "many": 24.0}
     assert due_a_step([one, replace(many, weight=49.0)], 25) == {"one": 0.5, "many": 24.5}
 
@@ -281,8 +281,8 @@ def test_a_request_that_can_never_run_ends_the_run() -> None:
 class NeverAdmits(PredictedReserve):
     """Holds everybody for ever: no admission may do that."""
 
-    def joins(self, candidate: Sequence, batch: Batch) -> Hold | None:
-        return Hold("never", None)
+    def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
+        return Defer("never", None)
 
 
 def test_an_engine_that_hangs_is_found_out() -> None:
@@ -302,7 +302,7 @@ def test_unknown_cases_and_policies_are_named() -> None:
 
 def test_a_run_that_is_cut_off_counts_only_what_was_answered() -> None:
     run = run_load("fcfs", two_seconds_apart(), SMALL, until_s=4.0)
-    assert isinstance(run, Run)
+    assert isinstance(run, EngineRun)
     assert [each.done for each in run.served] == [True, False, False, False]
     assert run.served[3].ttft_s == math.inf
     assert run.total_tokens == 19

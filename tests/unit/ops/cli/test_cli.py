@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from ops.cli.admin.limit import in_words
 from ops.cli.main import COMMANDS, cli
 from ops.cli.options import Duration
-from tenants.types import Limit, Meter, Mode, SubjectKind, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
 def fairgate(*arguments: str) -> Result:
@@ -394,7 +394,7 @@ def test_limits_are_said_in_words() -> None:
     )
     assert limit(meter=Meter.REQUESTS, amount=5, window=Window.LIFETIME) == "5 requests altogether (hard)"
     assert (
-        limit(meter=Meter.OUTPUT_TOKENS, amount=50, rate_per_s=2.5, mode=Mode.SOFT, tier=Tier.BATCH)
+        limit(meter=Meter.OUTPUT_TOKENS, amount=50, rate_per_s=2.5, mode=LimitMode.SOFT, tier=Tier.BATCH)
         == "2.5 output_tokens a second, bursts up to 50 (soft, tier batch)"
     )
     assert limit(meter=Meter.CONCURRENCY, amount=3) == "3 requests at once (hard)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
 from engine.scheduling.policy import POLICIES
 from ops.cli.main import cli
@@ -62,7 +62,7 @@ def test_a_pool_makes_the_pressure_a_part_of_the_table(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert [item["kv_pressure"] for item in json.loads(result.stdout)["policies"]] == [0.0, 0.6]
-    assert BatchOrWaitTable.load(out).pool == Pool(1000, (0.0, 0.6), 5.0)
+    assert BatchOrWaitTable.load(out).pool == KvMemory(1000, (0.0, 0.6), 5.0)
 
 
 def test_lambda_is_another_word_for_rates_and_files_hold_step_times(tmp_path: Path) -> None:

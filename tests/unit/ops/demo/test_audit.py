@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from ops.demo.audit import AuditReport, Happened, LogEvent, audit
+from ops.demo.audit import AuditReport, LogEvent, LogEventKind, audit
 
 
 def arrived(
     at_s: float, request_id: str, tenant: str, weight: float = 1.0, tier: str = "standard"
 ) -> LogEvent:
-    return LogEvent(at_s, Happened.ARRIVED, request_id, tenant, tier, weight)
+    return LogEvent(at_s, LogEventKind.ARRIVED, request_id, tenant, tier, weight)
 
 
 def dispatched(
     at_s: float, request_id: str, tenant: str, cost: float, weight: float = 1.0, tier: str = "standard"
 ) -> LogEvent:
-    return LogEvent(at_s, Happened.DISPATCHED, request_id, tenant, tier, weight, cost)
+    return LogEvent(at_s, LogEventKind.DISPATCHED, request_id, tenant, tier, weight, cost)
 
 
 def test_a_served_tenant_that_overtakes_an_earlier_unserved_one_is_an_inversion() -> None:
@@ -77,7 +77,7 @@ def test_weights_and_corrections_count() -> None:
         dispatched(2, "a2", "a", 100, 4.0),
     ]
     assert audit(events).unfair_dispatches == 0
-    corrected = [*events[:4], LogEvent(0.5, Happened.ENDED, "b1", "b", "standard", 1.0, 10), *events[4:]]
+    corrected = [*events[:4], LogEvent(0.5, LogEventKind.ENDED, "b1", "b", "standard", 1.0, 10), *events[4:]]
     assert audit(corrected).unfair_dispatches == 1
 
 
@@ -89,7 +89,7 @@ def test_tiers_are_judged_apart_and_leaving_frees_the_line() -> None:
             dispatched(1, "a1", "a", 1000),
             arrived(1, "a2", "a"),
             arrived(1, "c1", "c"),
-            LogEvent(1, Happened.LEFT, "c1", "c", "standard"),
+            LogEvent(1, LogEventKind.LEFT, "c1", "c", "standard"),
             dispatched(2, "a2", "a", 1000),
         ]
     )
@@ -144,7 +144,7 @@ def test_honest_ranks_are_believed_lifts_and_running_charges_included() -> None:
             ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
             arrived(1, "a2", "a"),  # nothing of a's waited: lifted, but it stands above b anyway
             ranked(dispatched(2, "b1", "b", 50), a=70, b=0),  # a1 is 20 beyond its prediction by now
-            LogEvent(3, Happened.ENDED, "a1", "a", "standard", 1.0, 90),
+            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 90),
             ranked(dispatched(4, "b2", "b", 50), a=90, b=50),
         ]
     )
@@ -167,7 +167,7 @@ def test_a_rank_that_the_charges_do_not_explain_is_found(a_rank: float, why: str
             arrived(0, "b1", "b"),
             ranked(dispatched(1, "a1", "a", 50), a=0, b=0),
             ranked(dispatched(2, "b1", "b", 50), a=a_rank, b=0),
-            LogEvent(3, Happened.ENDED, "a1", "a", "standard", 1.0, 90),
+            LogEvent(3, LogEventKind.ENDED, "a1", "a", "standard", 1.0, 90),
         ]
     )
     assert report.untrue_ranks == 1, why

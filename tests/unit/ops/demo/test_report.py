@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from engine.messages import StepTime
-from ops.demo.audit import Happened, LogEvent, audit
+from ops.demo.audit import LogEvent, LogEventKind, audit
 from ops.demo.cast import CAST
 from ops.demo.logbook import events_of
 from ops.demo.replay import Sent
-from ops.demo.report import Evidence, Sample, build_report, queue_waits_s, verdict
+from ops.demo.report import DemoEvidence, Sample, build_report, queue_waits_s, verdict
 from ops.demo.simulate import VirtualEngine, VirtualRequest, VirtualRun, simulate
 from ops.demo.summary import summary
-from ops.demo.table import Row, View
+from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
 
 STEP_TIME = StepTime(
@@ -62,14 +62,14 @@ def events(policy: str) -> tuple[LogEvent, ...]:
     return tuple(events_of(run(policy).log))
 
 
-def evidence(policy: str) -> Evidence:
+def evidence(policy: str) -> DemoEvidence:
     """The virtual run as the demo would have seen it."""
     log = events(policy)
     service: dict[str, float] = {}
     samples = [Sample(0.0, {})]
     ended: dict[str, float] = {}
     for event in log:
-        if event.happened is Happened.ENDED:
+        if event.happened is LogEventKind.ENDED:
             ended[event.request_id] = event.at_s
             service[event.tenant] = service.get(event.tenant, 0.0) + event.cost
             samples.append(Sample(event.at_s, dict(service)))
@@ -106,7 +106,7 @@ def evidence(policy: str) -> Evidence:
         for number, request in enumerate(requests())
     ]
     sent.append(Sent("m10", "standard", 1.0, status=429, refusal="insufficient_quota"))
-    return Evidence(
+    return DemoEvidence(
         cast=CAST,
         replay=REPLAY,
         sent=sent,
@@ -143,9 +143,9 @@ def test_swapping_two_dispatches_of_a_fair_log_is_found() -> None:
     log = list(events("vtc"))
     arrived: dict[str, list[str]] = {}
     for place, event in enumerate(log):
-        if event.happened is Happened.ARRIVED:
+        if event.happened is LogEventKind.ARRIVED:
             arrived.setdefault(event.tenant, []).append(event.request_id)
-        if event.happened is Happened.DISPATCHED:
+        if event.happened is LogEventKind.DISPATCHED:
             best = max(event.ranks, key=lambda name: event.ranks[name])
             if len(event.ranks) > 2 and event.ranks[best] > event.ranks[event.tenant] + 500:
                 log[place] = replace(event, tenant=best, request_id=arrived[best][0])
@@ -213,7 +213,7 @@ def test_the_report_is_readable_as_text() -> None:
 
 def test_the_live_table_keeps_to_the_screen_and_says_what_it_leaves_out() -> None:
     rows = [
-        Row(tenant.name, tenant.tier.value, tenant.weight, place, 1, 12.3, 0.1, 0.1, 0.05, 2.5, 0.5, 0)
+        TenantRow(tenant.name, tenant.tier.value, tenant.weight, place, 1, 12.3, 0.1, 0.1, 0.05, 2.5, 0.5, 0)
         for place, tenant in enumerate(CAST)
     ]
     view = View(12.0, 100, 400, 50, 3, 30, 20, 900.0, "replay", rows)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.demo.shares import Arrival, ideal_shares, under_share, water_fill
+from ops.demo.shares import TenantArrival, ideal_shares, under_share, water_fill
 from ops.simulate.figures.figures import covered, jain_index, percentile, within_factor
 
 names = st.sampled_from(list("abcdef"))
@@ -29,7 +29,7 @@ def test_water_filling_gives_all_it_has_and_is_max_min(
 
 
 def test_backlogged_tenants_share_by_weight_and_a_small_one_gets_what_it_asked() -> None:
-    arrivals = [Arrival(0, "a", 1000), Arrival(0, "b", 1000), Arrival(0, "small", 10)]
+    arrivals = [TenantArrival(0, "a", 1000), TenantArrival(0, "b", 1000), TenantArrival(0, "small", 10)]
     weights = {"a": 1.0, "b": 3.0, "small": 1.0}
     ideal = ideal_shares(arrivals, [(0.0, 0.0), (1.0, 100.0), (2.0, 410.0)], weights)
     assert ideal.service == pytest.approx({"a": 100, "b": 300, "small": 10})
@@ -38,7 +38,7 @@ def test_backlogged_tenants_share_by_weight_and_a_small_one_gets_what_it_asked()
 
 
 def test_one_who_comes_late_gets_no_credit_for_the_time_before() -> None:
-    arrivals = [Arrival(0, "early", 1000), Arrival(1.5, "late", 1000)]
+    arrivals = [TenantArrival(0, "early", 1000), TenantArrival(1.5, "late", 1000)]
     ideal = ideal_shares(arrivals, [(0.0, 0.0), (1.0, 100.0), (2.0, 200.0)], {"early": 1, "late": 1})
     assert ideal.service == pytest.approx({"early": 150, "late": 50})
     assert ideal.backlog_s == 1
@@ -56,6 +56,6 @@ def test_the_few_numbers_say_what_they_claim() -> None:
 
 def test_service_that_was_counted_before_its_demand_was_seen_is_not_lost() -> None:
     """Readings are not simultaneous: one may hold service of requests whose arrival comes with the next."""
-    arrivals = [Arrival(0.5, "a", 10), Arrival(1.5, "b", 100)]
+    arrivals = [TenantArrival(0.5, "a", 10), TenantArrival(1.5, "b", 100)]
     ideal = ideal_shares(arrivals, [(0.0, 0.0), (1.0, 30.0), (2.0, 110.0)], {"a": 1, "b": 1})
     assert ideal.service == pytest.approx({"a": 10, "b": 100})

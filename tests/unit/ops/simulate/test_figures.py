@@ -16,18 +16,18 @@ from ops.simulate.figures.figures import figures, quantiles
 from ops.simulate.figures.page import TENANTS, page
 from ops.simulate.figures.records import Records
 from ops.simulate.figures.show import sections
-from ops.simulate.figures.slo import Slo
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine, roofline_machine
-from ops.simulate.pool import SimulatedPool, Watch
+from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.run import Scenario, run_policy, simulate
 from ops.simulate.sustained import BISECTIONS, PRECISION, compare, ratios, sustained
-from ops.simulate.traffic.requests import Request
+from ops.simulate.traffic.requests import SimulatedRequest
 
 STEP_TIME = StepTime(10e-3, 1e-3, 0.0, 0.0, samples=1, relative_error=0.0)
 """10 ms and 1 ms a token."""
 
 
-class Listed(list[Request]):
+class Listed(list[SimulatedRequest]):
     """A source for tests."""
 
     name = "listed"
@@ -38,11 +38,15 @@ def machine(*, places: int = 2, kv_tokens: int = 1000, context_tokens: int = 500
     return Machine("small", LinearTiming(STEP_TIME), STEP_TIME, kv_tokens, context_tokens, places, 64)
 
 
-def request(at_s: float, tenant: str = "one", input_tokens: int = 10, output_tokens: int = 5) -> Request:
-    return Request(at_s, tenant, input_tokens, output_tokens)
+def request(
+    at_s: float, tenant: str = "one", input_tokens: int = 10, output_tokens: int = 5
+) -> SimulatedRequest:
+    return SimulatedRequest(at_s, tenant, input_tokens, output_tokens)
 
 
-def pool_of(requests: list[Request], size: Machine, policy: str = "fcfs", **asked: object) -> SimulatedPool:
+def pool_of(
+    requests: list[SimulatedRequest], size: Machine, policy: str = "fcfs", **asked: object
+) -> SimulatedPool:
     pool = SimulatedPool(policy, size, **asked)  # type: ignore[arg-type]
     pool.run(requests)
     return pool
@@ -55,7 +59,7 @@ def test_one_request_alone_takes_what_its_steps_take() -> None:
     assert records.ttft_s(0) == pytest.approx(0.020)
     assert records.e2e_s(0) == pytest.approx(0.064)
     assert records.tpot_s(0) == pytest.approx(0.011)
-    found = figures(pool, Fairness(), Slo(1.0, 1.0))
+    found = figures(pool, Fairness(), SloLimits(1.0, 1.0))
     assert found["busy_share"] == pytest.approx(0.064 / 1.064)
     assert found["longest_idle_s"] == pytest.approx(1.0)
     assert found["idle_gaps"] == 1
@@ -65,7 +69,7 @@ def test_one_request_alone_takes_what_its_steps_take() -> None:
 
 def test_what_can_never_run_is_refused_and_counts_as_a_miss() -> None:
     pool = pool_of([request(0.0, input_tokens=499, output_tokens=2), request(0.0)], machine())
-    found = figures(pool, Fairness(), Slo(1.0, 1.0))
+    found = figures(pool, Fairness(), SloLimits(1.0, 1.0))
     assert found["refused"] == 1
     assert found["attainment"] == 0.5
     assert found["violation_rate"] == 0.5
@@ -75,15 +79,15 @@ def test_what_can_never_run_is_refused_and_counts_as_a_miss() -> None:
 
 def test_every_target_counts() -> None:
     records = pool_of([request(0.0)], machine()).records
-    assert Slo(0.021, 0.012).met(records, 0)
-    assert not Slo(0.019, 0.012).met(records, 0)
-    assert not Slo(0.021, 0.010).met(records, 0)
-    assert not Slo(0.021, 0.012, e2e_s=0.06).met(records, 0)
+    assert SloLimits(0.021, 0.012).met(records, 0)
+    assert not SloLimits(0.019, 0.012).met(records, 0)
+    assert not SloLimits(0.021, 0.010).met(records, 0)
+    assert not SloLimits(0.021, 0.012, e2e_s=0.06).met(records, 0)
 
 
 def test_targets_are_read_and_refused() -> None:
-    assert Slo.of("ttft=0.5, e2e=30s") == Slo(0.5, math.inf, 30.0)
-    assert str(Slo.of("ttft=0.5,e2e=30")) == "ttft 0.5 s, e2e 30 s"
+    assert SloLimits.of("ttft=0.5, e2e=30s") == SloLimits(0.5, math.inf, 30.0)
+    assert str(SloLimits.of("ttft=0.5,e2e=30")) == "ttft 0.5 s, e2e 30 s"
     for text, why in (
         ("ttft", "is no target; targets are ttft=SECONDS"),
         ("wait=3", "is no target"),
@@ -92,7 +96,7 @@ def test_targets_are_read_and_refused() -> None:
         ("tpot=nan", "tpot must be above 0 s"),
     ):
         with pytest.raises(ValueError, match=why):
-            Slo.of(text)
+            SloLimits.of(text)
 
 
 def test_quantiles_are_nearest_rank() -> None:
@@ -105,7 +109,7 @@ def test_preemption_and_memory_are_told() -> None:
     requests = [request(0.0, output_tokens=100) for _ in range(4)]
     all_in = PolicyOptions(admit="prompt-only")
     pool = pool_of(requests, machine(places=4, kv_tokens=160), options=all_in)
-    found = figures(pool, Fairness(), Slo())
+    found = figures(pool, Fairness(), SloLimits())
     assert found["preemptions"] > 0
     assert found["recomputed_tokens"] > 0
     assert 0.5 < found["kv_use_most"] <= 1.0
@@ -113,9 +117,9 @@ def test_preemption_and_memory_are_told() -> None:
 
 def test_prefix_hits_are_those_of_the_block_ids() -> None:
     size = Machine("large", LinearTiming(STEP_TIME), STEP_TIME, 20_000, 8000, 2, 2048)
-    shared = Request(0.0, "one", 1100, 2, (1, 2, 3))
-    again = Request(100.0, "one", 1100, 2, (1, 2, 4))
-    stranger = Request(200.0, "two", 1100, 2, (1, 2, 3))
+    shared = SimulatedRequest(0.0, "one", 1100, 2, (1, 2, 3))
+    again = SimulatedRequest(100.0, "one", 1100, 2, (1, 2, 4))
+    stranger = SimulatedRequest(200.0, "two", 1100, 2, (1, 2, 3))
     records = pool_of([shared, again, stranger], size).records
     assert list(records.cached_tokens) == [0, 1024, 0], "a tenant sees its own prefixes alone"
     assert list(pool_of([shared, again], size, prefix_caching=False).records.cached_tokens) == [0, 0]
@@ -137,11 +141,11 @@ def test_several_replicas_share_the_work() -> None:
     assert alone.now_s / four.now_s == pytest.approx(4, rel=0.05)
 
 
-def watched(policy: str, requests: list[Request]) -> tuple[SimulatedPool, Fairness]:
+def watched(policy: str, requests: list[SimulatedRequest]) -> tuple[SimulatedPool, Fairness]:
     return run_policy(Scenario(Listed(requests), machine(places=4)), policy)
 
 
-def flood() -> list[Request]:
+def flood() -> list[SimulatedRequest]:
     """One sends ten times as much as the other, both more than is served."""
     many = [request(0.01 * number, "flood", 20, 20) for number in range(1000)]
     few = [request(0.1 * number, "calm", 20, 20) for number in range(100)]
@@ -157,11 +161,11 @@ def test_fair_queueing_is_seen_to_be_fairer_than_first_come_first_served() -> No
     bound = service_bound(longest_input=20, longest_output=20, kv_tokens=1000, sequences=4, least_weight=1.0)
     assert fair.widest_gap <= bound
     assert unfair.widest_gap > 10 * bound
-    assert figures(pool, unfair, Slo())["service_gap_over_bound"] > 10
+    assert figures(pool, unfair, SloLimits())["service_gap_over_bound"] > 10
 
 
 def test_a_tenant_that_ceased_to_wait_meanwhile_is_not_compared() -> None:
-    pool = SimulatedPool("fcfs", machine(), watch=Watch())
+    pool = SimulatedPool("fcfs", machine(), watch=PoolObserver())
     pool.records.weights.update(a=1.0, b=1.0)
     fairness = Fairness(period_s=1.0)
     pool.queued.update(a=1, b=1)
@@ -224,7 +228,7 @@ def test_the_page_is_whole_and_escapes_what_tenants_are_called() -> None:
 
 def test_curves_are_small_and_count_every_request() -> None:
     pool = pool_of([request(0.1 * number) for number in range(500)], machine())
-    drawn = curves(pool, Slo())
+    drawn = curves(pool, SloLimits())
     assert len(drawn.ttft_s) == 200
     assert drawn.ttft_s == sorted(drawn.ttft_s)
     assert sum(drawn.arrived_per_s) * drawn.span_s / BINS == pytest.approx(500)
@@ -235,15 +239,15 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from ops.simulate.figures.plot import save
 
-    drawn = [curves(pool_of([request(0.1 * each) for each in range(50)], machine()), Slo())]
+    drawn = [curves(pool_of([request(0.1 * each) for each in range(50)], machine()), SloLimits())]
     for name in ("plot.png", "plot.svg"):
-        save(tmp_path / name, "title", drawn, Slo())
+        save(tmp_path / name, "title", drawn, SloLimits())
         assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_the_sustained_rate_is_that_at_which_the_slo_still_holds() -> None:
     requests = [request(0.1 * number, output_tokens=10) for number in range(300)]
-    scenario = Scenario(Listed(requests), machine(places=4), slo=Slo(0.5, 0.1))
+    scenario = Scenario(Listed(requests), machine(places=4), slo=SloLimits(0.5, 0.1))
     found = sustained(scenario, "fcfs")
     assert found.attainment >= 0.9
     # A step of four decodes takes 14 ms and a prompt 20 to 23 ms: 4 requests in about 10 x 14 + 4 x 10 ms.
@@ -254,7 +258,7 @@ def test_the_sustained_rate_is_that_at_which_the_slo_still_holds() -> None:
                 [request(each.arrival_s * 10 / found.rate_per_s / 1.3, output_tokens=10) for each in requests]
             ),
             machine(places=4),
-            slo=Slo(0.5, 0.1),
+            slo=SloLimits(0.5, 0.1),
         ),
         "fcfs",
     )[0].records
@@ -263,7 +267,7 @@ def test_the_sustained_rate_is_that_at_which_the_slo_still_holds() -> None:
 
 def test_the_same_rate_is_found_wherever_the_search_begins() -> None:
     requests = [request(0.1 * number, output_tokens=10) for number in range(300)]
-    scenario = Scenario(Listed(requests), machine(places=4), slo=Slo(0.5, 0.1))
+    scenario = Scenario(Listed(requests), machine(places=4), slo=SloLimits(0.5, 0.1))
     plain = sustained(scenario, "fcfs")
     near, far = (
         sustained(scenario, "fcfs", start_speed=speed) for speed in (plain.speed / PRECISION**3, 0.25)
@@ -274,14 +278,14 @@ def test_the_same_rate_is_found_wherever_the_search_begins() -> None:
 
 def test_a_source_too_short_to_tell_gives_a_rate_that_is_the_least() -> None:
     requests = [request(0.1 * number, output_tokens=2) for number in range(120)]
-    found = sustained(Scenario(Listed(requests), machine(places=60), slo=Slo(10.0, 1.0)), "fcfs")
+    found = sustained(Scenario(Listed(requests), machine(places=60), slo=SloLimits(10.0, 1.0)), "fcfs")
     assert found.is_least
     assert found.rate_per_s == pytest.approx(20, rel=0.05)
 
 
 def test_the_table_names_the_best_and_the_ratios() -> None:
     requests = [request(0.2 * number, output_tokens=10 + number % 30) for number in range(200)]
-    scenario = Scenario(Listed(requests), machine(places=4), slo=Slo(1.0, 0.1))
+    scenario = Scenario(Listed(requests), machine(places=4), slo=SloLimits(1.0, 0.1))
     (row,) = compare([("listed", scenario)], ["static", "fcfs"], limit=150)
     assert row["best"] == "fcfs"
     assert row["ratios"] == {

@@ -10,7 +10,14 @@ import pytest
 
 from engine.messages import StepTime
 from engine.step_time.model import StepTimeModel, predict_step_s
-from engine.virtual.step_shapes import LinearTiming, PaddedShapes, Part, PlainShapes, StepShape, StepTiming
+from engine.virtual.step_shapes import (
+    LinearTiming,
+    PaddedShapes,
+    PlainShapes,
+    StepPart,
+    StepShape,
+    StepTiming,
+)
 from ops.simulate.machines.machines import GPUS, MODELS, Roofline, roofline_machine
 from ops.simulate.machines.profile import BadProfile, read_profile
 
@@ -100,19 +107,19 @@ def test_the_70b_fits_four_h200s_with_room_for_half_a_million_tokens_and_more() 
 
 
 def test_a_plain_step_is_what_its_parts_are() -> None:
-    parts = [Part("a", 10, 1), Part("b", 0, 5), Part("c", 4, 1)]
+    parts = [StepPart("a", 10, 1), StepPart("b", 0, 5), StepPart("c", 4, 1)]
     assert PlainShapes().of(parts) == StepShape(5, 15, 2, 16, 3)
 
 
 def test_a_padded_step_is_as_large_as_its_largest_parts_and_keeps_rows_of_those_that_ended() -> None:
     shapes = PaddedShapes(keeps_rows=True)
-    assert shapes.of([Part("a", 0, 4), Part("b", 0, 6)]) == StepShape(12, 42, 0, 0, 2)
-    assert shapes.of([Part("a", 4, 1), Part("b", 6, 1)]) == StepShape(0, 0, 2, 14, 2)
-    alone = shapes.of([Part("b", 7, 1)])
+    assert shapes.of([StepPart("a", 0, 4), StepPart("b", 0, 6)]) == StepShape(12, 42, 0, 0, 2)
+    assert shapes.of([StepPart("a", 4, 1), StepPart("b", 6, 1)]) == StepShape(0, 0, 2, 14, 2)
+    alone = shapes.of([StepPart("b", 7, 1)])
     assert alone == StepShape(0, 0, 2, 16, 2), "the row of a is kept"
     shapes.note(alone, 1, 5)
     assert shapes.padded_tokens == 5
-    assert shapes.of([Part("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
+    assert shapes.of([StepPart("d", 3, 1)]) == StepShape(0, 0, 1, 4, 1), "a new batch"
 
 
 # ---------------------------------------------------------------- profiles

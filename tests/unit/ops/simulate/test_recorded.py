@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain.outcomes import RequestOutcome
-from gateway.domain.timeline import OUTCOMES, Event, Kind, pack
-from ops.simulate.figures.slo import Slo
+from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack
+from ops.simulate.figures.slo import SloLimits
 from ops.simulate.traffic.recorded import AS_IT_WAS, Recorded, as_it_was, read
 from ops.simulate.traffic.requests import BadTrace
 from tenants.ledger.timelines import RecordedTimeline
@@ -25,14 +25,14 @@ def timeline(
     output_tokens: int = 21,
 ) -> RecordedTimeline:
     """Of an answer; ended a tenth of a second after its last token."""
-    events = [Event(Kind.RECEIVED, 0, (64, sequences, tier, 128))]
+    events = [Event(TimelineKind.RECEIVED, 0, (64, sequences, tier, 128))]
     if output_tokens:
         events += [
-            Event(Kind.FIRST_TOKEN, round(ttft_s * 1e6)),
-            Event(Kind.PREEMPTED, round(ttft_s * 1e6) + 1, (0, 0)),
-            Event(Kind.LAST_TOKEN, round(e2e_s * 1e6), (output_tokens,)),
+            Event(TimelineKind.FIRST_TOKEN, round(ttft_s * 1e6)),
+            Event(TimelineKind.PREEMPTED, round(ttft_s * 1e6) + 1, (0, 0)),
+            Event(TimelineKind.LAST_TOKEN, round(e2e_s * 1e6), (output_tokens,)),
         ]
-    events.append(Event(Kind.ENDED, round((e2e_s + 0.1) * 1e6), (DONE,)))
+    events.append(Event(TimelineKind.ENDED, round((e2e_s + 0.1) * 1e6), (DONE,)))
     ended_us = round((1_000.0 + arrived_s + e2e_s + 0.1) * 1e6)
     return RecordedTimeline(tenant, 2.0, "small", ended_us, pack(events))
 
@@ -80,7 +80,7 @@ def test_what_really_happened_has_the_figures_of_a_run() -> None:
         timeline("slow", arrived_s=2.0, ttft_s=3.0, e2e_s=8.0, output_tokens=11),
     )
 
-    figures = as_it_was(source, Slo(ttft_s=1.0))
+    figures = as_it_was(source, SloLimits(ttft_s=1.0))
 
     assert figures["policy"] == AS_IT_WAS
     assert (figures["ttft_s"]["p50"], figures["ttft_s"]["p99"]) == pytest.approx((0.5, 3.0))

@@ -9,8 +9,8 @@ import pytest
 
 from ops.simulate.traffic import trace
 from ops.simulate.traffic.generate import ARENA, AZURE
-from ops.simulate.traffic.requests import BadTrace, Request, Sped
-from ops.simulate.traffic.trace import EVERYBODY, Lengths, TraceFile, open_trace
+from ops.simulate.traffic.requests import BadTrace, SimulatedRequest, Sped
+from ops.simulate.traffic.trace import EVERYBODY, LengthsFile, TraceFile, open_trace
 
 HEADER = "arrival_s,tenant,input_tokens,output_tokens,prefix_blocks\n"
 
@@ -26,8 +26,8 @@ def test_a_trace_is_read_with_its_tenants_and_prefixes(tmp_path: Path) -> None:
     source = TraceFile(path)
     assert source.has_prefixes
     assert list(source) == [
-        Request(0.5, "acme", 600, 7, (3, 4)),
-        Request(0.5, EVERYBODY, 1, 1),
+        SimulatedRequest(0.5, "acme", 600, 7, (3, 4)),
+        SimulatedRequest(0.5, EVERYBODY, 1, 1),
     ]
     assert list(source) == list(source), "every policy must see the same requests"
 
@@ -35,7 +35,7 @@ def test_a_trace_is_read_with_its_tenants_and_prefixes(tmp_path: Path) -> None:
 def test_a_gzip_file_is_known_by_its_first_bytes_and_not_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(b"input_tokens,arrival_s,output_tokens,note\n5,1,2,x\n"))
-    assert list(open_trace(path)) == [Request(1.0, EVERYBODY, 5, 2)]
+    assert list(open_trace(path)) == [SimulatedRequest(1.0, EVERYBODY, 5, 2)]
 
 
 def test_azures_columns_and_dates_are_understood(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_lengths_alone_get_arrivals_at_the_rate_that_is_asked(tmp_path: Path) ->
     path = written(tmp_path, "arrival_s,tenant,input_tokens,output_tokens\n" + ",,74,918\n" * 2000)
     source = open_trace(path, rate=4.0, seed=3)
     found = list(source)
-    assert isinstance(source, Lengths)
+    assert isinstance(source, LengthsFile)
     assert found == list(source)
-    assert found != list(Lengths(path, 4.0, seed=4))
+    assert found != list(LengthsFile(path, 4.0, seed=4))
     assert found[-1].arrival_s == pytest.approx(500, rel=0.1)
     with pytest.raises(ValueError, match="rate must be above 0"):
         open_trace(path, rate=0.0)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tenants.admin.prices import PriceChange, changed
 from tenants.errors import Invalid, UnknownPrice
 from tenants.pricing.metering import counted
-from tenants.pricing.pricing import FREE, PLAIN, Entry, Price, PriceBook, Weights, uniform_book
+from tenants.pricing.pricing import FREE, PLAIN, Price, PriceBook, PriceEntry, TokenWeights, uniform_book
 from tenants.types import Amounts, Meter, Tier
 
 BOOK = uniform_book({"small": Price(150, 75, 600), "gift": FREE})
 WEIGHTED = PriceBook(
-    {("m", Tier.STANDARD): Entry(Price(10, 1, 40), 1_000, Weights(2_500, 250, 3_000, 1_500))}, version=7
+    {("m", Tier.STANDARD): PriceEntry(Price(10, 1, 40), 1_000, TokenWeights(2_500, 250, 3_000, 1_500))},
+    version=7,
 )
 counts = st.integers(0, 1_000_000)
 factors = st.integers(0, 100_000)
@@ -41,8 +42,8 @@ def test_fractions_of_a_nanodollar_are_rounded_up_once() -> None:
 def test_a_tier_may_have_a_price_of_its_own() -> None:
     book = PriceBook(
         {
-            ("m", Tier.STANDARD): Entry(Price(10, 5, 20), 1_000),
-            ("m", Tier.BATCH): Entry(Price(3, 3, 7), 1_000),
+            ("m", Tier.STANDARD): PriceEntry(Price(10, 5, 20), 1_000),
+            ("m", Tier.BATCH): PriceEntry(Price(3, 3, 7), 1_000),
         }
     )
     assert book.cost_nanousd("m", Tier.STANDARD, 10, 0, 10) == 300
@@ -133,8 +134,8 @@ def test_weights_count_cached_and_reasoning_tokens_apart_and_round_up_once() -> 
 def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
     weights: tuple[int, int, int, int], tokens: tuple[int, int, int, int], more: tuple[int, int]
 ) -> None:
-    largest = Weights(weights[0], min(weights[0], weights[1]), weights[2], min(weights[2], weights[3]))
-    book = PriceBook({("m", Tier.BATCH): Entry(Price(7, 3, 11), 500, largest)})
+    largest = TokenWeights(weights[0], min(weights[0], weights[1]), weights[2], min(weights[2], weights[3]))
+    book = PriceBook({("m", Tier.BATCH): PriceEntry(Price(7, 3, 11), 500, largest)})
     prompt, cached, output, reasoning = tokens
     actual = counted(
         book, "m", Tier.BATCH, input_tokens=prompt, cached_tokens=min(cached, prompt), output_tokens=output,
@@ -158,7 +159,7 @@ def test_what_is_held_for_ordinary_tokens_bounds_whatever_they_turn_out_to_be(
 )
 def test_impossible_weights_are_refused(field: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as caught:
-        Weights(**arguments)
+        TokenWeights(**arguments)
     assert caught.value.field == field
 
 
@@ -166,20 +167,22 @@ def test_impossible_weights_are_refused(field: str, arguments: dict[str, Any]) -
 
 
 def test_a_change_keeps_what_it_does_not_name() -> None:
-    old = Entry(Price(10, 5, 20), 2_000, Weights(reasoning=500))
+    old = PriceEntry(Price(10, 5, 20), 2_000, TokenWeights(reasoning=500))
     assert changed("m", old, PriceChange(), 1) == old
-    assert changed("m", old, PriceChange(output_nanousd=30), 1) == Entry(Price(10, 5, 30), 2_000, old.weights)
-    assert changed("m", old, PriceChange(multiplier=0, input_weight=2_000), 1) == Entry(
-        old.price, 0, Weights(input=2_000, reasoning=500)
+    assert changed("m", old, PriceChange(output_nanousd=30), 1) == PriceEntry(
+        Price(10, 5, 30), 2_000, old.weights
     )
-    assert changed("m", old, PriceChange(free=True), 1) == Entry(FREE, 2_000, old.weights)
+    assert changed("m", old, PriceChange(multiplier=0, input_weight=2_000), 1) == PriceEntry(
+        old.price, 0, TokenWeights(input=2_000, reasoning=500)
+    )
+    assert changed("m", old, PriceChange(free=True), 1) == PriceEntry(FREE, 2_000, old.weights)
 
 
 def test_a_new_model_needs_a_whole_price_or_to_be_free() -> None:
-    assert changed("m", None, PriceChange(input_nanousd=4, output_nanousd=9), 700) == Entry(
+    assert changed("m", None, PriceChange(input_nanousd=4, output_nanousd=9), 700) == PriceEntry(
         Price(4, 4, 9), 700, PLAIN
     )
-    assert changed("m", None, PriceChange(free=True, multiplier=1), 700) == Entry(FREE, 1, PLAIN)
+    assert changed("m", None, PriceChange(free=True, multiplier=1), 700) == PriceEntry(FREE, 1, PLAIN)
     for change, field in (
         (PriceChange(input_nanousd=4), "output_nanousd"),
         (PriceChange(output_nanousd=4), "input_nanousd"),

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tenants.directory.records import from_us, to_us
 from tenants.quota import rules, wire
-from tenants.quota.rules import BucketCounter, Part, WindowCounter, Wish
+from tenants.quota.rules import BucketCounter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import Hold
-from tenants.types import Amounts, Limit, Meter, Mode, SubjectKind, Tier, Window, scale_of
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window, scale_of
 from tests.support.quota import limit
 
 ZONES = (
@@ -169,7 +169,7 @@ def test_an_admitted_promise_can_be_claimed_and_takes_nothing_from_others(
 ) -> None:
     budget, counter = limit(amount=amount), WindowCounter(0, 0, used, others_held, others_open)
     first, ahead, most = (Amounts(output_tokens=count) for count in asked)
-    wish, nothing = rules.wish(budget, Hold(first, ahead, most, may_be_cut)), Part()
+    wish, nothing = rules.wish(budget, Hold(first, ahead, most, may_be_cut)), LimitHold()
     fits = used + others_held + others_open + (asked[0] if may_be_cut else asked[2]) <= amount
     assert rules.is_short(budget, counter, nothing, wish) == (
         not fits and (asked[0] if may_be_cut else asked[2]) > 0
@@ -206,25 +206,25 @@ def test_a_limit_survives_the_way_to_redis_and_back() -> None:
             5,
             window=Window.DAY,
             time_zone="Asia/Tokyo",
-            mode=Mode.SOFT,
+            mode=LimitMode.SOFT,
             tier=Tier.BATCH,
             thresholds=(50, 80),
         ),
-        limit(Meter.GPU_MS, 7, rate_per_s=0.5, mode=Mode.SHADOW),
+        limit(Meter.GPU_MS, 7, rate_per_s=0.5, mode=LimitMode.SHADOW),
         limit(Meter.CONCURRENCY, 3),
     ]
     assert wire.unpack(wire.pack(limits).encode()) == limits
 
 
 @given(
-    st.sampled_from([Mode.HARD, Mode.HARD, Mode.SOFT, Mode.SHADOW]),
+    st.sampled_from([LimitMode.HARD, LimitMode.HARD, LimitMode.SOFT, LimitMode.SHADOW]),
     st.sampled_from(["window", "bucket", "concurrency"]),
     st.lists(st.integers(0, 60), min_size=3, max_size=3),
     st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.booleans()),
 )
 @settings(max_examples=600, derandomize=True)
 def test_what_a_first_hold_takes_at_once_is_what_it_takes_step_by_step(
-    mode: Mode, shape: str, counts: list[int], asked: tuple[int, int, int, bool]
+    mode: LimitMode, shape: str, counts: list[int], asked: tuple[int, int, int, bool]
 ) -> None:
     used, held, worst_open = counts
     first, more, still_more, promises = asked
@@ -243,8 +243,8 @@ def test_what_a_first_hold_takes_at_once_is_what_it_takes_step_by_step(
         "concurrency": rules.ConcurrencyCounter(held),
     }[shape]
     at_once = rules.taken(subject, counter, wish)
-    if mode is not Mode.HARD or rules.is_short(subject, counter, Part(), wish):
+    if mode is not LimitMode.HARD or rules.is_short(subject, counter, LimitHold(), wish):
         assert at_once is None
         return
-    part = rules.reach(subject, counter, Part(), wish)
-    assert at_once == (rules.changed(counter, Part(), part), part)
+    part = rules.reach(subject, counter, LimitHold(), wish)
+    assert at_once == (rules.changed(counter, LimitHold(), part), part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenants.slo.slo import ALERTS, SPAN_S, Slo, SloBook, Tally, burning
+from tenants.slo.slo import ALERTS, SPAN_S, Slo, SloBook, SloTally, burning
 from tenants.types import Tier
 
 NOW_S = 1_700_000_130.0
@@ -30,24 +30,24 @@ def test_a_tenants_own_target_counts_instead_of_its_tiers() -> None:
 @pytest.mark.parametrize(
     ("tally", "per_mille", "rate"),
     [
-        (Tally(1000, 50), 950, 1.0),
-        (Tally(1000, 10), 999, 10.0),
-        (Tally(1000, 0), 999, 0.0),
-        (Tally(0, 0), 950, None),
-        (Tally(10, 1), 1000, float("inf")),
-        (Tally(10, 0), 1000, 0.0),
+        (SloTally(1000, 50), 950, 1.0),
+        (SloTally(1000, 10), 999, 10.0),
+        (SloTally(1000, 0), 999, 0.0),
+        (SloTally(0, 0), 950, None),
+        (SloTally(10, 1), 1000, float("inf")),
+        (SloTally(10, 0), 1000, 0.0),
     ],
 )
 def test_the_budget_burns_by_misses_per_allowed_miss(
-    tally: Tally, per_mille: int, rate: float | None
+    tally: SloTally, per_mille: int, rate: float | None
 ) -> None:
     assert tally.burn_rate(per_mille) == (None if rate is None else pytest.approx(rate))
 
 
 def test_an_alert_needs_the_long_and_the_short_window() -> None:
     """An hour ago everything was missed; since then nothing: it was significant, and it is over."""
-    over = {START_S - 3300: Tally(100, 100), START_S: Tally(100, 0)}
-    still = {START_S - 3300: Tally(100, 100), START_S: Tally(100, 80)}
+    over = {START_S - 3300: SloTally(100, 100), START_S: SloTally(100, 0)}
+    still = {START_S - 3300: SloTally(100, 100), START_S: SloTally(100, 80)}
 
     hour_over, hour_still = burning(over, 950, NOW_S)[0], burning(still, 950, NOW_S)[0]
     assert hour_over.long_rate == pytest.approx(10.0)
@@ -58,7 +58,7 @@ def test_an_alert_needs_the_long_and_the_short_window() -> None:
 
 
 def test_windows_end_where_they_should() -> None:
-    spans = {START_S - 3600: Tally(1, 1), START_S - 3300: Tally(1, 0)}
+    spans = {START_S - 3600: SloTally(1, 1), START_S - 3300: SloTally(1, 0)}
 
     assert burning(spans, 950, NOW_S)[0].long_rate == 0.0, "what lies an hour and more back is not in it"
     assert burning(spans, 950, NOW_S)[1].long_rate == pytest.approx(10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tenants.storage.loop_idle import IDLE_TURN_S, Lull
+from tenants.storage.loop_idle import IDLE_TURN_S, LoopIdle
 
 
 class Clock:
@@ -17,17 +17,17 @@ class Clock:
         return self.now_s
 
 
-def rests(lull: Lull) -> bool:
+def rests(lull: LoopIdle) -> bool:
     return lull._is_here.is_set()
 
 
 async def test_who_was_asked_nothing_rests() -> None:
-    Lull().wait(60.0)
+    LoopIdle().wait(60.0)
 
 
 async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
     clock, turns = Clock(), 0
-    lull = Lull(clock)
+    lull = LoopIdle(clock)
 
     def work() -> None:
         nonlocal turns
@@ -53,7 +53,7 @@ async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
 
 
 def test_a_loop_that_ended_in_the_middle_is_not_waited_for_once_another_asks() -> None:
-    lull = Lull()
+    lull = LoopIdle()
 
     async def ask() -> None:
         lull.asked(asyncio.get_running_loop())

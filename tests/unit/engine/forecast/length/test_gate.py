@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.forecast.length.gate import LEAST_SAMPLES, MAX_KEYS, OWN_SAMPLES, Gate
+from engine.forecast.length.gate import LEAST_SAMPLES, MAX_KEYS, OWN_SAMPLES, LayerGate
 
 KEY, GROUP = ("tenant", "model"), "model"
 ANSWERS = 3000
@@ -21,7 +21,7 @@ def stream(ratios: list[float], seed: int, noise: float = 0.3) -> Iterator[list[
         yield [ratio * size * rng.lognormvariate(-noise * noise / 2, noise) for ratio in ratios]
 
 
-def losses_of(gate: Gate, losses: Iterator[list[float]]) -> tuple[float, list[float]]:
+def losses_of(gate: LayerGate, losses: Iterator[list[float]]) -> tuple[float, list[float]]:
     """What the gate's choices lost, and what each layer would have."""
     chosen, layers = 0.0, [0.0] * 3
     for each in losses:
@@ -50,13 +50,13 @@ def losses_of(gate: Gate, losses: Iterator[list[float]]) -> tuple[float, list[fl
 def test_it_is_never_worse_than_the_best_layer_by_more_than_two_per_cent(
     ratios: list[float], seed: int
 ) -> None:
-    chosen, layers = losses_of(Gate(len(ratios)), stream(ratios, seed))
+    chosen, layers = losses_of(LayerGate(len(ratios)), stream(ratios, seed))
 
     assert chosen <= 1.02 * min(layers)
 
 
 def test_a_layer_that_turns_bad_is_left_and_one_that_turns_good_is_taken() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     before = losses_of(gate, stream([1.0, 0.5], seed=4))
     assert gate.layer(KEY, GROUP) == 1
     after = losses_of(gate, stream([1.0, 2.0], seed=5))
@@ -68,14 +68,14 @@ def test_a_layer_that_turns_bad_is_left_and_one_that_turns_good_is_taken() -> No
 
 
 def test_two_layers_that_are_alike_do_not_take_turns() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     losses_of(gate, stream([1.0, 1.0], seed=6))
 
     assert gate.report(KEY)["changes"] <= 12
 
 
 def test_a_layer_needs_some_answers_before_it_is_used() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     for _ in range(LEAST_SAMPLES - 1):
         gate.observe(KEY, GROUP, [1.0, 0.0])
     assert gate.layer(KEY, GROUP) == 0
@@ -84,7 +84,7 @@ def test_a_layer_needs_some_answers_before_it_is_used() -> None:
 
 
 def test_a_layer_without_data_is_never_used() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     for _ in range(500):
         gate.observe(KEY, GROUP, [1.0, None])
 
@@ -94,7 +94,7 @@ def test_a_layer_without_data_is_never_used() -> None:
 
 def test_layers_are_compared_on_the_same_answers_only() -> None:
     """The upper layer speaks on the hard ones alone, and does better there, though it loses more in all."""
-    gate = Gate(2)
+    gate = LayerGate(2)
     for _ in range(200):
         gate.observe(KEY, GROUP, [1.0, None])
         gate.observe(KEY, GROUP, [100.0, 80.0])
@@ -103,7 +103,7 @@ def test_layers_are_compared_on_the_same_answers_only() -> None:
 
 
 def test_a_new_tenant_follows_its_model_and_later_itself() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     for _ in range(200):
         gate.observe(KEY, GROUP, [1.0, 0.5])
     assert gate.layer(("new", "model"), GROUP) == 1
@@ -116,7 +116,7 @@ def test_a_new_tenant_follows_its_model_and_later_itself() -> None:
 
 
 def test_a_bottom_layer_that_is_always_right_stays() -> None:
-    gate = Gate(2)
+    gate = LayerGate(2)
     for _ in range(100):
         gate.observe(KEY, GROUP, [0.0, 0.5])
 
@@ -124,7 +124,7 @@ def test_a_bottom_layer_that_is_always_right_stays() -> None:
 
 
 def test_it_is_bounded_and_refuses_nonsense() -> None:
-    gate = Gate(2, max_keys=10)
+    gate = LayerGate(2, max_keys=10)
     for number in range(100):
         gate.observe(number, GROUP, [1.0, 1.0])
     assert gate.report(0)["samples"] == 0
@@ -137,4 +137,4 @@ def test_it_is_bounded_and_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="the bottom's among them"):
         gate.observe(KEY, GROUP, [None, 1.0])
     with pytest.raises(ValueError, match=r"layers \(0\)"):
-        Gate(0)
+        LayerGate(0)

@@ -15,7 +15,7 @@ from engine.forecast.length.probe import (
     range_of,
     remaining_quantiles,
 )
-from engine.forecast.length.probe_gate import LengthWatch
+from engine.forecast.length.probe_gate import ProbeGate
 from engine.forecast.length.samples import MAX_READINGS, LengthSamples
 
 SILENT = [0.0] * RANGES
@@ -75,7 +75,7 @@ def test_quantiles_rise_and_extremes_are_survived() -> None:
         remaining_quantiles([0.0], [0.0], (0.5,))
 
 
-def read(watch: LengthWatch, number: int, actual: int, logits: list[float], forecast: int = 50) -> bool:
+def read(watch: ProbeGate, number: int, actual: int, logits: list[float], forecast: int = 50) -> bool:
     """One sequence from its first reading to its end; whether its forecast was replaced."""
     foreseen = watch.read(
         f"s{number}", "t", forecast=(forecast, 0), generated=0, max_tokens=1000, logits=logits
@@ -85,7 +85,7 @@ def read(watch: LengthWatch, number: int, actual: int, logits: list[float], fore
 
 
 def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
-    watch = LengthWatch()
+    watch = ProbeGate()
     rng = random.Random(2)
     used = []
     for number in range(100):
@@ -100,7 +100,7 @@ def test_the_probe_is_used_once_it_has_shown_to_be_better() -> None:
 
 
 def test_a_probe_that_misleads_is_dropped() -> None:
-    watch = LengthWatch()
+    watch = ProbeGate()
     for number in range(60):
         read(watch, number, 50, sure_of(50), forecast=400)
     assert read(watch, 1000, 50, sure_of(50))
@@ -110,7 +110,7 @@ def test_a_probe_that_misleads_is_dropped() -> None:
 
 
 def test_who_was_cut_off_is_not_judged_and_nothing_stays_behind() -> None:
-    watch = LengthWatch()
+    watch = ProbeGate()
     for number in range(50):
         watch.read(f"s{number}", "t", forecast=(9, 0), generated=0, max_tokens=99, logits=SILENT)
         watch.ended(f"s{number}", "t", None)
@@ -119,7 +119,7 @@ def test_who_was_cut_off_is_not_judged_and_nothing_stays_behind() -> None:
 
 
 def test_a_later_reading_says_the_whole_length_within_the_maximum() -> None:
-    watch = LengthWatch()
+    watch = ProbeGate()
     for number in range(30):
         read(watch, number, 500, sure_of(500))
     foreseen = watch.read("s", "t", forecast=(50, 0), generated=90, max_tokens=100, logits=sure_of(700))

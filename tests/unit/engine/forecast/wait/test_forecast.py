@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.wait.arrivals import ArrivalRates, ArrivalStream
 from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast, lognormal_lengths
 from engine.forecast.wait.replay import MAX_REPLAYED, van_der_corput
@@ -26,11 +26,13 @@ ONE_SECOND_STEPS = StepTime(
 )
 
 
-def entry(name: str, tenant: str = "t", *, tier: int = 1, output: int = 10, arrived_s: float = 0.0) -> Entry:
-    return Entry(name, tenant, arrived_s, input_tokens=10, predicted_output_tokens=output, tier=tier)
+def entry(
+    name: str, tenant: str = "t", *, tier: int = 1, output: int = 10, arrived_s: float = 0.0
+) -> QueueEntry:
+    return QueueEntry(name, tenant, arrived_s, input_tokens=10, predicted_output_tokens=output, tier=tier)
 
 
-def exactly_predicted(each: Entry, generated: int, u: float) -> int:
+def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
     return max(generated + 1, each.predicted_output_tokens)
 
 
@@ -47,13 +49,13 @@ def engine(*flights: Flight, places: int = 1, window: int | None = None, **chang
     return EngineLoad(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def flight(each: Entry, emitted: int = 1) -> Flight:
+def flight(each: QueueEntry, emitted: int = 1) -> Flight:
     return Flight(each, prompt_left=0, context_tokens=10 + emitted - 1, emitted_tokens=emitted, kv_tokens=20)
 
 
 def ask(
-    candidate: Entry,
-    waiting: list[Entry],
+    candidate: QueueEntry,
+    waiting: list[QueueEntry],
     *engines: EngineLoad,
     order: str = "vtc",
     counters: ServiceCounters | None = None,
@@ -82,7 +84,7 @@ def test_on_an_idle_engine_a_request_goes_at_once() -> None:
 
 
 def test_a_long_prompt_takes_several_steps() -> None:
-    candidate = Entry("me", "t", 0.0, input_tokens=250, predicted_output_tokens=10)
+    candidate = QueueEntry("me", "t", 0.0, input_tokens=250, predicted_output_tokens=10)
     assert ask(candidate, [], engine()).ttft_s[0] == 3.0
 
 
@@ -173,7 +175,7 @@ def test_a_candidate_that_waits_already_is_forecast_from_where_it_stands() -> No
 def test_an_engine_that_gets_work_in_the_middle_of_a_long_stretch_does_not_go_back_in_time() -> None:
     long_stretch = engine(flight(entry("a", output=80), emitted=1), places=3, window_kv_tokens=60)
     nearly_done = engine(flight(entry("b", output=80), emitted=70), window_kv_tokens=1000)
-    blocks_the_line = Entry("large", "t", 0.0, input_tokens=50, predicted_output_tokens=50)
+    blocks_the_line = QueueEntry("large", "t", 0.0, input_tokens=50, predicted_output_tokens=50)
     seen = ask(entry("me"), [blocks_the_line], long_stretch, nearly_done, order="fcfs")
     assert seen.wait_s[0] == 10
     assert seen.ttft_s[0] == 11
@@ -186,7 +188,7 @@ def test_charges_are_corrected_in_the_replay_as_in_the_gateway() -> None:
     counters.charge("a", 1.0, running.predicted_cost)
     counters.charge("b", 1.0, 100)
 
-    def draw(each: Entry, generated: int, u: float) -> int:
+    def draw(each: QueueEntry, generated: int, u: float) -> int:
         return 5 if each.entry_id == "runs" else each.predicted_output_tokens
 
     seen = ask(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.forecast.wait.arrivals import ArrivalStream
 from engine.forecast.wait.forecast import EngineLoad, Flight, Forecast, forecast
 from engine.forecast.wait.probing import KNOTS_COST, MAX_EVENTS, MAX_LINES, build_surface
@@ -20,11 +20,11 @@ STEPS = StepTime(0.01, 1e-4, 0.0, 1e-4, samples=50, relative_error=0.0)
 TIERS = (0, 1, 2)
 
 
-def entry(name: str, tenant: str, *, tier: int = 1, input_tokens: int = 100, output: int = 50) -> Entry:
-    return Entry(name, tenant, 0.0, input_tokens, output, tier)
+def entry(name: str, tenant: str, *, tier: int = 1, input_tokens: int = 100, output: int = 50) -> QueueEntry:
+    return QueueEntry(name, tenant, 0.0, input_tokens, output, tier)
 
 
-def exactly_predicted(each: Entry, generated: int, u: float) -> int:
+def exactly_predicted(each: QueueEntry, generated: int, u: float) -> int:
     return max(generated + 1, each.predicted_output_tokens)
 
 
@@ -37,10 +37,10 @@ def flights(count: int, tenant: str = "busy", tier: int = 1) -> list[Flight]:
 
 
 def surface(
-    waiting: list[Entry],
+    waiting: list[QueueEntry],
     *engines: EngineLoad,
     lines: tuple[Line, ...] = (),
-    promised: tuple[Entry, ...] = (),
+    promised: tuple[QueueEntry, ...] = (),
     arrivals: tuple[ArrivalStream, ...] = (),
     order: str = "vtc",
     knots_cost: Sequence[int] = KNOTS_COST,
@@ -56,7 +56,7 @@ def surface(
     )  # fmt: skip
 
 
-def alone(candidate: Entry, waiting: list[Entry], *engines: EngineLoad) -> Forecast:
+def alone(candidate: QueueEntry, waiting: list[QueueEntry], *engines: EngineLoad) -> Forecast:
     counters = ServiceCounters()
     queue = TieredQueue("vtc", counters)
     for each in waiting:
@@ -168,7 +168,7 @@ def test_it_is_bounded() -> None:
 @pytest.mark.parametrize("tenant", ["a", "b", "newcomer"])
 @pytest.mark.parametrize("order", ["vtc", "sjf"])
 def test_where_all_sizes_see_the_same_a_search_finds_nothing_else(
-    waiting: list[Entry], tenant: str, order: str
+    waiting: list[QueueEntry], tenant: str, order: str
 ) -> None:
     lines = (Line("a", 1), Line("b", 1))
     quick = surface(waiting, engine(*flights(2)), lines=lines, order=order)

@@ -19,7 +19,7 @@ from engine.model.cpu.choose import COMPILED, LEAN, PACKED, WHOLE
 from engine.model.cpu.compiled import CompiledForward, Panels, probe_panels
 from engine.model.cpu.lean import LeanForward
 from engine.model.cpu.packed_linear import PackedLinear, PackedModules, PackedVerdict, probe_packed
-from engine.model.cpu.report import NotHere, Trick
+from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import PlainForward
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
@@ -54,7 +54,7 @@ def without_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine on which products by panels are slow: the lean pass is next."""
 
     def slow(outputs: int, inputs: int, dtype: torch.dtype) -> float:
-        raise NotHere("products by panels are slow")
+        raise Unsupported("products by panels are slow")
 
     monkeypatch.setattr(compiled, "probe_panels", slow)
 
@@ -76,7 +76,7 @@ def load(name: str, folder: Path, **options: Any) -> TorchRunner:
     )
 
 
-def trick(runner: TorchRunner, name: str) -> Trick:
+def trick(runner: TorchRunner, name: str) -> PathReport:
     [found] = [entry for entry in runner.tricks if entry.name == name]
     return found
 
@@ -239,13 +239,13 @@ def test_products_by_panels_that_are_slow_or_of_another_type_are_refused(
     refuse_slow_ones(monkeypatch)
     monkeypatch.setattr(compiled, "_times", {})
     monkeypatch.setattr(compiled, "_probe", lambda *_: (3e-3, 1e-3))
-    with pytest.raises(NotHere, match=r"products with a 8 x 4 weight would take 3\.0 times as long"):
+    with pytest.raises(Unsupported, match=r"products with a 8 x 4 weight would take 3\.0 times as long"):
         probe_panels(8, 4, torch.float32)
     monkeypatch.setattr(compiled, "_times", {})
     monkeypatch.setattr(compiled, "_probe", lambda *_: (9e-5, 1e-5))
     assert probe_panels(8, 4, torch.float32) == pytest.approx(1 / 9), "slower, but by next to nothing"
     monkeypatch.undo()
-    with pytest.raises(NotHere, match="float64 weights are not laid out in panels"):
+    with pytest.raises(Unsupported, match="float64 weights are not laid out in panels"):
         probe_panels(8, 4, torch.float64)
 
 
@@ -336,13 +336,13 @@ def test_slow_or_absent_packed_products_are_refused_with_the_reason(monkeypatch:
     monkeypatch.setattr(
         packed_linear, "_probe", lambda *_: PackedVerdict(True, False, plain_s=1e-4, packed_s=1e-3)
     )
-    with pytest.raises(NotHere, match=r"products with a 8 x 4 weight would take 10\.0 times as long"):
+    with pytest.raises(Unsupported, match=r"products with a 8 x 4 weight would take 10\.0 times as long"):
         probe_packed(torch.zeros(8, 4))
     monkeypatch.undo()
-    with pytest.raises(NotHere, match="float64 weights are not packed"):
+    with pytest.raises(Unsupported, match="float64 weights are not packed"):
         probe_packed(torch.zeros(8, 4, dtype=torch.float64))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(NotHere, match="has no packed products here"):
+    with pytest.raises(Unsupported, match="has no packed products here"):
         packed_linear._probe(8, 4, torch.float32)
 
 

@@ -12,19 +12,19 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import SamplingParams, StepTime, Submit
-from engine.scheduling.admit.table import Decision
+from engine.scheduling.admit.table import TableAction
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
-from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import Grid
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import Preset
+from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
 from ops.bench.policies.batch_or_wait import serve_by_fixed
-from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Fixed, Outcome, Queue, by_fixed
+from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
 from ops.bench.policies.batch_replica import BatchReplica
 from tests.support.batch_line import by_table
 
@@ -36,10 +36,10 @@ STEP_TIME = StepTime(
     samples=0,
     relative_error=0.0,
 )
-SHORT, LONG = Lengths(96, 16), Lengths(512, 128)
+SHORT, LONG = RequestLengths(96, 16), RequestLengths(512, 128)
 MODEL = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.2, launch_joules=40.0)
 OBJECTIVE = Objective(alpha=1.0, beta=0.02, gamma=2.0, slo_s=1.0)
-POOL = Pool(tokens=1000, pressures=(0.0, 0.5, 0.9), pressure_hold_s=5.0)
+POOL = KvMemory(tokens=1000, pressures=(0.0, 0.5, 0.9), pressure_hold_s=5.0)
 """Room for four short ones and a long one; for four short ones when half is taken; for none but one."""
 
 
@@ -61,7 +61,7 @@ def decide(
     longs: int = 0,
     kv: float = 0.0,
     rate: float = 2.0,
-) -> Decision:
+) -> TableAction:
     return table.decide(
         rate_per_s=rate,
         num_waiting=waiting,
@@ -157,13 +157,13 @@ def test_it_runs_when_full_and_when_the_longest_wait_is_over(table: BatchOrWaitT
 
 
 def test_memory_that_others_take_makes_the_batch_smaller(table: BatchOrWaitTable) -> None:
-    assert decide(table, 40) == Decision(0.0, 4)
-    assert decide(table, 40, kv=0.24) == Decision(0.0, 4), "nearer to none than to half"
-    assert decide(table, 40, kv=0.6) == Decision(0.0, 4), "four short ones fit into half"
+    assert decide(table, 40) == TableAction(0.0, 4)
+    assert decide(table, 40, kv=0.24) == TableAction(0.0, 4), "nearer to none than to half"
+    assert decide(table, 40, kv=0.6) == TableAction(0.0, 4), "four short ones fit into half"
     assert decide(table, 4, longs=3, kv=0.0).batch == 2, "a short and a long one fit"
     assert decide(table, 4, longs=3, kv=0.6).batch == 1
     # A pressure beyond all that were solved for: the highest there is.
-    assert decide(table, 40, kv=1.0) == Decision(0.0, 1)
+    assert decide(table, 40, kv=1.0) == TableAction(0.0, 1)
 
 
 def test_the_pressure_is_a_part_of_the_situation(content: bytes) -> None:
@@ -305,9 +305,9 @@ class Watched:
     def __init__(self, table: BatchOrWaitTable) -> None:
         self._table = table
         self.long_tokens, self.longest_wait_s = table.long_tokens, table.longest_wait_s
-        self.asked: list[tuple[dict[str, Any], Decision]] = []
+        self.asked: list[tuple[dict[str, Any], TableAction]] = []
 
-    def decide(self, **situation: Any) -> Decision:
+    def decide(self, **situation: Any) -> TableAction:
         decision = self._table.decide(**situation)
         self.asked.append((situation, decision))
         return decision
@@ -320,7 +320,7 @@ def test_the_engine_runs_the_batches_that_the_arithmetic_says(policy: Fixed) -> 
     measured = serve_by_fixed(MODEL, arrivals, 1.0, policy)
 
     expected = by_fixed(MODEL, arrivals, 1.0, policy)
-    assert measured.outcome == Outcome(
+    assert measured.outcome == StreamOutcome(
         pytest.approx(expected.mean_latency_s),
         pytest.approx(expected.mean_watts),
         pytest.approx(expected.late_share),
@@ -358,7 +358,7 @@ def test_kv_that_paused_ones_hold_is_a_pressure(table: BatchOrWaitTable) -> None
     watched = Watched(table)
     replica = VirtualReplica(EngineConfig(max_batched_tokens=1024, max_sequences=8), num_blocks=40)
     options = PolicyOptions(admit="table", batch_or_wait_table=watched)
-    replica.core.table.set_policy(Preset("batches", "sjf")(options))
+    replica.core.table.set_policy(PolicyPreset("batches", "sjf")(options))
 
     def submit(name: str, prompt: int, lease: int) -> None:
         refused = replica.submit(

@@ -7,8 +7,8 @@ from math import exp
 import pytest
 
 from engine.messages import StepTime
-from engine.scheduling.batch_or_wait.batch_model import BatchModel, Lengths
-from engine.scheduling.batch_or_wait.kv_pool import Pool
+from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
+from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective, late_starts
 from engine.scheduling.batch_or_wait.states import SHORT_ONES, SIZES, WAIT, Grid
 from engine.scheduling.batch_or_wait.table import solve_table
@@ -26,7 +26,7 @@ STEP_TIME = StepTime(
     samples=0,
     relative_error=0.0,
 )
-SHORT, LONG = Lengths(96, 16), Lengths(512, 128)
+SHORT, LONG = RequestLengths(96, 16), RequestLengths(512, 128)
 MIXED = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.2)
 ALIKE = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.0, launch_joules=40.0)
 
@@ -118,7 +118,7 @@ def test_the_cost_it_foresees_is_the_cost_that_a_long_run_has(
 @pytest.mark.parametrize("short_first", [True, False])
 def test_the_cost_it_foresees_where_memory_comes_and_goes(short_first: bool) -> None:
     """Room for one long one at the high pressure, for any batch at the low one."""
-    pool = Pool(tokens=2600, pressures=(0.0, 0.75), pressure_hold_s=20.0)
+    pool = KvMemory(tokens=2600, pressures=(0.0, 0.75), pressure_hold_s=20.0)
     objective = Objective(alpha=1.0, beta=0.005, gamma=0.0, slo_s=1.5)
     grid = Grid(3, 3.0, 4, queue_cap=20, short_first=short_first)
     rate = 0.65 * MIXED.capacity_per_s(3)
@@ -141,7 +141,7 @@ def test_a_batch_that_would_be_small_for_want_of_memory_may_wait_for_it() -> Non
     """Starting is dear, and the pressure passes quickly."""
     costly = BatchModel(STEP_TIME, SHORT, LONG, long_share=0.0, launch_joules=400.0)
     objective = Objective(alpha=1.0, beta=0.02, gamma=0.0, slo_s=20.0)
-    pool = Pool(tokens=1000, pressures=(0.0, 0.8), pressure_hold_s=2.0)
+    pool = KvMemory(tokens=1000, pressures=(0.0, 0.8), pressure_hold_s=2.0)
 
     actions = solve(costly, 2.0, objective, Grid(8, 10.0, 5), pool).actions
 
@@ -158,7 +158,7 @@ def test_a_pressure_that_hardly_ever_changes_costs_the_mean_of_its_levels() -> N
     objective = Objective(alpha=1.0, beta=0.0, gamma=0.0, slo_s=1.0)
 
     def cost(*pressures: float) -> float:
-        pool = Pool(500, pressures, pressure_hold_s=100.0)
+        pool = KvMemory(500, pressures, pressure_hold_s=100.0)
         return solve(ALIKE, rate, objective, Grid(4, 2.0, 2, queue_cap=30), pool, tolerance=1e-2).cost
 
     free, full = cost(0.0), cost(0.75)
@@ -168,7 +168,7 @@ def test_a_pressure_that_hardly_ever_changes_costs_the_mean_of_its_levels() -> N
 
 
 def test_odds_of_the_pressure_are_those_of_its_chain() -> None:
-    two, three = Pool(1, (0.0, 0.5), 10.0), Pool(1, (0.0, 0.5, 0.75), 10.0)
+    two, three = KvMemory(1, (0.0, 0.5), 10.0), KvMemory(1, (0.0, 0.5, 0.75), 10.0)
 
     # Two levels that swap: the well-known exponential approach to one half.
     assert two.odds(0, 5.0) == pytest.approx([0.5 + 0.5 * exp(-1.0), 0.5 - 0.5 * exp(-1.0)])
@@ -180,12 +180,12 @@ def test_odds_of_the_pressure_are_those_of_its_chain() -> None:
         for goal in range(3)
     ]
     assert three.odds(0, 14.0) == pytest.approx(twice)
-    assert Pool(0).odds(0, 5.0) == [1.0]
+    assert KvMemory(0).odds(0, 5.0) == [1.0]
 
 
 @pytest.mark.parametrize("short_first", [True, False])
 def test_a_batch_holds_what_fits(short_first: bool) -> None:
-    pool = Pool(tokens=2000, pressures=(0.0, 0.5))
+    pool = KvMemory(tokens=2000, pressures=(0.0, 0.5))
     for level, free in enumerate((2000, 1000)):
         for count in range(1, 20):
             for longs in range(count + 1):
@@ -235,7 +235,7 @@ def test_a_prompt_that_costs_by_the_token_is_not_held_up_for_a_batch() -> None:
         samples=0,
         relative_error=0.0,
     )
-    model = BatchModel(by_token, Lengths(50, 1), Lengths(500, 1), long_share=0.0)
+    model = BatchModel(by_token, RequestLengths(50, 1), RequestLengths(500, 1), long_share=0.0)
 
     solution = solve(model, 10.0, Objective(1.0, 0.0, 0.0, 1.0), Grid(4, 1.0, 2))
 
@@ -304,17 +304,17 @@ def test_a_batch_takes_as_long_as_its_steps() -> None:
         (lambda: BatchModel(STEP_TIME, LONG, SHORT, 0.1), "more tokens"),
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 1.5), "long_share"),
         (lambda: BatchModel(STEP_TIME, SHORT, LONG, 0.5, busy_watts=float("nan")), "busy_watts"),
-        (lambda: Lengths(0, 1), "at least 1"),
-        (lambda: solve(MIXED, 1.0, Objective(), Grid(), Pool(tokens=639)), "no long request of 640"),
+        (lambda: RequestLengths(0, 1), "at least 1"),
+        (lambda: solve(MIXED, 1.0, Objective(), Grid(), KvMemory(tokens=639)), "no long request of 640"),
         (
-            lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), Pool(9999)),
+            lambda: solve(MIXED, 1.0, Objective(), Grid(40, 2.0, 50), KvMemory(9999)),
             "fewer KV pressures",
         ),
-        (lambda: Pool(tokens=-1), "pool tokens -1"),
-        (lambda: Pool(pressures=()), "1 to 6"),
-        (lambda: Pool(pressures=(0.0, 1.0)), "parts of the pool"),
-        (lambda: Pool(pressures=(0.5, 0.0)), "must rise"),
-        (lambda: Pool(pressure_hold_s=0.0), "pressure_hold_s"),
+        (lambda: KvMemory(tokens=-1), "pool tokens -1"),
+        (lambda: KvMemory(pressures=()), "1 to 6"),
+        (lambda: KvMemory(pressures=(0.0, 1.0)), "parts of the pool"),
+        (lambda: KvMemory(pressures=(0.5, 0.0)), "must rise"),
+        (lambda: KvMemory(pressure_hold_s=0.0), "pressure_hold_s"),
     ],
 )
 def test_bad_input_is_named(make: object, message: str) -> None:

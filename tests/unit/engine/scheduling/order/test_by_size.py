@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from engine.entry import Entry
+from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.order.base import Order
@@ -30,8 +30,8 @@ from engine.scheduling.order.sjf import Sjf
 from engine.scheduling.order.srpt import PROTECTED_SHARE, Srpt
 
 
-def entry(name: str, prompt: int = 10, output: int = 10, **facts: float | str | None) -> Entry:
-    plain = Entry(name, "a", 0.0, prompt, output)
+def entry(name: str, prompt: int = 10, output: int = 10, **facts: float | str | None) -> QueueEntry:
+    plain = QueueEntry(name, "a", 0.0, prompt, output)
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
@@ -308,7 +308,7 @@ def test_a_deadline_counts_between_arrival_and_horizon() -> None:
 # ---------------------------------------------------------------- priority
 
 
-def score(order: Priority, subject: Entry) -> float:
+def score(order: Priority, subject: QueueEntry) -> float:
     return order.rank(subject, 0.0)[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import MAX_LOWERED, LoweredLog, ServiceCounters
 from engine.scheduling.order.base import Order
 from engine.scheduling.order.dlpm import Dlpm
@@ -19,8 +19,8 @@ from engine.scheduling.tiers import TieredQueue
 
 def entry(
     name: str, tenant: str = "a", *, prompt: int = 10, cached: int = 0, locality: int = 0, weight: float = 1.0
-) -> Entry:
-    return Entry(name, tenant, 0.0, prompt, 10, cached_tokens=cached, locality=locality, weight=weight)
+) -> QueueEntry:
+    return QueueEntry(name, tenant, 0.0, prompt, 10, cached_tokens=cached, locality=locality, weight=weight)
 
 
 def serve(order: Order, counters: ServiceCounters, cost: int, turns: int) -> str:
@@ -313,7 +313,7 @@ def test_the_same_order_again_changes_nothing() -> None:
 # ---------------------------------------------------------------- hybrid: small ones past large ones
 
 
-def large(name: str, tenant: str, *, yields: int = 1000, weight: float = 1.0) -> Entry:
+def large(name: str, tenant: str, *, yields: int = 1000, weight: float = 1.0) -> QueueEntry:
     return replace(entry(name, tenant, prompt=100), yields_cost=yields, weight=weight)
 
 

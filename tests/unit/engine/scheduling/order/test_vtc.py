@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine.entry import COUNTER_SCALE, Entry
+from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.order.fcfs import Fcfs
 from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.tiers import TieredQueue
 
 
-def entry(number: int, tenant: str, tier: int = 1, weight: float = 1.0) -> Entry:
-    return Entry(f"e{number}", tenant, float(number), 10, 10, tier=tier, weight=weight)
+def entry(number: int, tenant: str, tier: int = 1, weight: float = 1.0) -> QueueEntry:
+    return QueueEntry(f"e{number}", tenant, float(number), 10, 10, tier=tier, weight=weight)
 
 
 # ---------------------------------------------------------------- counters
