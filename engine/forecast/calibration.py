@@ -1,4 +1,4 @@
-"""How far off have the forecasts been lately, and what puts them right?
+"""Online conformal correction of forecasts by their recent errors.
 
 Online conformal correction by quantile tracking (Gibbs and Candes, "Adaptive conformal inference under
 distribution shift", 2021; the step proportional to the scores' spread as in Angelopoulos, Candes and
@@ -12,10 +12,10 @@ so that over any long run the share of actual times under the corrected quantile
 distribution and however wrong the forecast. Shifts are kept for each load, tier and kind of request; where
 there are too few answers yet, those of all tiers, or of all plain requests, do.
 
-A refused request has no actual time. All that is known is that it had waited so long: that is a miss where it
+A refused request has no actual time. All that is known is how long it had waited: that is a miss where it
 was told less, and says nothing where it was told more (censoring).
 
-Pure and serialisable. Bounded: there are only so many buckets.
+Pure and serialisable. Bounded: the number of buckets is limited.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WHATS: tuple[What, ...] = ("wait", "ttft", "tpot", "e2e")
 QUANTILES = (0.5, 0.9)
 
 FLOOR_S: Mapping[What, float] = {"wait": 0.02, "ttft": 0.005, "tpot": 0.0005, "e2e": 0.005}
-"""Added to both sides of a ratio: who is told 1 ms and waits 3 ms was told the truth."""
+"""Added to both sides of a ratio: 1 ms predicted and 3 ms waited counts as right."""
 RATE = 0.05
 """Step of a shift, in spreads of the scores."""
 WARM_UP = 40
@@ -63,7 +63,7 @@ Key = tuple[str, bool, int, int]
 """(kind, exact, tier or -1, load or -1)."""
 ANY = -1
 COARSER_EVERY = 4
-"""Once a bucket speaks for itself, so many of its scores make one of the coarser buckets'."""
+"""Once a bucket has enough scores, this many of them make one of the coarser buckets'."""
 
 
 class Bucket(msgspec.Struct, frozen=True, gc=False):
@@ -181,7 +181,7 @@ class RefusedForecasts:
 
 
 class Calibration:
-    """Corrects forecasts by what became of earlier ones. One writer: whoever sees requests end."""
+    """Corrects forecasts by what became of earlier ones. One writer: the code that sees requests end."""
 
     def __init__(self) -> None:
         self._shifts: dict[tuple[Key, What], Shifts] = {}
@@ -195,7 +195,7 @@ class Calibration:
         """So often corrections may have changed."""
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
-        """The times as they are told: no p50 above its p90, no first token before the dispatch, no last one
+        """The corrected times: no p50 above its p90, no first token before the dispatch, no last one
         before the first."""
         of_wait, of_ttft, of_tpot, of_e2e = self.corrections(bucket)
         wait = corrected(raw.wait_s, of_wait, AT_ONCE)
@@ -319,7 +319,7 @@ def figure(times: HasTimes, what: What) -> Seconds:
 
 
 def _chain(bucket: Bucket) -> list[Key]:
-    """From the finest bucket to the coarsest: a load is told from another before a tier is."""
+    """From the finest bucket to the coarsest: loads are distinguished before tiers."""
     kind, is_exact, tier, load = bucket.kind, bucket.is_exact, bucket.tier, bucket.load
     keys: list[Key] = [(kind, is_exact, tier, load), (kind, is_exact, ANY, load), (kind, is_exact, ANY, ANY)]
     if kind != "plain":

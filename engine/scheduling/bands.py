@@ -1,4 +1,4 @@
-"""How does one band (a tier, or a lane of it) rank the tenants that share counters with all others?
+"""Rank of tenants inside one band (a tier, or a lane of it) over shared service counters.
 
 The lift is each band's own. Batch work may have used idle capacity all night and stand a billion tokens
 above the interactive tenants; a tenant that sends one batch request must be lifted to those, or it would
@@ -6,8 +6,8 @@ have the batch tier to itself, but must not carry that into the interactive tier
 band ranks a tenant by *shared counter + its lift in this band*. `TieredQueue.counters_by_tenant` names
 exactly the numbers a band ranks by: use it, not the shared counters, to log a dispatch or to audit one.
 
-Who comes may be let stand a little below the others (`Lag`), where whoever owns the queue knows that it was
-not idle; without, nobody may.
+A returning tenant may stand a little below the others (`Lag`) where the owner of the queue knows that it
+was not idle; without a `Lag` none may.
 
 The other way round, an entry that waited so long that it is moved up (`move`, `aged`) would starve in the
 band above for the capacity that its tenant used below. So the tenant starts there at the lowest who wait, as
@@ -28,7 +28,7 @@ Lag = Callable[[str], int]
 
 
 def no_lag(tenant_id: str) -> int:
-    """Nobody was anything but idle."""
+    """Every tenant without a waiting entry was idle."""
     return 0
 
 
@@ -98,7 +98,8 @@ class BandCounters:
             self._lowered.note(tenant_id)
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Tells at each call whose number here fell since the last: the shared counter, or the lift."""
+        """Returns a reader that lists tenants whose number here fell since its last call (counter or
+        lift)."""
         read_shared, read_lifts = self._shared.lowered_reader(), self._lowered.reader()
 
         def read() -> Collection[str] | None:

@@ -1,4 +1,4 @@
-"""Which promises can a scheduling choice make?
+"""Promises that a scheduling choice can make.
 
 Each choice names in `claims` those that it keeps; the contract and property suites hold it to them. A choice
 that trades a promise away (a static batch leaves places empty, plain LAS starves) simply does not claim it.

@@ -1,4 +1,4 @@
-"""How much service has each tenant had, per weight?
+"""Service counters: cost tokens per weight of each tenant.
 
 One integer a tenant: cost tokens x COUNTER_SCALE / weight. Integers, so that a charge and its correction
 cancel exactly and sums never drift.
@@ -9,11 +9,11 @@ Decisions that are easy to get silently, taken here:
   knows better; an engine takes back what a failed step did not compute.
 - A tenant that goes idle keeps its counter, so debt is never forgiven. Credit is taken away by the order,
   which lifts a returning tenant (see `engine/scheduling/order/vtc.py`).
-- A tenant nobody knows stands at `floor`. The floor is 0 until more than `max_tenants` have been seen; then
+- An unknown tenant stands at `floor`. The floor is 0 until more than `max_tenants` have been seen; then
   the smallest counters are forgotten and the floor rises to the largest forgotten one. Forgetting can cost a
   tenant a little credit, never hand it any.
-- Counters rise with every token and fall hardly ever. Orders keep heaps of tenants that find out by
-  themselves who rose; who fell is written down for them (`LoweredLog`).
+- Counters rise with every token and fall hardly ever. Orders keep heaps of tenants that notice a
+  rise by themselves; falls are logged for them (`LoweredLog`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.entry import COUNTER_SCALE
 
 MAX_TENANTS = 10_000
 MAX_LOWERED = 1024
-"""Falls that a reader may be behind; a slower one has to look at everybody."""
+"""Falls that a reader may be behind; a slower one has to look at all tenants."""
 
 
 def scaled(cost: int, weight: float) -> int:
@@ -35,7 +35,7 @@ def scaled(cost: int, weight: float) -> int:
 
 
 class LoweredLog:
-    """Whose counter fell, for any number of readers, each at its own pace."""
+    """Log of tenants whose counter fell, for any number of readers, each at its own pace."""
 
     def __init__(self) -> None:
         self._tenants: list[str] = []
@@ -78,7 +78,7 @@ class ServiceCounters:
 
     @property
     def served_cost(self) -> int:
-        """Cost tokens charged so far, whoever's: a clock that runs only while somebody is served."""
+        """Cost tokens charged so far, of all tenants: a clock that runs only while a tenant is served."""
         return self._served_cost
 
     @property
@@ -123,7 +123,7 @@ class ServiceCounters:
             self._values, self._floor = forget_smallest(self._values, self._floor)
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Tells at each call whose counter fell since the last; None: look at everybody's."""
+        """Returns a reader: tenants whose counter fell since its last call; None: look at all."""
         return self._lowered.reader()
 
     def clone(self) -> ServiceCounters:

@@ -1,4 +1,4 @@
-"""Which numbers can be set in a policy, and within which bounds?"""
+"""Numeric options of policies, with their bounds."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ class PolicyOptions:
     max_num_partial_prefills: int | None = None
     """Prompts that may be unfinished after a step that advanced them. None: the policy's own, mostly 1."""
     max_long_partial_prefills: int = 1
-    """So many of them may be long."""
+    """Long ones among them, at most."""
     long_prefill_token_threshold: int = 0
-    """A prompt is long above it, and a step takes at most so many of its tokens. 0: with one partial prompt
+    """A prompt is long above it, and a step takes at most that many of its tokens. 0: with one partial prompt
     at a time no prompt is long; with several, 4 % of the model's length."""
     long_chunk_permille: int | None = None
     """Part of the threshold that a step takes of a long prompt. None: the policy's own, mostly 1,000."""
     target_step_s: float | None = None
     """Prompts get only what keeps a step's predicted time below it. 0: no limit; None: the policy's own."""
     least_chunk_tokens: int = 16
-    """So many prompt tokens go into each step, whatever the target."""
+    """Prompt tokens that go into each step, whatever the target."""
     batch_size: int = 0
     """Of a batch that runs to completion. 0: as many as there are places."""
     window_s: float = 0.05

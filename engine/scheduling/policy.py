@@ -1,4 +1,4 @@
-"""Which named choices of order, admit, compose and evict exist?"""
+"""Named policies: presets of order, admit, compose and evict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may the step that is being put together still hold?
+"""What the step under construction can still hold.
 
 One object a step, filled by the scheduler as it hands out tokens and read by the compose choices: tokens
 left, prompts that have a part in the step, and the step's predicted time so far.
@@ -121,13 +121,13 @@ def attended_tokens(position: int, num_tokens: int) -> int:
 
 # Which requests are large beside the cache, and how far behind may they fall for small ones?
 #
-# Where memory is short the first in line holds it up for everybody: a large request waits until much is free,
+# Where memory is short the first in line holds up all others: a large request waits until much is free,
 # and what is freed meanwhile is kept for it. Small ones need little and give it back soon; let past, they
 # hardly delay the large one, and it would have delayed them by many times what they take. So small and large
 # requests wait in lanes of their own (`engine/scheduling/order/hybrid.py`), and of the memory that is
 # promised to large ones for later small ones may take a little now (`engine/scheduling/admit/reserve.py`).
 #
-# Only who knows the cache can tell: an engine. In front of one (in a gateway) nobody is large.
+# Only an engine knows the cache; in front of one (in a gateway) no entry is large.
 
 SMALL_PERMILLE = 25
 """Of the cache. Small is what at least forty of fit in."""

@@ -1,4 +1,4 @@
-"""Which settings suit which kind of load?
+"""Ready sets of settings for three kinds of load.
 
 Three ready sets of numbers for a model of a given length, after widely used vLLM configurations: for
 interactive use (first tokens early), for throughput (offline and batch work), and for long contexts mixed
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.scheduling.options import PolicyOptions
 
 DEFAULT_BATCHED_TOKENS = 2048
-"""A step has at least so many tokens where the model is shorter than that."""
+"""Least tokens of a step where the model's context is shorter than that."""
 MAX_SEQUENCES = 128
 GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of sequences for which a decode step is captured as a graph, where there is a GPU."""

@@ -1,4 +1,4 @@
-"""Who is next when some tiers go before others?
+"""Queue with strict tiers over one shared set of service counters.
 
 Strict bands by `QueueEntry.tier` (the smaller the rank, the earlier), all over one shared set of service
 counters: what a tenant gets in one tier counts in every tier. A band may have several lanes, each with an
@@ -78,7 +78,7 @@ class TieredQueue:
         return None if number is None else self._bands[number].peek(now_s)
 
     def pop(self, now_s: float, tiers: Collection[int] | None = None) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits there."""
+        """Takes what `peek` names. Raises IndexError when that tier is empty."""
         number = self._first(now_s, tiers)
         if number is None:
             raise IndexError("pop from an empty queue")
@@ -211,7 +211,7 @@ class TieredQueue:
             band.unlift(tenant_id)
 
     def waiting_tiers(self) -> list[int]:
-        """Ranks of the bands in which somebody waits, first served first."""
+        """Ranks of the bands with waiting entries, first served first."""
         return sorted({number // MAX_LANES for number, band in self._bands.items() if len(band)})
 
     def set_order(self, order_name: str) -> None:
@@ -227,7 +227,7 @@ class TieredQueue:
         self._bands = {
             number: make_order(order_name, counters) for number, counters in self._band_counters.items()
         }
-        # Nobody has been idle, so nobody may be lifted.
+        # No tenant has been idle, so none may be lifted.
         for counters in self._band_counters.values():
             counters.lifts = False
         for entry in waiting:
@@ -258,7 +258,7 @@ class TieredQueue:
         return None
 
     def _lift_to_other_lanes(self, number: int, tenant_id: str) -> None:
-        """Who comes into an empty lane has nobody there to be lifted to, and would go before the other
+        """A tenant that enters an empty lane finds none there to be lifted to, and would go before the other
         lane's with the credit of all its idle time."""
         if FAIRNESS_BOUND in self.claims and not len(self._bands[number]):
             lowest = self._lowest_of_other_lanes(number)
@@ -266,7 +266,7 @@ class TieredQueue:
                 self._band_counters[number].lift(tenant_id, lowest)
 
     def _lowest(self, number: int) -> int | None:
-        """Where the tenant stands that is next in a band; None: nobody waits there."""
+        """Where the tenant stands that is next in a band; None: the band is empty."""
         band = self._bands.get(number)
         head = band.peek(0.0) if band is not None else None
         return None if head is None else self._band_counters[number].value(head.tenant_id)
@@ -277,9 +277,9 @@ class TieredQueue:
         return min((each for each in others if each is not None), default=None)
 
     def _sort_line(self, number: int, there: dict[str, float], joined: dict[str, float]) -> None:
-        """Brings a line, entry ids with their arrivals, back into the order of arrivals: whoever is younger
-        than the oldest that `joined` leaves and joins again. The line never runs empty meanwhile, so that
-        nobody counts as idle."""
+        """Brings a line, entry ids with their arrivals, back into the order of arrivals: entries younger
+        than the oldest in `joined` leave and join again. The line never runs empty meanwhile, so that
+        no tenant counts as idle."""
         if not joined:
             return
         stands = sorted(

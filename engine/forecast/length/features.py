@@ -1,4 +1,4 @@
-"""What of a request says how long its answer will be?
+"""Features of a request that say how long its answer will be.
 
 A request as the second layer of the length forecast sees it: what can be read off before it runs, hashed into
 a fixed number of places, each with a value. How long the prompt is, what is asked for at most, how many turns
@@ -63,7 +63,7 @@ def features_of(
     temperature: float = 1.0,
     has_stop: bool = False,
 ) -> Features:
-    """The features of a request. `text`: what was last asked; `max_tokens`: None where nobody named a length;
+    """The features of a request. `text`: what was last asked; `max_tokens`: None where no length was named;
     `turns`: messages of the conversation, this one included."""
     found: dict[int, float] = {
         _BIAS: 1.0,

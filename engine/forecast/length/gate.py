@@ -1,4 +1,4 @@
-"""Which layer of the forecast is to be believed, for this tenant and this model?
+"""Gate that picks the most accurate layer of the length forecast, by tenant and model.
 
 Each layer predicts every answer; when one ends, all are judged by the same loss. The layer with the least
 loss over the last thousand answers is used: for a tenant by its own answers, until there are enough of
@@ -77,7 +77,7 @@ class _LayerChoice:
 
 
 class LayerGate:
-    """Follows the losses of all layers. One writer: whoever sees answers end."""
+    """Follows the losses of all layers. One writer: the code that sees answers end."""
 
     def __init__(self, layers: int, *, max_keys: int = MAX_KEYS) -> None:
         """`layers`: how many there are, the bottom one included. Raises ValueError for less than one."""

@@ -1,11 +1,11 @@
-"""How long were the answers of this tenant and of this model so far? The first layer of the length forecast.
+"""First layer of the length forecast: decaying histograms of past answers.
 
 A decaying histogram for each (tenant, model) and one for each model, over buckets that are exact for short
 answers and 10 % wide for long ones. A tenant with few samples borrows from its model, a model with few from
-a prior: each level counts as so many samples of the next one. Everything is conditional on the tokens
-generated so far: an answer that has 200 tokens already will not have 100.
+a prior: each level counts as a fixed number of samples of the next one. Everything is conditional on the
+tokens generated so far: an answer that has 200 tokens already will not have 100.
 
-Pure and serialisable. Bounded: the tenants heard of longest ago are forgotten first.
+Pure and serialisable. Bounded: the tenants seen longest ago are forgotten first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Blend:
 
 
 class LengthSketches:
-    """Quantiles of the output length, whatever was asked. One writer: whoever sees answers end."""
+    """Quantiles of the output length, whatever was asked. One writer: the code that sees answers end."""
 
     def __init__(self, *, max_sketches: int = MAX_SKETCHES) -> None:
         if max_sketches < 1:

@@ -1,4 +1,4 @@
-"""How many tokens will an answer have?
+"""Forecast of an answer's length in tokens.
 
 Two layers, each measured against the one below: what answers of this tenant and model were like
 (`histograms.py`), and what this request says of itself (`features.py`, `regression.py`). A gate
@@ -30,7 +30,7 @@ VERSION = 2
 
 
 class LengthForecast:
-    """Quantiles of the output length. One writer: whoever sees answers end."""
+    """Quantiles of the output length. One writer: the code that sees answers end."""
 
     def __init__(self, *, max_sketches: int = MAX_SKETCHES) -> None:
         self.sketches = LengthSketches(max_sketches=max_sketches)
@@ -155,7 +155,8 @@ class LengthForecast:
         return forecast
 
     def _judge(self, tenant_id: str, model_id: str, output_tokens: int, features: Features) -> None:
-        """Every layer says what it would have said, then learns: nobody is judged by what it has seen."""
+        """Every layer says what it would have said, then learns: no layer is judged by an answer that it
+        has learned from."""
         lengths = self.sketches.quantiles(tenant_id, model_id, QUANTILES)
         # Taken out and put back: the dictionary's order is that of the last observations.
         regression = self._regressions.pop(model_id, None) or LengthRegression()

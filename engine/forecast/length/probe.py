@@ -1,4 +1,4 @@
-"""What do the model's own state and the forecast of a length say together? The third layer.
+"""Third layer of the length forecast: combines a probe of the model's state with the prior.
 
 A probe on the served model's state (computed beside the model, see `engine/model/length_probe/probe.py`) says
 how likely each range of *remaining* lengths is, in the manner of TRAIL (arXiv 2410.01035) and ARES (arXiv

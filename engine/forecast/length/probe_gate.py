@@ -1,4 +1,4 @@
-"""What does an engine now believe of its running sequences' lengths, and is the probe to be believed?
+"""Current length forecasts of running sequences, and the gate that drops a poor probe.
 
 Takes what the probe reads, combines it with the forecast that came with each sequence (`probe.py`), and says
 the new median and 90th percentile of its whole length. When a sequence ends, both are judged by what they
@@ -62,7 +62,7 @@ class ProbeGate:
         return Foreseen(lengths[0], lengths[HIGH])
 
     def ended(self, sequence_id: str, tenant_id: str, output_tokens: int | None) -> None:
-        """It is over, after so many tokens by itself or at its maximum; None: it was cut off."""
+        """It ended after `output_tokens`, by itself or at its maximum; None: it was cut off."""
         said = self._said.pop(sequence_id, None)
         if said is None or output_tokens is None:
             return

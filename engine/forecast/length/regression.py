@@ -1,4 +1,4 @@
-"""How long will the answer to a request with these features be? The second layer of the length forecast.
+"""Second layer of the length forecast: online regression on a request's features.
 
 A linear model of the logarithm of the length: its place and its spread, both learned online from one answer
 at a time (AdaGrad, Duchi et al. 2011: a step for each weight that shrinks as it is used). The place starts
@@ -51,7 +51,7 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class LengthRegression:
-    """The model of one served model. One writer: whoever sees answers end."""
+    """The model of one served model. One writer: the code that sees answers end."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -106,7 +106,7 @@ class LengthRegression:
         # Of the Laplace likelihood |residual| + log spread, by the logarithm of the spread.
         widen = min(abs(residual), LARGEST_STEP + 1) - 1
         novelty = _novelty(sum(not self._place_squares[index] for index in features.places), features)
-        # Many features at once move far together: the step is shared among them (as in normalised LMS).
+        # Many features together move far: the step is shared among them (as in normalised LMS).
         share = 1 / max(1.0, sum(value * value for value in features.values) / SHARED_FROM)
         place_rate, spread_rate = PLACE_RATE * share * located.spread, SPREAD_RATE * share
         for index, value in zip(features.places, features.values, strict=True):

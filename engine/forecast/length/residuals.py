@@ -1,4 +1,4 @@
-"""How far off is a prediction, as a distribution?
+"""Distribution of a prediction's relative error.
 
 A decaying histogram of (actual - predicted) / predicted spread, in logarithms of lengths. With it a predicted
 place and spread become quantiles that never cross, and that are calibrated whatever the shape of the error

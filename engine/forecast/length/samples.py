@@ -1,4 +1,4 @@
-"""Which states of the model were followed by how many more tokens? What a length probe is trained on.
+"""Training samples of the length probe: model states and the tokens that followed.
 
 Numbers only: neither prompts nor answers are in them (though a state is made from a prompt, and is to be kept
 as carefully as one). A bounded memory of the newest; a sequence gives a few readings at most, so that long
@@ -44,7 +44,7 @@ class LengthSamples:
         readings.append((generated, state))
 
     def ended(self, sequence_id: str, output_tokens: int | None) -> None:
-        """It had so many tokens in all; None: it was cut off, and says nothing."""
+        """The sequence had `output_tokens` in all; None: it was cut off, and its readings are dropped."""
         readings = self._open.pop(sequence_id, [])
         if output_tokens is None:
             return

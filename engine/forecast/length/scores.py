@@ -1,4 +1,4 @@
-"""How good are forecasts of a length? Pinball loss, coverage and rank accuracy, as answers end.
+"""Scores of length forecasts: pinball loss, coverage and rank accuracy.
 
 Pinball loss (Koenker and Bassett 1978) of a quantile is the one that its true value minimises; it is in
 tokens. Rank accuracy is concordance: of two answers of unlike length, how often was the longer one expected

@@ -1,10 +1,10 @@
-"""What is likely to arrive while a request waits?
+"""Recent arrival rates by tenant and tier, for replays.
 
 A request that waits is overtaken: by higher tiers, and in a fair order by tenants further below their share.
 Those requests are not there yet when the estimate is made. This keeps, for each tenant and tier, how often
 requests have been arriving lately and what they are like, so that a replay can let the likely ones arrive.
 
-Pure: time is passed in. Bounded: the streams heard of longest ago are forgotten first.
+Pure: time is passed in. Bounded: the streams seen longest ago are forgotten first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_STREAMS = 2048
 SHORTEST_WATCH_S = 2.0
 """A rate is never taken over less time than this: a burst is not a rate."""
 SILENCES = 3.0
-"""After a silence of so many `memory_s` a stream begins anew."""
+"""Silence, in `memory_s`, after which a stream begins anew."""
 SMOOTHING = 0.2
 """Weight of the newest request in a stream's typical size."""
 NEGLIGIBLE = 0.1
@@ -52,7 +52,7 @@ class _TenantArrivals:
 
 
 class ArrivalRates:
-    """One writer: whoever puts requests into the queue."""
+    """One writer: the code that enqueues requests."""
 
     def __init__(self, *, memory_s: float = MEMORY_S, max_streams: int = MAX_STREAMS) -> None:
         if not memory_s > 0 or max_streams < 1:

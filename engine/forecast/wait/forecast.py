@@ -1,4 +1,4 @@
-"""When will a request get its first token, and when its last?
+"""Forecast of a request's first and last token.
 
 A replay of the waiting queue (`replay.py`) with the fitted step-time model as the clock gives the median; the
 90th percentile adds the spread of as many answers as go first. Requests that come later and go first are

@@ -1,4 +1,4 @@
-"""What would a request of any tenant, in any tier, of any size see at its turn, if it came now?
+"""One replay of the queue with probes of any tenant, tier and size.
 
 One replay of the queue for all of them. Beside what really waits, probes stand in it: for each line asked
 about one of each of a few sizes, and for each tier those of a tenant that was idle so far. A probe has its
@@ -96,7 +96,7 @@ class Probing(QueueReplay):
     had: dict[tuple[str, int], int] = field(default_factory=dict)
     """Cost tokens sent so far or running at the start, by tenant and tier."""
     waited_s: float = 0.0
-    """Time that passed while somebody real waited."""
+    """Time that passed while a real request waited."""
     waited_turns: int = 0
     free: dict[int, int] = field(default_factory=dict)
     boarded: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Probing(QueueReplay):
         self.queue.add(entry, lane=self.lane_of(entry))
 
     def takes_at_once(self, cost: int) -> bool:
-        """Whether every engine has room for such a probe of any line: where nobody waits, those of smaller
+        """Whether every engine has room for such a probe of any line: with an empty queue, smaller
         sizes then see what it sees."""
         kv_tokens = sum(_halves(cost))
         return all(engine.has_room(self.candidate.tier, 1, kv_tokens) for engine in self.engines)
@@ -207,7 +207,7 @@ class Probing(QueueReplay):
         self.began[entry_id] = (engine.step, engine.now_s)
         for (tenant_id, tier), cost in self.had.items():
             if tier > line.tier:
-                # What runs in lower tiers gives way.
+                # Sequences of lower tiers are preempted.
                 cost -= self.boarded.get((tenant_id, tier), 0)
             if tenant_id == line.tenant_id:
                 point.ahead_own += cost

@@ -1,4 +1,4 @@
-"""Who is dispatched when, and when is a given request done, if all goes as predicted?
+"""Replay of the waiting queue on virtual time.
 
 The waiting queue on virtual time: the same order, the same late-dispatch windows, the same charges as in the
 gateway, in front of replayed engines.
@@ -37,7 +37,7 @@ MAX_EVENTS = 20_000
 
 
 def one_lane(_entry: QueueEntry) -> int:
-    """Everybody waits in the same lane."""
+    """All entries wait in the same lane."""
     return 0
 
 

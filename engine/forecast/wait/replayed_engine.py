@@ -1,4 +1,4 @@
-"""What will an engine do with what it holds, event by event?
+"""One engine in a replay, event by event.
 
 One engine in a replay: streams that wait for a place, prompts in chunks, decodes in lockstep. It jumps from
 event to event (a prompt done, an answer done), never token by token: between two events every step has the

@@ -1,4 +1,4 @@
-"""How long would a request wait, of any tenant, in any tier, of any size, if it came now?
+"""Wait surface: forecast of any tenant, tier and size from one replay.
 
 One replay of the queue (`probing.py`) answers for all of them: probes of a few sizes in each line (tenant
 and tier) see when they would have their turn, and what. A request's own forecast is read off between the
@@ -92,12 +92,12 @@ class Surface:
     samples: int
     is_extrapolated: bool
     dispatch_gap_s: float
-    """Mean time between two turns while somebody waited; 0: nobody did."""
+    """Mean time between two turns while the queue was not empty; 0: it always was."""
     free_places: Mapping[int, int]
     """By tier: requests that could be dispatched at once."""
     basis: str = field(init=False)
     _flat: dict[tuple[str, int], Point | None] = field(default_factory=dict, init=False, repr=False)
-    """What every probe of a line saw, where all saw the same: so it is where nobody waits."""
+    """What every probe of a line saw, where all saw the same: the case with an empty queue."""
     off_alone: float = field(init=False, repr=False)
     """Relative distance from p50 to p90 of what an engine does for one request."""
 
@@ -123,8 +123,8 @@ class Surface:
         more_prompt_tokens: int = 0,
     ) -> Forecast:
         """The forecast of a request. `output_tokens` (p50, p90) are of its longest sequence. What happened
-        since the replay: so many more requests (`more_ahead`) stand before it or took a free place, and so
-        many prompt tokens were sent to the engines.
+        since the replay: `more_ahead` more requests stand before it or took a free place, and
+        `more_prompt_tokens` prompt tokens were sent to the engines.
 
         A line without probes is answered as a newcomer's. Raises KeyError for a tier of which nothing is
         known.

@@ -1,8 +1,8 @@
-"""Admit: may the next one start now, beside what runs?
+"""Admission decision: may the next candidate start now, beside what runs.
 
-Two questions. *May it join* the batch as it is (a batch that runs to completion lets nobody in; a window
+Two questions. *May it join* the batch as it is (a batch that runs to completion is closed; a window
 waits for more; a bucket takes its like)? *Does it fit* into memory, with what the running ones will still
-need? A choice answers both; that nobody is skipped is the scheduler's rule.
+need? A choice answers both; that no candidate is skipped is the scheduler's rule.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Admit(Protocol):
 
     @property
     def longest_wait_s(self) -> float:
-        """With nothing running, a candidate joins after so long at the latest."""
+        """With nothing running, a candidate joins after this time at the latest."""
         ...
 
     def arrived(self, now_s: float) -> None:
@@ -76,7 +76,7 @@ class Admit(Protocol):
         ...
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """None: it may start. A `Defer` holds everybody behind it as well."""
+        """None: it may start. A `Defer` also holds the entries behind it."""
         ...
 
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:

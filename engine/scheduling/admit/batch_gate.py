@@ -1,8 +1,8 @@
-"""Who belongs to a batch that runs to completion?
+"""Membership of a batch that runs to completion.
 
-The gate opens for a number when nothing runs, lets so many in (over several steps, because one step's tokens
-may not hold all their prompts) and then stays shut until all have finished: it does not open again for places
-or memory that members leave. A member that lost its memory on the way may come back.
+The gate opens for a number when nothing runs, lets that number in (over several steps, because one step's
+tokens may not hold all their prompts) and then stays shut until all have finished: it does not open again
+for places or memory that members leave. A member that lost its memory on the way may come back.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class BatchGate:
         self._came = False
         self._stands_still = False
         self._since_s: float | None = None
-        """Since when somebody waits for the next batch."""
+        """Since when the next batch is waited for."""
 
     def lets_in(self, candidate: Sequence, batch: Batch) -> bool:
         """Whether it may join the batch that runs."""
         if not batch.running:
             return False
         if self._stands_still and not any(has_prompt_left(sequence) for sequence in batch.running):
-            # All prompts that there was room for are through: whoever is not in by now is not of this batch.
+            # All prompts that there was room for are through: later ones do not belong to this batch.
             self._may_come = 0
         return self._may_come > 0 or (candidate.preemptions > 0 and candidate in self.members)
 
     def waits_since(self, candidate: Sequence, now_s: float) -> float:
-        """Since when somebody waits for the next batch; asked for every candidate that is not let in."""
+        """Since when the next batch is waited for; called for every candidate that is not let in."""
         # The head of the line need not be the one that waits longest.
         earliest_s = min(candidate.submitted_s, now_s)
         self._since_s = earliest_s if self._since_s is None else min(self._since_s, earliest_s)

@@ -1,4 +1,4 @@
-"""Is the next prompt of the length of those that are being computed?
+"""Length-bucket admission: only prompts of like length are computed together.
 
 Homogeneous steps (BucketServe, arXiv 2507.17120). What a padded step pads is its prompts, each to the longest
 of them; a decoding sequence is a row of one token whatever its length. So prompts are computed together whose
@@ -58,7 +58,7 @@ class LengthBuckets:
         """Lengths count, not arrivals."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
-        """Prompts of its like, and any number of those that decode."""
+        """Prompts of like length, beside any number of decodes."""
         if not batch.running:
             return None
         if not candidate.is_suspended and self._is_due_back(batch.now_s):

@@ -1,9 +1,9 @@
-"""How much memory will be needed at the worst moment to come?
+"""Peak-memory admission: fits the worst future moment of KV use.
 
-LightLLM's admission (Past-Future scheduler, arXiv 2507.10150). Everyone who runs grows by a token a step
-until it ends, and frees what it holds; so the need peaks at the end of one of them. With the sequences sorted
-by remaining output r, the longest first, sequence i ends when it and the i - 1 longer ones have each grown by
-r_i:
+LightLLM's admission (Past-Future scheduler, arXiv 2507.10150). Every running sequence grows by a token a
+step until it ends and frees what it holds; so the need peaks at the end of one of them. With the sequences
+sorted by remaining output r, the longest first, sequence i ends when it and the i - 1 longer ones have each
+grown by r_i:
 
     peak = max over i of ( r_i * i + sum of used_j for j <= i )
 
@@ -37,7 +37,7 @@ UNKNOWN_SPREAD = 2
 
 @dataclass(slots=True)
 class PeakAdmit:
-    """Anyone may join whose worst moment fits. One object an engine."""
+    """A candidate joins if the worst moment with it fits. One object an engine."""
 
     quantile_permille: int = 600
     jump_permille: int = 200
@@ -58,7 +58,7 @@ class PeakAdmit:
         return min(1000, self.quantile_permille + self._raised // DECAY_STEPS)
 
     def arrived(self, now_s: float) -> None:
-        """Who runs is what counts."""
+        """No effect: only running sequences count."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Always."""
@@ -73,11 +73,11 @@ class PeakAdmit:
         return peak_blocks - held + headroom
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """Nobody."""
+        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """It is one of those that run, and has the blocks of its known tokens."""
+        """It runs now and has the blocks of its known tokens."""
         if self.name in batch.memo:
             peaks, held = batch.memo[self.name]
             [(remaining, used)] = self.needs([candidate], batch.block_tokens)
@@ -100,15 +100,15 @@ class PeakAdmit:
     def needs(self, sequences: Iterable[Sequence], block_tokens: int) -> list[tuple[int, int]]:
         """(Tokens still to come, tokens used) of each, by the quantile in force.
 
-        No more is to come than ever can. Used is what whole blocks may take at worst; one that must not be
-        asked to give way again holds all blocks that it can need from the start.
+        No more is to come than ever can. Used is what whole blocks may take at worst; one that is immune to
+        preemption holds all blocks that it can need from the start.
         """
         level = self.level_permille
         above_median = max(0, min(level, HIGH_PERMILLE) - MEDIAN_PERMILLE)
         above_high = max(0, level - HIGH_PERMILLE)
         spare = block_tokens - 1
         needs: list[tuple[int, int]] = []
-        # One plain loop without calls: it runs over all that run in each step in which somebody waits.
+        # One plain loop without calls: it visits every running sequence in each step with a waiting one.
         for sequence in sequences:
             submit = sequence.submit
             known = len(sequence.token_ids)
@@ -159,7 +159,7 @@ class Peaks:
         place = bisect_left(self._negative, -remaining)
         own = remaining * (place + 1) + used + (self._sums[place - 1] if place else 0)
         before = self._highest_before[place - 1] if place else 0
-        # Whoever ends sooner than the new one has it beside it then, grown as much as itself.
+        # A sequence that ends sooner than the new one has it beside it then, grown as much.
         after = self._highest_after[place] + used if place < len(self._used) else 0
         return max(before, own, after)
 

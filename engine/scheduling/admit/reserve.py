@@ -1,4 +1,4 @@
-"""How much memory does an admission leave for output that is yet to come?
+"""Admission with a memory reserve for predicted output.
 
 Reserving nothing (prompt only) admits most and pays with evictions and recomputation under pressure;
 reserving the full `max_tokens` leaves memory unused whenever answers are shorter; a part of the predicted
@@ -20,7 +20,7 @@ HELD, PROMISED = "held by small ones", "promised to large ones"
 
 @dataclass(frozen=True, slots=True)
 class PredictedReserve:
-    """Anyone may join; sets aside a part of the predicted remaining output, of all who run."""
+    """Any candidate may join; reserves a part of all running sequences' predicted remaining output."""
 
     permille: int = 500
     small_permille: int = 0
@@ -32,7 +32,7 @@ class PredictedReserve:
     longest_wait_s: float = 0.0
 
     def arrived(self, now_s: float) -> None:
-        """Who runs is what counts."""
+        """No effect: only running sequences count."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Always."""
@@ -41,8 +41,8 @@ class PredictedReserve:
     def blocks_wanted(self, candidate: Sequence, batch: Batch) -> int:
         """Its known tokens and its reserve, and what the running ones are still promised; see `room.py`.
 
-        Where there is memory for all that the running ones can ever take, that is the answer, and nobody
-        looks at them.
+        Where there is memory for all that the running ones can ever take, that is the answer, without
+        looking at each.
         """
         own = self._still_wanted([candidate], batch.block_tokens)
         lane = batch.num_blocks * self.small_permille // 1000
@@ -61,7 +61,7 @@ class PredictedReserve:
         return wanted - min(lane, self._once_a_step(PROMISED, batch, self._promised_to_large))
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """Nobody."""
+        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
@@ -97,7 +97,7 @@ class PredictedReserve:
         """Blocks for known tokens and reserve, less those held."""
         wanted = 0
         permille = self.permille
-        # One plain loop without calls: it runs over all that run in each step in which somebody waits.
+        # One plain loop without calls: it visits every running sequence in each step with a waiting one.
         for sequence in sequences:
             tokens = len(sequence.token_ids)
             ahead = sequence.prompt_tokens + sequence.predicted_output_tokens - tokens

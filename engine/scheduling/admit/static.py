@@ -1,8 +1,8 @@
-"""What does a batch cost that is filled once and then runs to completion?
+"""Static batching: a batch is filled once and runs to completion.
 
-The oldest way to batch, kept as the honest baseline: those who wait when nothing runs go together, up to a
-size, and everybody else waits until the last of them has finished. Places of members that have finished stay
-empty; with `padded`, whoever executes the steps pads them to the longest member as well.
+The oldest way to batch, kept as the honest baseline: the requests that wait when nothing runs go together, up
+to a size, and all others wait until the last member has finished. Places of members that have finished stay
+empty; with `padded`, the runner pads its steps to the longest member as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StaticBatch:
         return self._closed + self._waste_now()
 
     def arrived(self, now_s: float) -> None:
-        """Who waits when the batch ends is what counts."""
+        """No effect: the queue at the batch's end counts."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch, or one that is just being filled."""
@@ -50,7 +50,7 @@ class StaticBatch:
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """Nobody."""
+        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:

@@ -1,11 +1,11 @@
-"""Run what waits now, how many of it, or wait for more: what does the table say?
+"""Batch-or-wait admission by a precomputed table.
 
 A table solved beforehand for the load and the machine (see `engine.scheduling.batch_or_wait.table`) is asked
 whenever nothing runs, with all that it was solved over: how fast requests arrive, how many wait and how long
 the first of them has, whether a long one is among them, what they all have to go, and how much of the KV
 cache others hold. It says wait, and for how long, or how many of the head of the line the next batch takes;
-that batch then runs to completion. Whatever a table says, nobody waits longer than its own `longest_wait_s`
-with nothing running.
+that batch then runs to completion. With nothing running no request waits longer
+than the table's own `longest_wait_s`, whatever it says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TableAction:
     wait_s: float
     """Seconds to wait if nothing else arrives; 0: run now."""
     batch: int
-    """The batch is to take so many of the line, no more; 0: wait."""
+    """Requests of the line that the batch takes at most; 0: wait."""
 
 
 class WaitTable(Protocol):
@@ -36,12 +36,12 @@ class WaitTable(Protocol):
 
     @property
     def long_tokens(self) -> int:
-        """From so many tokens to go a request counts as long."""
+        """Remaining tokens from which a request counts as long."""
         ...
 
     @property
     def longest_wait_s(self) -> float:
-        """The table never waits when the first one has waited so long."""
+        """The table never waits once the first request has waited this long."""
         ...
 
     def decide(
@@ -56,7 +56,7 @@ class WaitTable(Protocol):
     ) -> TableAction:
         """`rate_per_s`: arrivals lately, 0: not known yet. `has_long`: of those that wait, one at least is
         long. `remaining_tokens`: what they all have to go, prompt and predicted output. `kv_pressure`: part
-        of the KV cache that cannot be had without taking it from somebody, 0 to 1."""
+        of the KV cache that cannot be had without eviction, 0 to 1."""
         ...
 
 
@@ -115,11 +115,11 @@ class BatchOrWait:
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """Nobody."""
+        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """A member of the batch, which waits for nobody else."""
+        """A member of the batch."""
         self._gate.admitted(candidate, batch)
         self.memory.admitted(candidate, batch)
 

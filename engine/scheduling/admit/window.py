@@ -1,4 +1,4 @@
-"""Is it worth waiting for more before a batch starts?
+"""Dynamic batching: a batch starts when it is full or its window has passed.
 
 A batch starts when `size` wait, or when the first of them has waited `window_s`; then it runs like a static
 batch. At low load the window only adds delay.
@@ -32,7 +32,7 @@ class DynamicWindow:
         return self.window_s
 
     def arrived(self, now_s: float) -> None:
-        """Who waits is counted when it is asked."""
+        """No effect: waiting requests are counted in `joins`."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         """Into an empty batch when it is time, or into one that is just being filled."""
@@ -53,11 +53,11 @@ class DynamicWindow:
         return self.memory.blocks_wanted(candidate, batch)
 
     def suspends(self, candidate: Sequence, batch: Batch) -> list[Sequence]:
-        """Nobody."""
+        """None."""
         return []
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
-        """The window of the next batch opens with whoever is left or comes."""
+        """The window of the next batch opens with the first request left or arriving."""
         self._gate.admitted(candidate, batch)
         self.memory.admitted(candidate, batch)
 

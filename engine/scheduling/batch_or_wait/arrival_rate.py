@@ -1,9 +1,9 @@
-"""How many requests arrive a second, lately?"""
+"""Recent arrival rate, requests per second."""
 
 from __future__ import annotations
 
 MEMORY_ARRIVALS = 32
-"""The rate is that of about so many last arrivals."""
+"""Arrivals over which the rate is averaged, about."""
 SHORTEST_GAP_S = 1e-9
 
 

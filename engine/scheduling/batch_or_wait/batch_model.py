@@ -1,7 +1,7 @@
-"""How long does a batch that runs to completion take, and what energy?
+"""Duration and energy of a batch that runs to completion.
 
 Requests come in two kinds, short and long, each of one typical length. The batch is prefilled in one step and
-then decoded until its last member is done; nobody leaves early and nobody joins, so everybody waits for the
+then decoded until its last member is done; no member leaves early and none joins, so all wait for the
 longest. With one output token it is a prefill or an embedding batch.
 """
 
@@ -70,7 +70,7 @@ class BatchModel:
 
     @property
     def long_tokens(self) -> int:
-        """From so many predicted tokens, prompt and output, a request counts as long."""
+        """Predicted tokens, prompt and output, from which a request counts as long."""
         if self.long_share == 0:
             return self.long.total_tokens + 1
         middle = round(sqrt(self.short.total_tokens * self.long.total_tokens))

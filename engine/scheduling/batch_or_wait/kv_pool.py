@@ -1,4 +1,4 @@
-"""How much KV memory does the next batch have, and how does that change?
+"""KV memory left for the next batch, and how it changes.
 
 Others hold part of the pool: paused sequences, whose tenants wait for their budgets. The part that they hold,
 the KV pressure, is one of a few levels. It comes and goes whatever the batches do: a level lasts
@@ -20,7 +20,7 @@ from engine.scheduling.batch_or_wait.batch_model import BatchModel
 MOST_PRESSURES = 6
 LEAST_HOLD_S = 0.1
 MIXED_CHANGES = 500.0
-"""After so many changes on average it does not matter any more where they began."""
+"""After this number of changes on average the starting level no longer matters."""
 
 
 class KvMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

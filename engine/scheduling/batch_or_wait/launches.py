@@ -1,6 +1,6 @@
-"""What does running a batch cost, how long does it take, and in which situation does it end?
+"""Cost, duration and end states of running a batch.
 
-A batch takes as long as its longest member, and nobody leaves it early. So less than a full batch may be
+A batch takes as long as its longest member, and no member leaves early. So less than a full batch may be
 better even where more wait: the first few of the line only, or, where short ones stand before long ones
 (`short_first`), the short ones only. Meanwhile others arrive (Poisson).
 
@@ -23,7 +23,7 @@ from engine.scheduling.batch_or_wait.states import LONG_LEVELS, RUN, SHORT_ONES,
 NEGLIGIBLE = 1e-6
 """Transitions less likely than this are left out, and the rest scaled up."""
 KNOT_POINTS = 4
-"""Where more wait than fit, what follows a batch is worked out at every so many points of time waited, and
+"""Where more wait than fit, what follows a batch is worked out at this spacing of points of time waited, and
 interpolated between."""
 HIDDEN_QUEUES = 10
 

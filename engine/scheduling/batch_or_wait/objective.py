@@ -1,4 +1,4 @@
-"""What does the batch-or-wait table minimise?
+"""Objective that the batch-or-wait table minimises.
 
 alpha x mean latency [s] + beta x mean power [W] + gamma x share of requests that started too late.
 """

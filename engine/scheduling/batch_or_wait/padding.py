@@ -1,4 +1,4 @@
-"""How much of a batch that runs to completion is padding?
+"""Share of padding in a batch that runs to completion.
 
 A static batch with padded shapes computes every prompt up to the longest, and keeps the row of a member that
 has finished until the last one has.

@@ -1,4 +1,4 @@
-"""Which situations does the batch-or-wait table tell apart, and what may be done in each?
+"""States and actions of the batch-or-wait table.
 
 A situation: the KV pressure, how many of those that wait are long, how many wait, and how long the first of
 them has waited, on a grid. Beyond `most_waiting` all are one overflow state.
@@ -14,12 +14,12 @@ MOST_STATES = 50_000
 RUN, SHORT_ONES, WAIT = "rsw"
 """Run the first that wait, up to a full batch; run the short ones of them; wait."""
 SIZES = {"1": 1, "2": 2, "3": 3, "4": 4, "6": 6, "8": 8, "C": 12, "G": 16, "O": 24, "W": 32}
-"""Run so many only."""
+"""Run this number only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How finely the state is told apart."""
+    """Resolution of the states."""
 
     max_batch: int = 16
     longest_wait_s: float = 2.0
@@ -46,7 +46,7 @@ class Grid:
         self.check_states(1)
 
     def check_states(self, pressures: int) -> None:
-        """Raises ValueError when there are too many states at so many KV pressures."""
+        """Raises ValueError when there are too many states at this number of KV pressures."""
         states = pressures * (1 + self.most_waiting * (LONG_LEVELS + 1) * self.points)
         if states > MOST_STATES:
             raise ValueError(
@@ -75,12 +75,12 @@ class Places:
     long ones, number waiting, time waited."""
 
     def __init__(self, grid: Grid, levels: int) -> None:
-        """`levels` of long ones are told apart; with no long ones it is one."""
+        """`levels`: how many counts of long ones are distinguished; 1 without long ones."""
         self.levels, self.most, self.points = levels, grid.most_waiting, grid.points
         self.size = 1 + levels * self.most * self.points
 
     def at(self, count: int, level: int, point: int) -> int:
-        """The place of a situation; of more waiting than are told apart, the overflow state's."""
+        """Index of a situation; the overflow state's beyond `most_waiting`."""
         if count == 0:
             return 0
         return 1 + (level * self.most + min(count, self.most) - 1) * self.points + point

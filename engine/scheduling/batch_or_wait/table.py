@@ -1,4 +1,4 @@
-"""The batch-or-wait table: run what waits now, or wait up to how long?
+"""Batch-or-wait table: run the waiting requests now, or wait up to how long.
 
 What `engine.scheduling.smdp` worked out for a grid of arrival rates, stored as one small JSON file and looked
 up in constant time. A table keeps no state: any number of engines may share one.
@@ -68,7 +68,7 @@ class BatchOrWaitTable:
 
     @property
     def long_tokens(self) -> int:
-        """From so many predicted tokens, prompt and output, a request counts as long."""
+        """Predicted tokens, prompt and output, from which a request counts as long."""
         return self.model.long_tokens
 
     @property
@@ -78,7 +78,7 @@ class BatchOrWaitTable:
 
     @property
     def longest_wait_s(self) -> float:
-        """Nobody is kept waiting longer than this once the server is free."""
+        """No request is kept waiting longer than this once the server is free."""
         return self.grid.longest_wait_s
 
     def decide(
@@ -121,7 +121,8 @@ class BatchOrWaitTable:
         return TableAction(0.0, min(whole, SIZES.get(letter, whole)))
 
     def summary(self) -> list[dict[str, object]]:
-        """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs at once."""
+        """For people, by rate and KV pressure: the cost, and from how many waiting a batch runs
+        immediately."""
         return [
             {
                 "rate_per_s": rate.rate_per_s,
@@ -174,7 +175,7 @@ def solve_table(
     tolerance: float = 1e-3,
     progress: Callable[[float], None] | None = None,
 ) -> BatchOrWaitTable:
-    """Solves each rate. `progress` is told how much is done, 0 to 1.
+    """Solves each rate. `progress` gets the share done, 0 to 1.
 
     Raises ValueError for rates that are not positive and rising, or too many of them, and for what
     `engine.scheduling.batch_or_wait.value_iteration.solve` refuses; `NotSolved`.
@@ -202,5 +203,5 @@ def _next_run(row: str) -> list[int]:
 
 
 def _control_limit(rows: list[str], level: int) -> int:
-    """The least number waiting, `level` of them long, of which some run at once."""
+    """The least number waiting, `level` of them long, from which a batch runs immediately."""
     return next(count for count in range(max(1, level), len(rows) + 1) if rows[count - 1][0] != WAIT)

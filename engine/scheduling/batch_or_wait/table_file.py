@@ -1,4 +1,4 @@
-"""What is in a batch-or-wait table's file, and is it whole and consistent?
+"""File format of a batch-or-wait table, with its consistency checks.
 
 The file says what it was solved for: a table for another model, other lengths or another objective is another
 table. Its version is that of the situations that it tells apart.
@@ -40,7 +40,7 @@ class StoredRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saturated: bool
     actions: list[list[list[str]]]
     """By KV pressure, level of long ones and number waiting: at each point of time waited `r`un, run the
-    `s`hort ones only, run so many only (`SIZES`), or `w`ait."""
+    `s`hort ones only, run that number only (`SIZES`), or `w`ait."""
 
     @staticmethod
     def of(solution: Solution) -> StoredRate:

@@ -1,4 +1,4 @@
-"""Run this batch now, or wait for more? The optimal answer, worked out in advance.
+"""Solves batch-or-wait as a semi-Markov decision process by relative value iteration.
 
 A server runs batches to completion; requests arrive at random (Poisson). Whenever the server is free it runs
 what waits, up to `max_batch`, or waits: for the next arrival, but at most a while. Waiting makes batches
@@ -71,7 +71,7 @@ def solve(
 ) -> Solution:
     """The best policy at `rate_per_s` arrivals a second, to within `tolerance` of its cost.
 
-    `progress` is told the relative gap between the bounds now and then. Raises ValueError for a rate that is
+    `progress` gets the relative gap between the bounds now and then. Raises ValueError for a rate that is
     not positive, a pool that does not hold a request or too many states; `NotSolved` when the bounds stay
     apart.
     """
@@ -185,7 +185,7 @@ class _DecisionProcess:
                     for letter, launch, odds in self._options[pressure][level][count - 1]
                 }
                 if count < self._grid.max_batch:
-                    # Once the first one has waited longest nobody waits any more.
+                    # Once the first one has waited longest, none waits any more.
                     options[WAIT] = [*self._wait_rates(waited, now, count, level), _NEVER]
                 best = list(map(min, *options.values())) if len(options) > 1 else next(iter(options.values()))
                 if choices:
@@ -196,7 +196,7 @@ class _DecisionProcess:
         return new, tuple(levels[min(level, places.levels - 1)] for level in range(LONG_LEVELS + 1))
 
     def _empty_rate(self, values: list[list[float]], pressure: int) -> float:
-        """Change of value per second with nobody waiting: one comes, or the pressure changes."""
+        """Change of value per second with an empty queue: a request arrives, or the pressure changes."""
         known, share, places = values[pressure], self._model.long_share, self._places
         long = places.at(1, min(1, places.levels - 1), 0)
         after = (1 - share) * known[places.at(1, 0, 0)] + share * known[long]

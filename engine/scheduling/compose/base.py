@@ -1,4 +1,4 @@
-"""Compose: which running sequences get tokens this step, and how many?"""
+"""Compose decision: which running sequences get tokens this step, and how many."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How do prompts advance without holding up the streams that decode?
+"""Decode-first composition: every decode, then prompts in chunks.
 
 Decode first, then unfinished prompts in chunks (Sarathi-Serve, OSDI 2024): a decoding stream never waits for
-somebody else's prompt, and prompts take what the step's budget of tokens and of predicted time leaves.
+another sequence's prompt, and prompts take what the step's budget of tokens and of predicted time leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Should this step advance prompts or answers, if it does not do both?
+"""Two-lane composition: a step advances prompts or answers, not both.
 
 Two lanes: a step either computes chunks of prompts or one token of each answer, so that no answer's token
 waits for a chunk computed beside it, and all steps of a lane have the same shape. Answers wait while the
@@ -30,7 +30,7 @@ class Lanes:
     open_permille: int = 125
     """Unfinished prompts per 1,000 decoding sequences that open the prompt lane."""
     close_permille: int = 30
-    """The prompt lane closes when there are no more than so many."""
+    """The prompt lane closes at this number of unfinished prompts or fewer."""
     least_decode_steps: int = 4
     most_decode_steps: int = 16
     """So long unfinished prompts wait at most."""

@@ -1,4 +1,4 @@
-"""How do unfinished prompts share what a step has left?
+"""Division of a step's remaining tokens among unfinished prompts.
 
 Used by every composition. Prompts advance in chunks, under three limits and a time budget:
 
@@ -6,7 +6,7 @@ Used by every composition. Prompts advance in chunks, under three limits and a t
   `max_long_partial_prefills` of them long ones, so that short prompts pass a long one. A prompt that a step
   can complete needs no such place.
 - a prompt is long while more than `long_prefill_token_threshold` of its tokens are left; a step takes at most
-  so many of them (or `long_chunk_permille` of that).
+  that many of them (or `long_chunk_permille` of that).
 - with `target_step_s`, prompts get only what keeps the step's predicted time below it, but together at least
   `least_chunk_tokens`: decoding sequences alone may use the time up, and prompts must still advance.
 

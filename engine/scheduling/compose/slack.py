@@ -1,13 +1,13 @@
-"""Which tokens are due, and which can lend their time to a prompt that is late?
+"""Deadline-slack composition: sequences ahead of their deadline lend tokens to late prompts.
 
 After FairBatching (arXiv 2510.14392): token j of an answer is due at arrival + TTFT target + j * TPOT target.
 A decoding sequence that is ahead of its deadline has slack; a step may last as long as the least slack of
 those that are in it, which lets prompts take larger chunks than a fixed target would. When a prompt would
 be late otherwise, decoding sequences that can afford to miss this step and the next one lend it their tokens.
 
-A sequence that lends comes closer to its deadline with every step and is then served: nobody lends for long.
-The targets are the sequence's own where it has any, else this choice's; none above `LONGEST_TARGET_S` counts,
-so that no prompt waits behind an endless stream of more urgent ones.
+A sequence that lends comes closer to its deadline with every step and is then served: no sequence lends for
+long. The targets are the sequence's own where it has any, else this choice's; none above `LONGEST_TARGET_S`
+counts, so that no prompt waits behind an endless stream of more urgent ones.
 """
 
 from __future__ import annotations

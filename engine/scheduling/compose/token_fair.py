@@ -1,4 +1,4 @@
-"""Who gets a token when more sequences decode than a step has slots?
+"""Token-fair composition: decode slots are shared between tenants by weight.
 
 Each step hands out at most `slots` decode tokens, one a sequence:
 
@@ -28,13 +28,13 @@ from engine.sequence import Sequence
 STRIDE = 1_000_000
 """What a token adds to the count of a tenant of weight 1."""
 PROMPT_PART = 4
-"""One in so many of a step's tokens is kept for prompts, if there are any."""
+"""One in this many of a step's tokens is kept for prompts, if there are any."""
 UNLIMITED = 1 << 30
 
 
 @dataclass(slots=True)
 class TokenFair:
-    """One object an engine: it remembers who missed out."""
+    """One object an engine: it remembers which sequences missed a turn."""
 
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""

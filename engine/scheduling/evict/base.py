@@ -1,8 +1,8 @@
-"""Evict: who gives way when memory runs out, and how?
+"""Evict decision: which sequence is preempted when memory runs out, and how.
 
-Which sequences are candidates at all (never a higher tier than the one in need, never one that gave way too
-often, never the last runner) is the scheduler's rule. How they give way is a ladder: *pause* keeps the KV
-(enough when only a place is wanted), *swap* moves it to host memory, *recompute* drops it.
+Which sequences are candidates at all (never a higher tier than the one in need, never one preempted too
+often, never the last runner) is the scheduler's rule. How they are preempted is a ladder: *pause* keeps the
+KV (enough when only a place is wanted), *swap* moves it to host memory, *recompute* drops it.
 """
 
 from __future__ import annotations

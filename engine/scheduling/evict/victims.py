@@ -1,4 +1,4 @@
-"""Which of several candidates gives way?"""
+"""Choices of the victim among several candidates for eviction."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AttainedVictim:
 
     name: str = "attained-victim"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    """Nobody starves of it: who gave way often enough is no candidate."""
+    """No starvation: a sequence preempted often enough is no candidate."""
 
     def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
         """See `Evict`."""

@@ -1,4 +1,4 @@
-"""Order: who is next in the queue?
+"""Order decision: which waiting entry is next.
 
 An order ranks waiting entries and nothing else: whether the next one fits is the admission's question.
 The same objects run in front of one engine (inside it) and in front of many (in the gateway).
@@ -93,7 +93,7 @@ class ServiceCountersLike(Protocol):
         ...
 
     def lowered_reader(self) -> Callable[[], Collection[str] | None]:
-        """Tells at each call whose counter fell since the last one; None: look at everybody's.
+        """Returns a reader: tenants whose counter fell since its last call; None: look at all.
 
         With it a heap of tenants can be lazy: counters rise with every token and fall hardly ever.
         """

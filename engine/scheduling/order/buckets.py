@@ -6,9 +6,9 @@ again. The order stays with one bucket until its line is empty or `run` of its e
 to the bucket whose head has waited longest.
 
 Neighbours of like length pad each other little where shapes are padded (static batches, captured graphs,
-compiled shapes). Guarantee: each run starts with whoever has waited longest of all, so an entry behind n
-others is served after at most (n + 1) x `run` turns. Loses where nothing is padded, and under sparse load,
-which is spread over the buckets.
+compiled shapes). Guarantee: each run starts with the entry that has waited longest of all, so an entry
+behind n others is served after at most (n + 1) x `run` turns. Loses where nothing is padded, and under
+sparse load, which is spread over the buckets.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Buckets:
         return None if bucket is None else next(iter(bucket.line.values()))[0]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         bucket = self._next()
         if bucket is None:
             raise IndexError("pop from an empty order")
@@ -143,7 +143,7 @@ class Buckets:
         return (0 if self._bucket_for(entry) is self._next() else 1, entry.arrived_s)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Buckets:

@@ -1,4 +1,4 @@
-"""Who is next, when tenants take turns and each has a line of its own?
+"""Base of orders in which tenants take turns, each with a line of its own.
 
 What vtc, hybrid, drr and dlpm have in common: a line a tenant, and a heap of the waiting tenants by how they
 stand. The counters are charged by others at any moment; see `TenantHeap` for how the heap finds out.
@@ -63,7 +63,7 @@ class ByTenant:
         return None if tenant_id is None else self._lines[tenant_id].peek(now_s)
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         tenant_id = self._heap.lowest(self._standing)
         if tenant_id is None:
             raise IndexError("pop from an empty order")
@@ -92,7 +92,7 @@ class ByTenant:
             yield from line.entries()
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted: that is the composition's and the eviction's business."""
+        """Never: interrupting is the composition's and the eviction's decision."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:

@@ -1,22 +1,22 @@
 """Deficit round robin: every tenant spends a quantum of service a round, in turns.
 
 Shreedhar and Varghese, SIGCOMM 1995, in the form of DLPM (arXiv 2501.14312): a tenant with credit may be
-served, what it is served is taken off, and when nobody who waits has credit, a new round gives everybody in
-debt a quantum. A round keeps to one tenant as long as its credit lasts, which keeps its prefixes in the
+served, what it is served is taken off, and when no waiting tenant has credit, a new round gives every tenant
+in debt a quantum. A round keeps to one tenant as long as its credit lasts, which keeps its prefixes in the
 cache: a large quantum trades fairness for locality.
 
 Credit needs no feed of its own. With the tenant's counter v, a boundary g and the round r in which g was set,
-its credit in round R is g + (R - r) x quantum - v, for one in debt at each round's end, as everybody who
-waits is. So the round in which it may be served follows from v alone: r if v < g, else
+its credit in round R is g + (R - r) x quantum - v, for one in debt at each round's end, as every waiting
+tenant is. So the round in which it may be served follows from v alone: r if v < g, else
 r + floor((v - g) / quantum) + 1; and a heap by that round replaces the visits. Counters are per weight, so a
 heavier tenant gets more tokens out of a quantum.
 
-A tenant nobody knows starts with one quantum. One that waited before keeps debt and what credit it had; for
+An unknown tenant starts with one quantum. One that waited before keeps debt and what credit it had; for
 each round that it missed it gets a quantum as long as it is in debt. So idling earns at most a quantum.
 
 Guarantee: backlogged tenants of unit weight differ by at most 2U + quantum (U as in `vtc.py`), which is more
-than the fairness bound, so that is not claimed; nobody starves, since a round ends when everybody has spent
-its quantum. Loses against vtc on fairness (bursts of a quantum), and when the quantum is small on locality.
+than the fairness bound, so that is not claimed; no tenant starves, since a round ends when all have spent
+their quantum. Loses against vtc on fairness (bursts of a quantum), and when the quantum is small on locality.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Drr(ByTenant):
         self._left.note(tenant_id, (boundary + (self._round - set_in) * self._quantum, self._round))
 
     def _picked(self, tenant_id: str) -> None:
-        # Nobody who waits stands lower, so all have spent their quanta of the rounds before this one.
+        # No waiting tenant stands lower, so all have spent their quanta of the rounds before this one.
         self._round = max(self._round, self._round_of(tenant_id))
 
     def _empty(self, counters: ServiceCountersLike) -> Self:

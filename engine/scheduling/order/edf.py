@@ -1,11 +1,11 @@
 """Earliest deadline first.
 
 Who has no deadline is due `default_s` after its arrival. A deadline counts as no earlier than the arrival
-and no later than `horizon_s` after it: otherwise deadlines in the past would pass everybody for ever, and
+and no later than `horizon_s` after it: otherwise deadlines in the past would pass all others for ever, and
 one in the far future would never come.
 
 Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines,
-this one does. Nobody starves: whoever arrives after an entry's deadline goes after it. Loses under overload,
+this one does. No entry starves: what arrives after its deadline goes after it. Loses under overload,
 where one miss makes the next: refuse early what cannot be met (the gateway's business). Ignores length.
 """
 

@@ -1,4 +1,4 @@
-"""First come, first served: one line for everybody.
+"""First come, first served: one line for all tenants.
 
 Guarantee: no overtaking, so no starvation while every entry can fit. Loses when a long prompt stands before
 many short ones, and when one tenant floods the line: all others wait behind it. Kept as the honest baseline
@@ -16,7 +16,7 @@ from engine.scheduling.order.base import ServiceCountersLike
 
 
 class Fcfs:
-    """One line, in order of arrival. The counters are somebody else's business."""
+    """One line, in order of arrival. Counters are not used."""
 
     name = "fcfs"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
@@ -40,7 +40,7 @@ class Fcfs:
         return next(iter(self._line.values()), None)
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes the head. Raises IndexError when nobody waits."""
+        """Takes the head. Raises IndexError when empty."""
         if not self._line:
             raise IndexError("pop from an empty order")
         self.operations += 1
@@ -59,7 +59,7 @@ class Fcfs:
         return (entry.arrived_s,)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Fcfs:

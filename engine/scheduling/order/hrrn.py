@@ -5,16 +5,16 @@ others were served meanwhile. A clock in tokens stands still when nothing is ser
 on any machine. Brinch Hansen, 1971; SGLang measured the token clock against first come, first served: mean
 TTFT 24.2 -> 7.5 s, p99 60.5 -> 55.5 s (sgl-project/sglang pull request 32911). Needs no length predictor.
 
-All ratios change at every moment, so a sorted queue would be stale at once. Instead entries stand in
+All ratios change at every moment, so a sorted queue would be stale immediately. Instead entries stand in
 classes of nearly equal size, each a line in order of arrival, and only the heads are compared: in one class
 the one that has waited longest has (nearly) the highest ratio. Resolution: a class spans a factor of
-2^(1/4), so the ratio of whoever is picked is at least 2^(-1/4) of the highest. About four classes for each
+2^(1/4), so the ratio of the picked entry is at least 2^(-1/4) of the highest. About four classes for each
 doubling of size, however many wait.
 
 Guarantee: with at most n entries waiting, each of at most c cost tokens and at least s of size, one of size
 S is served before others get about n x c x S / s. (A queue without a limit under lasting overload would void
-it: the crowd waits longer and longer, too.) Nobody is interrupted. Loses where outputs, which it does not
-see, dominate; no fairness between tenants by itself (see `hybrid.py`).
+it: the crowd waits longer and longer, too.) Never: this order does not interrupt. Loses where outputs, which
+it does not see, dominate; no fairness between tenants by itself (see `hybrid.py`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Hrrn:
         return None if best is None else best.entry
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         best = self._best()
         if best is None:
             raise IndexError("pop from an empty order")
@@ -137,7 +137,7 @@ class Hrrn:
         return max(0, self._counters.served_cost - self._joined_cost(entry_id))
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Hrrn:

@@ -1,8 +1,8 @@
 """Fair between tenants, short ones first inside each, and small ones past a large one that memory keeps.
 
 The counters, the lift and the choice of the tenant are those of `vtc.py`; inside a tenant the highest
-response ratio goes next (`hrrn.py`), so a tenant's long prompts delay its short ones little and starve not.
-Tenants with equal counters go by who began to wait first.
+response ratio goes next (`hrrn.py`), so a tenant's long prompts delay its short ones little and do not
+starve. Tenants with equal counters go by who began to wait first.
 
 Large entries (`QueueEntry.yields_cost`, see `room.py`) wait in a lane of their own, ordered alike. The first
 of the small lane goes before the first of the large one while
@@ -15,8 +15,8 @@ nothing is large this is vtc with lines of hrrn.
 
 Guarantee: a tenant goes first at most `yields_cost` above the lowest of those that wait, so the difference of
 two backlogged tenants is that of `vtc.py` plus twice `yields_cost` at worst (measured, it is less than vtc's
-where sizes differ: nobody is held up); a large entry waits at most `PATIENCE` x `yields_cost` longer than
-without lanes, whoever sends small ones and in however many names.
+where sizes differ: no entry is held up); a large entry waits at most `PATIENCE` x `yields_cost` longer than
+without lanes, whichever tenants send small ones, and however many.
 
 Loses against hrrn on mean latency when tenants differ (a turn may go to a long request of a tenant that has
 had little), and against first come, first served on fairness between one tenant's own users.
@@ -81,7 +81,7 @@ class Hybrid:
         return small if self._goes_before(small, large) else large
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         entry = self.peek(now_s)
         if entry is None:
             raise IndexError("pop from an empty order")
@@ -109,7 +109,7 @@ class Hybrid:
         return (self._large if entry.yields_cost else self._small).rank(entry, now_s)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:
@@ -184,7 +184,7 @@ class _Lane(Vtc):
         return line.clone_sharing(self._counters, self._left)
 
     def _comes(self, tenant_id: str, *, preempted: bool) -> None:
-        """Nobody is lifted here."""
+        """No lift here."""
 
     def _leaves(self, tenant_id: str) -> None:
         """Nor remembered."""

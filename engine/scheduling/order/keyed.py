@@ -1,7 +1,7 @@
-"""Who is next, when every entry's key is fixed while it waits?
+"""Base of orders whose key is fixed while an entry waits.
 
 What sjf, srpt, las, edf and priority have in common: one heap. Ageing needs no re-sorting. With
-key = size - ageing x waited, and waited = now - joined, the term ageing x now is the same for everybody, so
+key = size - ageing x waited, and waited = now - joined, the term ageing x now is the same for all, so
 size + ageing x joined sorts alike and never changes.
 
 Equal keys go by arrival; an entry that returns to the front goes before its equals. What an order fixes
@@ -63,7 +63,7 @@ class Keyed:
         return None if entry_id is None else self._waiting[entry_id][0]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         entry_id = self._heap.top()
         if entry_id is None:
             raise IndexError("pop from an empty order")
@@ -82,7 +82,7 @@ class Keyed:
         return (self._key_of(entry),)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Self:

@@ -1,4 +1,4 @@
-"""Least attained service: whoever has had the fewest tokens goes first.
+"""Least attained service: the entry with the fewest tokens so far goes first.
 
 Needs no prediction: what has run for long is likely to run for longer, if lengths are heavy-tailed
 (Nuijens and Wierman, 2008; Autellix, arXiv 2502.13965, applies it to LLM serving). Attained service is prompt
@@ -8,8 +8,8 @@ An entry interrupts a running one that is `QUANTUM_TOKENS` ahead of it, so two o
 length rather than swapping at each token.
 
 Guarantee: the least mean response time without knowing sizes, if they have a decreasing hazard rate. Does
-not promise that everybody gets a turn: an endless stream of newcomers, who have had nothing, starves who
-has had something. Loses when all sizes are alike: then everybody finishes late. Holds KV for every
+not promise a turn for every entry: an endless stream of newcomers, which have had nothing, starves those
+that have had something. Loses when all sizes are alike: then all finish late. Holds KV for every
 half-done entry.
 """
 

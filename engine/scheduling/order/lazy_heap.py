@@ -1,4 +1,4 @@
-"""Which name has the smallest key, when names leave and keys change?
+"""Heap by name with lazy deletion and changing keys.
 
 A binary heap in which what is dropped or replaced stays until it surfaces; when more than half of it is
 stale it is built anew. Everything is O(log n) amortised.
@@ -100,7 +100,7 @@ class TenantHeap:
     """Which tenant stands lowest, when counters are charged by others?
 
     A tenant's standing may rise behind the heap's back: it is looked at again when it surfaces, so a charge
-    costs nothing until it matters. Whose counter fell is read from the counters; a standing that fell for
+    costs nothing until it matters. Falls are read from the counters; a standing that fell for
     another reason is reported with `put`.
     """
 

@@ -1,4 +1,4 @@
-"""Which of one tenant's entries finds the most of its prompt in the cache?
+"""Longest prefix match first, within one tenant.
 
 Longest prefix match first, in groups: entries that share the start of their prompt (`QueueEntry.locality`) go
 one after the other, so that what the first computes the next finds (SGLang's longest-prefix-match order;
@@ -75,7 +75,7 @@ class Locality:
         return None if entry_id is None else self._line[entry_id]
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         entry_id = self._next()
         if entry_id is None:
             raise IndexError("pop from an empty order")
@@ -94,7 +94,7 @@ class Locality:
         return (-entry.cached_tokens, entry.arrived_s)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
-        """Nobody is interrupted."""
+        """Never: this order does not interrupt."""
         return False
 
     def clone(self, counters: ServiceCountersLike) -> Locality:

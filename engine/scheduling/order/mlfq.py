@@ -7,7 +7,7 @@ smaller number) interrupts one of a lower level. Service is prompt tokens comput
 so the level follows from the entry itself.
 
 Who has waited until others got `starved_cost` cost tokens is promoted: it stands in level 0 with those that
-joined that one at the time, and begins there anew, with a quantum of its own before anybody interrupts it.
+joined that one at the time, and begins there anew, with a quantum of its own before it can be interrupted.
 
 Guarantee: a waiting entry is served at the latest when others got `starved_cost` plus what stood in level 0
 then; each such turn is at least `q0_tokens` long. Needs no predictor; good where lengths are heavy-tailed.
@@ -81,7 +81,7 @@ class Mlfq:
         return self._next()
 
     def pop(self, now_s: float) -> QueueEntry:
-        """Takes what `peek` names. Raises IndexError when nobody waits."""
+        """Takes what `peek` names. Raises IndexError when empty."""
         entry = self._next()
         if entry is None:
             raise IndexError("pop from an empty order")

@@ -10,15 +10,15 @@ Score in tokens, the smaller the earlier:
   + AGEING x cost tokens served until it joined
 
 An idle engine goes by arrival, tier and urgency; the longer the queue, the more a short length counts, as
-there are more to whom a long one would be in the way. History and load are those of the moment at which the
+a long one would hold up more others. History and load are those of the moment at which the
 entry joined, so a score is fixed while it waits and a heap suffices. Weighted sums of this kind: llm-d's flow
 control (0.8 attained service + 0.2 wait), QLM, Andes; the weights here are ours.
 
 An entry interrupts a running one whose score is larger by more than `MARGIN_TOKENS`.
 
-Guarantee: every term but age is at least 0 and none grows with waiting, so whoever joins after others got
-score / AGEING cost tokens cannot pass: nobody starves. No fairness bound (history is one term of five), and
-no optimality: it loses to each specialised order on that one's own measure.
+Guarantee: every term but age is at least 0 and none grows with waiting, so an entry that joins after others
+got score / AGEING cost tokens cannot pass: no entry starves. No fairness bound (history is one term of
+five), and no optimality: it loses to each specialised order on that one's own measure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was known of those who left and may come back?
+"""Bounded memory of entries that left an order and may return.
 
 A preempted entry returns to an order that popped it long ago. What the order fixed when the entry first
 joined (since when it waits, how its tenant stood) must still hold then, and memory must stay bounded.

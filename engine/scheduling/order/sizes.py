@@ -1,4 +1,4 @@
-"""How long will an entry be, as a number to rank by?
+"""Size of an entry, as one number to rank by.
 
 A predicted output length is a distribution, and a wide one is a risk: an entry that may turn out long holds
 its place for long. The size is taken between the median and the 90th percentile, so that of two entries

@@ -5,13 +5,13 @@ Key: predicted remaining tokens (prompt not yet computed + output, between media
 so the balance of size against age does not depend on how fast the machine is. Lengths as a reason to rank:
 S3 (NeurIPS 2023); vLLM-LTR (NeurIPS 2024); Clairvoyant (arXiv 2606.07248) measures how good ranks are.
 
-Guarantee, with `ageing` > 0: whoever joins after others got size / `ageing` cost tokens cannot pass, so
-nobody starves, whatever arrives and however overloaded the engine is. Known sizes and a single server: the
+Guarantee, with `ageing` > 0: an entry that joins after others got size / `ageing` cost tokens cannot pass, so
+none starves, whatever arrives and however overloaded the engine is. Known sizes and a single server: the
 least mean wait of all orders that do not interrupt.
 
 Loses when lengths are predicted badly (about half of the pairs ranked right outside the distribution that
 was learned): then it is first come, first served with noise, and ageing bounds the noise. No fairness
-between tenants: who sends short requests gets more.
+between tenants: a tenant with short requests gets more.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ place of a running one whose key is larger, unless that one has emitted `PROTECT
 near its end an interruption costs KV and gains nothing (TRAIL, arXiv 2410.01035, limits preemption alike).
 
 Guarantee: known sizes, a single server and free preemption: the least mean response time of all orders;
-with ageing nobody starves (the key of a running entry only falls, that of a newcomer only rises).
+with ageing none starves (the key of a running entry only falls, that of a newcomer only rises).
 
 Loses when KV is scarce (every interrupted entry holds KV or loses it) and when predictions are bad, as sjf.
 """

@@ -5,21 +5,21 @@ their service per weight differs by at most 2U, U = max(input cost of the longes
 tokens in the running batch), for however long.
 
 - **Select**: smallest counter among tenants with a waiting entry (ties: the earliest arrival), its oldest
-  entry. Whoever runs the order stops where that one does not fit, and does not look for one that does:
-  skipping would void the bound.
+  entry. The caller stops where that one does not fit and does not look for one that does: skipping
+  would void the bound.
 - **Lift**, when a tenant without a waiting entry adds one: to the smallest counter of the waiting tenants; if
-  nobody waits, to the counter of the tenant that left the queue last. So idle time earns nothing. Both
+  none waits, to the counter of the tenant that left the queue last. So idle time earns nothing. Both
   branches only raise.
 - A preempted entry (`front`) goes back to the head of its tenant's line and lifts nothing: its tenant was not
   idle, its work was taken away.
 - Fair by tenant: keys, projects and connections of one tenant share one line and one counter.
 
 Within a tenant: first come, first served. The paper's predicted-length variant is a way to charge, not to
-choose: whoever charges the predicted cost when an entry is dispatched, and corrects it later, has it (the
-gateway does); whoever charges tokens as they come has the plain one.
+choose: a caller that charges the predicted cost at dispatch and corrects it later has it (the gateway
+does); a caller that charges tokens as they come has the plain one.
 
-Guarantee: the bound above, and with it a turn for everybody. Loses where tokens are a bad measure of cost (a
-long context makes each decoded token dearer), and ignores length: inside a tenant a short request waits
+Guarantee: the bound above, and with it a turn for every tenant. Loses where tokens are a bad measure of cost
+(a long context makes each decoded token dearer), and ignores length: inside a tenant a short request waits
 behind a long one (see `hybrid.py`).
 """
 
@@ -36,7 +36,7 @@ from engine.scheduling.order.lazy_heap import Key
 
 
 class Vtc(ByTenant):
-    """One line a tenant, ranked by `counters`, which somebody else charges."""
+    """One line a tenant, ranked by `counters`, which are charged elsewhere."""
 
     name = "vtc"
     claims = ALL
