@@ -1,4 +1,4 @@
-"""Which fixtures do several suites share? Real databases and a real Redis; see
+"""Fixtures that several suites share. Real databases and a real Redis; see
 `tests/support/services.py`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does every admission keep the contract of `engine.scheduling.admit.base.Admit`?
+"""Contract of `engine.scheduling.admit.base.Admit`, for every admission.
 
 Parametrised over ADMITS: a new admission is held to it by being named there.
 """

@@ -1,4 +1,4 @@
-"""Does every composition keep the contract of `engine.scheduling.compose.base.Compose`?
+"""Contract of `engine.scheduling.compose.base.Compose`, for every composition.
 
 Parametrised over COMPOSES: a new composition is held to it by being named there.
 """

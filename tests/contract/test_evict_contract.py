@@ -1,4 +1,4 @@
-"""Does every choice of a victim keep the contract of `engine.scheduling.evict.base.Evict`?
+"""Contract of `engine.scheduling.evict.base.Evict`, for every choice of a victim.
 
 Parametrised over EVICTS: a new choice is held to it by being named there.
 """

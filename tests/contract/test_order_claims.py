@@ -1,4 +1,4 @@
-"""Does every order keep the promises that it claims, and is each promise one that others break?
+"""Promises that orders claim: kept by those that claim them, broken by others.
 
 A unit server: it takes who is next, charges what that one costs, and goes on. Parametrised over ORDERS; an
 order that claims freedom from starvation has to state its bound here.

@@ -1,4 +1,4 @@
-"""Does every order keep the contract of `engine.scheduling.order.base.Order`?
+"""Contract of `engine.scheduling.order.base.Order`, for every order.
 
 Parametrised over ORDERS: a new order is held to it by being named there.
 """

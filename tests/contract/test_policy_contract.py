@@ -1,4 +1,4 @@
-"""Does every policy, and every choice in it, run an engine to the end without changing an answer?
+"""Every policy and every choice runs an engine to the end without changing an answer.
 
 Parametrised over POLICIES, ADMITS, COMPOSES and EVICTS: a new choice is held to it by being named there. The
 engine is a virtual one whose tokens depend on the content of its KV cache: a block freed too early, shared by

@@ -1,4 +1,4 @@
-"""What does every quota store promise? Run for the one in this process, for the one in Redis, and for the
+"""Contract of every quota store. Run for the one in this process, for the one in Redis, and for the
 one that can fall back from Redis, which passes everything through as long as Redis answers."""
 
 from __future__ import annotations

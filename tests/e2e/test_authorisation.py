@@ -1,4 +1,4 @@
-"""Who may call which route? Every route that there is, with every kind of key.
+"""Every route with every kind of key. Every route that there is, with every kind of key.
 
 What is right stands here, written by hand; which routes there are, the application says. A new route without
 a line here fails the first test.

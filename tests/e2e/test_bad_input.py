@@ -1,4 +1,4 @@
-"""Is everything that can be wrong with a request refused clearly, in OpenAI's shape, without a leak?"""
+"""Every wrong input is refused clearly, in OpenAI's shape, without a leak."""
 
 from __future__ import annotations
 

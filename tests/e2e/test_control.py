@@ -1,4 +1,4 @@
-"""Does a server whose control loop acts refuse what would miss its target, and only while that is so?"""
+"""An acting control loop refuses what would miss its target, only while that is so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is charged, and how often, when gateway or engine are killed in the middle of streams?
+"""Charges when gateway or engine are killed in the middle of streams.
 
 Every request has exactly one settlement, and delivered <= charged <= emitted by the engine.
 """

@@ -1,4 +1,4 @@
-"""Can a tenant, and an operator, learn why a request took as long as it did?"""
+"""A tenant and an operator can learn why a request took as long as it did."""
 
 from __future__ import annotations
 

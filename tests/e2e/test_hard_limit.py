@@ -1,4 +1,4 @@
-"""Is a hard limit ever exceeded, by a single token, when fifty requests hit it at once?
+"""A hard limit is never exceeded by a token when fifty requests hit it together.
 
 With the counters in the process, and with Redis.
 """

@@ -1,4 +1,4 @@
-"""One key, one run, one charge: with the real SDK, through lost clients and a killed gateway?"""
+"""One key, one run, one charge: with the real SDK, through lost clients and a killed gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a rate shape a stream, and a budget end one to the token, through a real server?
+"""A rate shapes a stream, and a budget ends one to the token, through a real server.
 
 Counts and order only: how exact the pace is, a virtual clock says (`tests/integration/test_rate_shape.py`).
 """

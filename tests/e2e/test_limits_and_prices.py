@@ -1,4 +1,4 @@
-"""Do limits, overrides and prices changed over HTTP and on the command line act on a real server?"""
+"""Limits, overrides and prices changed over HTTP and on the command line act on a real server."""
 
 from __future__ import annotations
 

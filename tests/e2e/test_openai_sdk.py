@@ -1,4 +1,4 @@
-"""Does the real `openai` SDK, unchanged, get from the real server what it gets from OpenAI?"""
+"""The unchanged `openai` SDK gets from the server what it gets from OpenAI."""
 
 from __future__ import annotations
 

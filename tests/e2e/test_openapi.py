@@ -1,4 +1,4 @@
-"""Does the server do what its own OpenAPI document says, whatever it is sent? Schemathesis asks; fixed seed.
+"""The server does what its own OpenAPI document says. Schemathesis asks; fixed seed.
 
 No answer may have a status, a media type or a shape that is not documented, and none may be a fault of ours.
 """

@@ -1,4 +1,4 @@
-"""Does a running server change its policy, say what it decided, and share prefixes inside a tenant only?"""
+"""A running server changes its policy, reports its decisions, and shares prefixes inside a tenant only."""
 
 from __future__ import annotations
 

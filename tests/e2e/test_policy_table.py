@@ -1,4 +1,4 @@
-"""Does a server use a batch-or-wait table that was solved beforehand, and say so where there is none?"""
+"""A server uses a stored batch-or-wait table, and says so where there is none."""
 
 from __future__ import annotations
 

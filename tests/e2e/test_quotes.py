@@ -1,4 +1,4 @@
-"""Do quotes bind over HTTP, and are those that do not refused with the reason?"""
+"""Quotes bind over HTTP; those that do not are refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a stream whose client reads nothing, on a real socket?
+"""A stream whose client reads nothing, on a real socket.
 
 The kernel's buffers fill, then the server's, then the bounded ones of the request, and the engine rests.
 After `gateway.slow_reader` seconds the request is cut, and everybody says so; who reads again before that

@@ -1,4 +1,4 @@
-"""What happens when the database or Redis goes away under a running server, and comes back?
+"""The database or Redis goes away under a running server, and comes back.
 
 Fail closed, say so, lose nothing: private servers that these tests kill.
 """

@@ -1,4 +1,4 @@
-"""What is served while Redis hangs, when a slice of each limit may be given out without it?
+"""Service while Redis hangs, with a local slice of each limit.
 
 A private Redis that is stopped (SIGSTOP: it hangs, connections stay open) and goes on with all its memory.
 """

@@ -1,4 +1,4 @@
-"""Is the short way of a completion the same as the framework's?
+"""The short way of a completion equals the framework's.
 
 `/v1/chat/completions/` is the same route in another spelling, which only the framework knows: what it answers
 there is what the short way has to answer.

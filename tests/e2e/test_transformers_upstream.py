@@ -1,4 +1,4 @@
-"""Does a server that is not ours at all work behind the gateway? transformers' own `serve`.
+"""A foreign server behind the gateway: transformers' own `serve`. transformers' own `serve`.
 
 It needs packages that would change how transformers loads models in every other test (accelerate), so they
 are looked for in a directory of their own, which only that server gets to see:

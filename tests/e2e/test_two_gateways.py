@@ -1,4 +1,4 @@
-"""What is charged, and how often, when one of two gateways dies, stands still, or loses Redis with the other?
+"""Charges when one of two gateways dies, stands still, or loses Redis with the other.
 
 Two real gateways, each with a data directory of its own, on one PostgreSQL, one Redis and one engine: all
 private servers that these tests stop and kill. Every request has exactly one settlement, and the counters say

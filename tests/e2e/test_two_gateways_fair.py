@@ -1,5 +1,5 @@
-"""Do two real gateways with one Redis and one engine serve two tenants by their weights, although all of each
-tenant's requests enter by one of them, and what does a request cost them in Redis?
+"""Two real gateways with one Redis and one engine serve two tenants by weight, each entering by one gateway;
+round trips to Redis per request.
 """
 
 from __future__ import annotations

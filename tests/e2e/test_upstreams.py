@@ -1,4 +1,4 @@
-"""Does a gateway in front of somebody else's server keep its promises?
+"""A gateway in front of another server keeps its promises.
 
 Gateway A has no engine; its upstream is a second Fairgate (B) with one. Both are real processes, and B knows
 nothing of A but its API key.

@@ -1,4 +1,4 @@
-"""What can be done about a request that waits, and what does its client hear meanwhile?
+"""Cancelling, moving and following a request that waits.
 
 A real server whose engine runs one sequence at a time, so that there is a line to stand in.
 """

@@ -1,4 +1,4 @@
-"""How is the engine's output compared with transformers' own `generate`?
+"""Comparison of the engine's output with transformers' own `generate`.
 
 The engine runs for real: `EngineCore` over a `TorchRunner`, a small block pool, small steps, requests that
 arrive at random, leases that run dry, sequences that are taken out and put back in. All randomness is

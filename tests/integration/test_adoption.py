@@ -1,4 +1,4 @@
-"""Is what a dead gateway left settled exactly once, by whoever has the right to, and by the best word on it?
+"""What a dead gateway left is settled exactly once, by an entitled gateway, by the best evidence.
 
 The real ledger, registry, quota store and outcome store; only the connection between gateway and engine is
 replaced by direct calls.

@@ -1,4 +1,4 @@
-"""Does the engine benchmark run real engines through its real protocol, and do they say the same tokens?"""
+"""The engine benchmark runs real engines through its real protocol, with equal tokens."""
 
 from __future__ import annotations
 

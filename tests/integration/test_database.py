@@ -1,4 +1,4 @@
-"""Is a write durable when it is answered, alone in its failure, and shared in its commit?"""
+"""A write is durable when it is answered, fails alone, and shares its commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a question reach the gateway that has the request, and what does the asker hear otherwise?
+"""A question reaches the gateway that has the request; other outcomes are reported.
 
 Several gateways' parts over a real Redis; what they do is a plain function here.
 """

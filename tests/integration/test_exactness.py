@@ -1,5 +1,5 @@
-"""Does batched, chunked, paused, swapped, recomputed, cached and moved greedy decoding give transformers' own
-tokens, for every architecture?
+"""Batched, chunked, paused, swapped, recomputed, cached and moved greedy decoding gives transformers' own tokens,
+for every architecture.
 
 DESIGN's invariant 7: float32, CPU, for the model that ships with the project and for each random-weight
 architecture; everything that can happen to a sequence happens in the same histories. Each path by itself, and

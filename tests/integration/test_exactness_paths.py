@@ -1,5 +1,4 @@
-"""Does each way that a sequence can go, by itself, give transformers' own tokens, and does each policy, with
-the compiled kernels and without them?
+"""Each way of a sequence and each policy gives transformers' own tokens, with and without compiled kernels.
 
 One small random model, float32, CPU. Every run counts what happened in it: what it is there for has to have
 happened, and nothing of what it leaves out may have.

@@ -1,4 +1,4 @@
-"""Does an idempotency key belong to one request, whoever else asks for it at the same time?"""
+"""An idempotency key belongs to one request, under concurrent claims."""
 
 from __future__ import annotations
 

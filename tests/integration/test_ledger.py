@@ -1,4 +1,4 @@
-"""Are reservations and charges written once, kept for ever, and enough to rebuild every counter?"""
+"""Reservations and charges are written once, kept for ever, and enough to rebuild every counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what soft and shadow limits notice counted, added up over gateways, bounded, never lost in silence?"""
+"""Notices of soft and shadow limits are counted, summed over gateways, bounded, and never lost silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When Redis has lost its memory under several gateways: is it filled once, with everything, and not before?
+"""Redis that lost its memory under several gateways is filled once, completely, and not before.
 
 Two gateways' books on one ledger and one private Redis that forgets everything in the middle of their work.
 """

@@ -1,4 +1,4 @@
-"""Do the migrations lead to exactly the schema that the code expects, on both databases, and back?"""
+"""The migrations lead to exactly the schema that the code expects, on both databases, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does `make mutants` tell what was noticed from what was not, in the order of its list, and end cleanly?
+"""`make mutants` reports caught and missed mutants in the order of its list, and ends cleanly.
 
 On a tree of three small files instead of ours.
 """

@@ -1,4 +1,4 @@
-"""What does an upstream make of servers that answer well, badly, late or not at all?
+"""The OpenAI upstream against servers that answer well, badly, late or not at all.
 
 Over real sockets, against peers that do what each test tells them (`tests/support/faulty_servers.py`).
 """

@@ -1,4 +1,4 @@
-"""Does a gateway's forecast count with what waits at the others of its pool?
+"""A gateway's forecast includes what waits at the other gateways of its pool.
 
 Two gateways' parts over a real Redis, on virtual time; the queue that a forecast replays is looked at itself.
 """

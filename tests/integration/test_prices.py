@@ -1,4 +1,4 @@
-"""Is the price book versioned, followed by running servers, and never silent about an unknown model?"""
+"""The price book is versioned, followed by running servers, and never silent about an unknown model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Does the Redis store hold where the one in this process has nothing to fear: two gateways, a server that
-dies, forgets its scripts or its counters, a clock that is not ours, clusters and other people's keys? And how
-often does it ask?"""
+"""The Redis store where the in-process one has no counterpart: two gateways, a dying or forgetful server, a
+foreign clock, clusters, foreign keys, and the number of round trips."""
 
 from __future__ import annotations
 

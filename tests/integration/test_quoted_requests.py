@@ -1,4 +1,4 @@
-"""What does a redeemed quote change on the way of a request, and in the books?"""
+"""A redeemed quote on the way of a request and in the ledger."""
 
 from __future__ import annotations
 

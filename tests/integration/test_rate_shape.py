@@ -1,4 +1,4 @@
-"""Does a rate shape a stream exactly, and does a slow tenant cost the others nothing?
+"""A rate shapes a stream exactly, and a slow tenant costs the others nothing.
 
 On a virtual clock, through the real lifecycle, quota store, ledger, queue and engine core.
 """

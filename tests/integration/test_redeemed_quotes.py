@@ -1,4 +1,4 @@
-"""Does a quote belong to one request, whichever gateways ask at the same time, and until when?"""
+"""A quote belongs to one request, under concurrent claims of several gateways, until it expires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every way of getting a real PostgreSQL and a real Redis work on this machine?"""
+"""Every way of getting a real PostgreSQL and a real Redis works on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are missed targets judged and written beside the path, and does it hurt anybody when that fails?"""
+"""Missed targets are judged and written beside the request path; failures there harm no request."""
 
 from __future__ import annotations
 

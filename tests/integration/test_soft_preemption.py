@@ -1,4 +1,4 @@
-"""An engine full of batch streams, and an interactive request: who gives way, when, and at whose cost?
+"""An interactive request on an engine full of batch streams: which one is paused, when, at whose cost.
 
 The real engine core in front of a small random model, float32, CPU.
 """

@@ -1,4 +1,4 @@
-"""Does a waiting request that changes its tier hold, pay and settle what the new tier costs, nothing else?
+"""A waiting request that changes its tier holds, pays and settles what the new tier costs, nothing else.
 
 The real lifecycle, queue, quota store and ledger (the house of `test_lifecycle.py`), one engine place.
 """

@@ -1,5 +1,4 @@
-"""Are two gateways that share a queue together as fair as one, and what becomes of it when one dies or Redis
-forgets?
+"""Two gateways that share a queue are together as fair as one, also when one dies or Redis forgets.
 
 On a real Redis and a virtual clock; the real sessions and script, a pool of two replicas.
 """

@@ -1,5 +1,4 @@
-"""What does a shared queue cost in round trips, how do gateways wake one another, and what becomes of waiting
-requests while Redis is away?
+"""Round trips of a shared queue, wake-ups between gateways, and waiting requests while Redis is away.
 
 Real queues over a real Redis, beside the real quota store. No clock is asserted: only counts and order.
 """

@@ -1,4 +1,4 @@
-"""Does `verify` find every kind of disagreement, name it, and find none where there is none?"""
+"""`verify` finds and names every kind of disagreement, and none where there is none."""
 
 from __future__ import annotations
 

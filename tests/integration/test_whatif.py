@@ -1,4 +1,4 @@
-"""Does `fairgate whatif` serve again what the ledger and the timelines hold, and refuse well?"""
+"""`fairgate whatif` replays what the ledger and the timelines hold, and refuses well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which small models are the engine's exactness and refusals tested with?
+"""Small random models for the engine's exactness and refusals.
 
 Each `<name>.json` beside this file is a transformers config. Its weights are drawn here, seeded, and wide:
 with the usual narrow initialisation a random model repeats one token for ever, and equality of two such

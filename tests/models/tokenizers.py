@@ -1,4 +1,4 @@
-"""Which kinds of tokenizer must the incremental text cope with?
+"""Kinds of tokenizer that the incremental text must cope with.
 
 Small real ones, trained here on a few sentences: one for each way in which decoders join tokens.
 """

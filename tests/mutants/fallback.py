@@ -1,4 +1,4 @@
-"""Which rules of what is given out without the shared store are broken on purpose?"""
+"""Mutants of the local slice that is given out without the shared store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rules of the queue are broken on purpose, and which test has to notice?
+"""Mutants of the queue, and the test that has to notice each.
 
 Who goes next and with how many, on one gateway and on several; who gives way at the engine for it.
 """

@@ -1,4 +1,4 @@
-"""Which rules of HTTP are broken on purpose, and which test has to notice?
+"""Mutants of HTTP, and the test that has to notice each.
 
 What answers and refusals tell a client, in whose words, and when its SDK tries again; what is made of the
 answers of other servers, and when they are left alone.

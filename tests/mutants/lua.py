@@ -1,4 +1,4 @@
-"""Which checks of the Lua scripts are removed on purpose, and which test has to notice?
+"""Mutants of the Lua scripts' checks, and the test that has to notice each.
 
 One for every check. The scripts are compared with their twins in Python twice: in what they count, and in
 whose counters they trust when several gateways share them and some are lost.

@@ -1,4 +1,4 @@
-"""Which rules are broken on purpose, and which test has to notice?
+"""Mutants of rules, and the test that has to notice each.
 
 Each mutation replaces a piece of the code that occurs exactly once. `make mutants` applies them one at a time
 to a copy of the tree and expects the named tests to fail there; `docs/invariants.md` lists them.

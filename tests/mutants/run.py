@@ -1,4 +1,4 @@
-"""`make mutants`: does every broken rule make its test fail?
+"""`make mutants`: every broken rule must make its test fail.
 
 As many mutations at once as there are cores, each in a tree of its own and with a Redis of its own; what is
 found is printed in the order of the list. Exit code 1 when a mutation survives.

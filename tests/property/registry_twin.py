@@ -1,4 +1,4 @@
-"""What do several gateways see of the counters they share?
+"""Model of the counters that several gateways share.
 
 The twin, in plain Python, of `registry.py`, of what every script asks before it counts (is this the caller's
 epoch, is this the latest attempt at a rebuild?) and of what a gateway remembers. It counts with the store

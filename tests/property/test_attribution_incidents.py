@@ -1,4 +1,4 @@
-"""Does every missed target get its right cause?
+"""Every missed target gets its right cause.
 
 Incidents constructed on virtual time, with the real controller and real engine cores. Each says whose misses
 must have which cause, by how it was made: nothing here asks the code under test what it thinks. Of all misses

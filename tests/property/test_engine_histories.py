@@ -1,5 +1,4 @@
-"""Over random histories of arrivals, cancels, top-ups, moves and policy changes: does the engine keep its
-promises, and does every answer come out as if its request had been alone?
+"""Random histories of arrivals, cancels, top-ups, moves and policy changes keep the engine's invariants.
 
 The virtual runner draws each token from what it finds in the KV slots, so that a lost, shared or stale
 block shows as a wrong token. Counters at the end make sure that the interesting things really happened.

@@ -1,4 +1,4 @@
-"""Does what requests are told hold as often as it says, with the real queue, engine and estimator?
+"""Estimates hold as often as they say, with the real queue, engine and estimator.
 
 A short run of `fairgate bench calibration`: fewer requests, wider bounds.
 """

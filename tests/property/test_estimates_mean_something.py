@@ -1,4 +1,4 @@
-"""Is the estimated wait within a factor of two of what then happens, whatever the queue?
+"""The estimated wait is within a factor of two of the actual one, whatever the queue.
 
 Acceptance 6 of the first release: with 0, 20 and 100 requests queued, for at least 80 % of requests; a
 constant fails it. The real flow controller and engine core on virtual time; tenants with different weights

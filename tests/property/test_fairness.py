@@ -1,4 +1,4 @@
-"""Is service divided by weight, whoever sends more, and does idling, splitting or flooding gain nothing?
+"""Service is divided by weight; idling, splitting and flooding gain nothing.
 
 The real flow controller and the real engine core on virtual time: exact counts, no speed.
 """

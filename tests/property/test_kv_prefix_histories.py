@@ -1,5 +1,5 @@
-"""With prompts that begin alike, swapping and cancels: does every answer come out as if it had been alone,
-and is every token of a prompt either computed once or found in the cache?
+"""With shared prefixes, swapping and cancels, every answer is as if alone, and every prompt token is computed
+once or found in the cache.
 
 The virtual runner draws each token from what it finds in the KV slots, so that a block which was shared by
 mistake, published too early, lost or restored wrongly shows as a wrong token. Counters at the end make sure

@@ -1,4 +1,4 @@
-"""Is every token covered when it is emitted, and charged once, whatever happens to its request?
+"""Every token is covered when it is emitted, and charged once, whatever happens to its request.
 
 Random histories of several tenants with windows and rates: requests come, with one choice or several, named
 lengths or none; clients leave in the middle; memory is short. Through the real lifecycle, quota store, ledger

@@ -1,4 +1,4 @@
-"""Does every fast order pick exactly what a plain scan picks, and does it get by without one?
+"""Every fast order picks exactly what a plain scan picks, without scanning.
 
 Random histories: arrivals, turns, turns taken by name, preempted entries that come back, cancellations,
 charges, corrections and counters replaced from elsewhere, tenants forgotten, clones. After each event the

@@ -1,4 +1,4 @@
-"""How far can a hard limit be exceeded while gateways cannot reach Redis, and is it counted once after that?
+"""Bound on exceeding a hard limit while gateways cannot reach Redis, and single counting after that.
 
 Several gateways in front of one Redis, each with its own cut; a ledger of their rows; random histories of
 requests, top-ups, settlements, cuts and returns. After every step: used and covered by rows in the ledger is

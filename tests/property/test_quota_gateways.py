@@ -1,5 +1,4 @@
-"""Do several gateways see in Redis what their twins in Python see: whose counters are to be trusted, who may
-rebuild them, what a restarted gateway still finds, when leases end?
+"""Several gateways see in Redis what their Python twins see: trusted counters, rebuilds, restarts, lease ends.
 
 Random histories of two gateways and two tenants on one virtual clock. Everything is lost, or the registry, or
 one tenant's keys, or a server comes back with an old copy; gateways overtake one another in rebuilding,

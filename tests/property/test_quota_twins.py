@@ -1,4 +1,4 @@
-"""Do the store in this process and the one in Redis do the same, and do both keep the invariants?
+"""The in-process store and the Redis one do the same and keep the invariants.
 
 Thousands of short random histories over shared limits of every shape, on one virtual clock that also steps
 back a little. After every operation both stores must have given the same answer and show the same counters,

@@ -1,4 +1,4 @@
-"""Are the scheduler's short ways through a common step the plain ways?
+"""The scheduler's fast paths through a common step give what the plain ones give.
 
 Two schedulers live through the same random history: one as it is, the other without the short ways (of
 handing out a step of decodes, and of admitting without a look at those who run where there is memory for all

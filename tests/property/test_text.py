@@ -1,4 +1,4 @@
-"""Incremental text: is all of it together what the tokenizer decodes, cut at the stop string?"""
+"""Incremental text equals what the tokenizer decodes, cut at the stop string."""
 
 from __future__ import annotations
 

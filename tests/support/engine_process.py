@@ -1,4 +1,4 @@
-"""How do tests run a real engine process and talk to it?"""
+"""A real engine process for tests."""
 
 from __future__ import annotations
 

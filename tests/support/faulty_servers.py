@@ -1,4 +1,4 @@
-"""Servers that do not behave: which peers does an upstream have to survive?
+"""Servers that misbehave, which an upstream has to survive.
 
 A few lines of asyncio that speak just enough HTTP to be taken for a server of OpenAI's API, and then do what
 a test tells them. They stand for other people's servers, never for ours.

@@ -1,4 +1,4 @@
-"""Is what a request made gone when it ends, or does it wait for the collector of cycles?
+"""Check that a finished request's objects are freed without the cycle collector.
 
 A cycle in what a request holds keeps all of it until the collector comes by: under full load that took 7 % of
 what a request costs, in pauses of up to 177 ms.

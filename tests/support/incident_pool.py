@@ -1,4 +1,4 @@
-"""What happens to whom when something goes wrong on purpose, on virtual time?
+"""Incidents on purpose, on virtual time, and their effect on each request.
 
 A `VirtualPool` (the real controller, real engine cores) in which an engine can be killed, a reader can be
 slow, and a request may have waited for its tenant's limits before it came. It keeps the load as the gateway

@@ -1,4 +1,4 @@
-"""What does every order do, said in the plainest way: a list, and a scan of all of it for each pick?
+"""Every order in its plainest form: a list, scanned whole for each pick.
 
 The twins that the fast orders of `engine.scheduling.orders` are compared with. `scanned` counts what a pick
 looks at, so a test can show that its bound on work would notice a scan.

@@ -1,4 +1,4 @@
-"""Which limits and clocks do the quota suites share?"""
+"""Limits and clocks that the quota suites share."""
 
 from __future__ import annotations
 

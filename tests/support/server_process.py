@@ -1,4 +1,4 @@
-"""How do tests run a real Fairgate server, and kill it?
+"""A real Fairgate server for tests, to be started and killed.
 
 `fairgate serve` in a process of its own on a free port, with its own data directory, in front of a tiny
 model with random weights and a chat template. Keys and limits are made through its admin API.

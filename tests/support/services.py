@@ -1,4 +1,4 @@
-"""Where do tests get a real PostgreSQL and a real Redis from?
+"""A real PostgreSQL and a real Redis for tests.
 
 From `FAIRGATE_TEST_DATABASE_URL` and `FAIRGATE_TEST_REDIS_URL` where they are set (databases of our own are
 created and dropped there, and keys that begin with `fairgate` deleted); else private servers are started, as

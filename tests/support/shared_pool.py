@@ -1,4 +1,4 @@
-"""How do tests run several gateways of one pool over a real Redis, on a virtual clock?
+"""Several gateways of one pool over a real Redis, on a virtual clock.
 
 The real sessions and the real script; only the waiting for Redis is done at once, and what is published is
 delivered when the test says so.

@@ -1,4 +1,4 @@
-"""Which model do tests serve that care about processes, not about what is said?
+"""The model that tests of processes serve, where the text does not matter.
 
 A Llama with random weights, initialised wide enough that its outputs vary, and a byte-level tokenizer.
 """

@@ -1,4 +1,4 @@
-"""What would the gateway and an engine do with these requests, on a virtual clock?
+"""Gateway and engine on a virtual clock.
 
 The real flow controller in front of a real engine core; only the model's arithmetic and the passing of time
 are virtual. Used by the tests of fairness and of forecasts.

@@ -1,4 +1,4 @@
-"""What do tenants' streams look like over time, from the lifecycle to the engine, on a virtual clock?
+"""Tenants' streams from the lifecycle to the engine, on a virtual clock.
 
 The real lifecycle, books, ledger, quota store and queue in front of a real engine core; only the model's
 arithmetic and the passing of time are virtual. Time stands still while the gateway works: it moves with the

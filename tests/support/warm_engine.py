@@ -1,4 +1,4 @@
-"""How do tests get a real engine process without paying for its imports each time?
+"""A real engine process without paying for its imports each time.
 
 torch and transformers take longer to import than most tests take. A server of the standard library's
 `multiprocessing` imports them once in each worker of the suite, and every engine is a copy of it that runs

@@ -1,4 +1,4 @@
-"""Do the documents say what the code does?"""
+"""The documents say what the code does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the mutations of `make mutants` still name code and tests that exist, and the documents all of them?"""
+"""The mutations of `make mutants` name code and tests that exist, and the documents all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do corrected forecasts hold as often as they say, however wrong the forecasts are?"""
+"""Corrected forecasts hold as often as they say, however wrong the raw ones are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the templates set what they say, for models of any length?"""
+"""Templates set what they say, for models of any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the gate find the best layer, stay with it, notice when it is no longer the best, and lose little?"""
+"""The gate finds the best layer, stays with it, notices a change, and loses little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second layer of the length forecast: does it learn from what is asked, and is it used where better?"""
+"""Second layer of the length forecast: learns from the request, and is used where better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the length forecast learn, condition on what is out, borrow what it lacks, and stay bounded?"""
+"""The length forecast learns, conditions on generated tokens, borrows, and stays bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The third layer: is what the model's state says combined rightly with the forecast, judged, and bounded?"""
+"""Third layer of the length forecast: combined with the prior, judged, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the replay do what the gateway and the engine would do? Small cases, worked out by hand."""
+"""Replay against the gateway and the engine. Small cases, worked out by hand."""
 
 from __future__ import annotations
 

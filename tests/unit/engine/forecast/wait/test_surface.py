@@ -1,4 +1,4 @@
-"""Does one replay with probes say what a replay of its own would say to each request?"""
+"""One replay with probes says what a replay of its own would say to each request."""
 
 from __future__ import annotations
 

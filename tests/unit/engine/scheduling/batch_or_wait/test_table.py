@@ -1,4 +1,4 @@
-"""Does the stored table say what was solved, and does the queue that measures it count rightly?"""
+"""The stored table says what was solved; the queue that measures it counts correctly."""
 
 from __future__ import annotations
 

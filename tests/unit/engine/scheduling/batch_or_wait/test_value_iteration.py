@@ -1,4 +1,4 @@
-"""Does the solver find the best policy: where it is known, can be tried out, or can be simulated?"""
+"""The solver finds the best policy where it is known, can be tried out, or can be simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the orders that look at length, service and deadline rank as their rules say?"""
+"""Orders by length, service and deadline rank as their rules say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do rounds, credit, locality and the heap of tenants work as their rules say?"""
+"""Rounds, credit, locality and the heap of tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the fair order lift, keep debt, give no credit, and treat tenants, not connections, alike?"""
+"""The fair order lifts, keeps debt, gives no credit, and counts tenants, not connections."""
 
 from __future__ import annotations
 
