@@ -1,4 +1,4 @@
-"""Batched, chunked, paused, swapped, recomputed, cached and moved greedy decoding gives transformers' own tokens,
+"""Batched, chunked, paused, swapped, recomputed, cached and moved greedy decoding gives transformers' tokens,
 for every architecture.
 
 DESIGN's invariant 7: float32, CPU, for the model that ships with the project and for each random-weight

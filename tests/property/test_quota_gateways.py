@@ -1,4 +1,4 @@
-"""Several gateways see in Redis what their Python twins see: trusted counters, rebuilds, restarts, lease ends.
+"""Several gateways see in Redis what their Python twins see: rebuilds, restarts, lease ends.
 
 Random histories of two gateways and two tenants on one virtual clock. Everything is lost, or the registry, or
 one tenant's keys, or a server comes back with an old copy; gateways overtake one another in rebuilding,
