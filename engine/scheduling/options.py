@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
-from engine.scheduling.admit.table import WaitTable
+from engine.scheduling.batch_or_wait.wait_table import WaitTable
 
 MOST_TOKENS = 1 << 24
 MOST_SECONDS = 3600.0

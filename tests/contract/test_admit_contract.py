@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.scheduling.admit.base import Admit, Batch
-from engine.scheduling.admit.table import TableAction
+from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.claims import SAFE
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS

@@ -15,7 +15,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import Submit
-from engine.scheduling.admit.table import TableAction
+from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import ADMITS, COMPOSES, EVICTS, POLICIES, Policy, make_policy
 from engine.virtual.replica import VirtualReplica

@@ -11,53 +11,14 @@ than the table's own `longest_wait_s`, whatever it says.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS, BatchGate
 from engine.scheduling.admit.reserve import PredictedReserve
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
+from engine.scheduling.batch_or_wait.wait_table import WaitTable
 from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class TableAction:
-    """What a table says."""
-
-    wait_s: float
-    """Seconds to wait if nothing else arrives; 0: run now."""
-    batch: int
-    """Requests of the line that the batch takes at most; 0: wait."""
-
-
-class WaitTable(Protocol):
-    """What this choice asks a table."""
-
-    @property
-    def long_tokens(self) -> int:
-        """Remaining tokens from which a request counts as long."""
-        ...
-
-    @property
-    def longest_wait_s(self) -> float:
-        """The table never waits once the first request has waited this long."""
-        ...
-
-    def decide(
-        self,
-        *,
-        rate_per_s: float,
-        num_waiting: int,
-        oldest_wait_s: float,
-        has_long: bool,
-        remaining_tokens: int,
-        kv_pressure: float,
-    ) -> TableAction:
-        """`rate_per_s`: arrivals lately, 0: not known yet. `has_long`: of those that wait, one at least is
-        long. `remaining_tokens`: what they all have to go, prompt and predicted output. `kv_pressure`: part
-        of the KV cache that cannot be had without eviction, 0 to 1."""
-        ...
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Self
 
-from engine.scheduling.admit.table import TableAction
 from engine.scheduling.batch_or_wait.batch_model import BatchModel
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
 from engine.scheduling.batch_or_wait.objective import Objective
@@ -30,6 +29,7 @@ from engine.scheduling.batch_or_wait.table_file import (
     encode,
 )
 from engine.scheduling.batch_or_wait.value_iteration import solve
+from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 
 _NEARLY = 1e-6
@@ -48,7 +48,7 @@ def options_with(path: str) -> PolicyOptions:
 
 
 class BatchOrWaitTable:
-    """What to do in each situation. Implements `engine.scheduling.admit.table.WaitTable`."""
+    """What to do in each situation. Implements `engine.scheduling.batch_or_wait.wait_table.WaitTable`."""
 
     def __init__(self, stored: StoredTable) -> None:
         """Use `solve_table`, `load` or `decode`."""

@@ -7,9 +7,10 @@ import pytest
 from engine.scheduling.admit.base import Batch, Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.scheduling.admit.static import StaticBatch
-from engine.scheduling.admit.table import BatchOrWait, TableAction
+from engine.scheduling.admit.table import BatchOrWait
 from engine.scheduling.admit.window import DynamicWindow
 from engine.scheduling.batch_or_wait.padding import batch_waste
+from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     execute,

@@ -12,7 +12,6 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import SamplingParams, StepTime, Submit
-from engine.scheduling.admit.table import TableAction
 from engine.scheduling.batch_or_wait.arrival_rate import ArrivalRate
 from engine.scheduling.batch_or_wait.batch_model import BatchModel, RequestLengths
 from engine.scheduling.batch_or_wait.kv_pool import KvMemory
@@ -20,6 +19,7 @@ from engine.scheduling.batch_or_wait.objective import Objective
 from engine.scheduling.batch_or_wait.states import Grid
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
 from engine.scheduling.batch_or_wait.table_file import BadTable
+from engine.scheduling.batch_or_wait.wait_table import TableAction
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
