@@ -38,7 +38,7 @@ from engine.process.fingerprint import machine_name, model_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
-from engine.scheduling.batch_or_wait.table import options_with
+from engine.scheduling.policy import options_with
 
 MAX_SOCKET_PATH_BYTES = 107
 """What a Unix socket address can hold (sockaddr_un)."""

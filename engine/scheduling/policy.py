@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.scheduling.admit.base import Admit
@@ -13,6 +14,8 @@ from engine.scheduling.admit.reserve import PredictedReserve, prompt_only
 from engine.scheduling.admit.static import StaticBatch, padded_static
 from engine.scheduling.admit.table import BatchOrWait
 from engine.scheduling.admit.window import DynamicWindow
+from engine.scheduling.batch_or_wait.table import BatchOrWaitTable
+from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.compose.base import Compose
 from engine.scheduling.compose.decode_first import DecodeFirst
 from engine.scheduling.compose.lanes import Lanes
@@ -263,3 +266,14 @@ def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) ->
     if name not in named:
         raise UnknownPolicy(f"no {kind} {name!r}; there are {', '.join(sorted(named))}")
     return named[name]
+
+
+def options_with(path: str) -> PolicyOptions:
+    """Options with the table that is stored there; without any where `path` is empty. Raises `BadTable`, also
+    for a file that cannot be read."""
+    if not path:
+        return PolicyOptions()
+    try:
+        return PolicyOptions(batch_or_wait_table=BatchOrWaitTable.load(Path(path)))
+    except OSError as error:
+        raise BadTable(f"{path} cannot be read: {error.strerror}; see `fairgate policy solve`") from None

@@ -20,10 +20,9 @@ from litestar import Litestar
 
 from engine.client.client import EngineClient
 from engine.process.server import EngineOptions
-from engine.scheduling.batch_or_wait.table import options_with
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy
+from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, options_with
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps

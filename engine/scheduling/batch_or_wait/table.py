@@ -30,21 +30,9 @@ from engine.scheduling.batch_or_wait.table_file import (
 )
 from engine.scheduling.batch_or_wait.value_iteration import solve
 from engine.scheduling.batch_or_wait.wait_table import TableAction
-from engine.scheduling.options import PolicyOptions
 
 _NEARLY = 1e-6
 """Of a bucket: a wait that ended where it should is not asked to wait for rounding's sake."""
-
-
-def options_with(path: str) -> PolicyOptions:
-    """Options with the table that is stored there; without any where `path` is empty. Raises `BadTable`, also
-    for a file that cannot be read."""
-    if not path:
-        return PolicyOptions()
-    try:
-        return PolicyOptions(batch_or_wait_table=BatchOrWaitTable.load(Path(path)))
-    except OSError as error:
-        raise BadTable(f"{path} cannot be read: {error.strerror}; see `fairgate policy solve`") from None
 
 
 class BatchOrWaitTable:

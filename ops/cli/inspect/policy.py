@@ -81,8 +81,8 @@ def list_policies() -> None:
 
 def _options() -> PolicyOptions:
     """With the table that the settings name."""
-    from engine.scheduling.batch_or_wait.table import options_with
     from engine.scheduling.batch_or_wait.table_file import BadTable
+    from engine.scheduling.policy import options_with
 
     try:
         return options_with(settings_now().resolved_policy_table)
