@@ -1,4 +1,4 @@
-"""Which tokens does one step compute, and where in the paged cache do their contexts lie?
+"""Packed ragged batch of one step, with its block tables.
 
 A step's tokens are packed into one ragged row: sequence after sequence, no padding. Everything that an
 attention kernel derives from the block tables is built once a step and shared by all layers.

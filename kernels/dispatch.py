@@ -1,4 +1,4 @@
-"""Which attention kernel runs here, and why?
+"""Choice of the attention kernel at start.
 
 Picked once, when an engine starts; the answer goes into the engine's `ModelInfo`.
 """

@@ -1,4 +1,4 @@
-"""What is paged attention, written so plainly that it can be believed?
+"""Reference paged attention in plain torch.
 
 The truth that every other kernel is tested against: one loop over sequences, float32 inside, no trick.
 Also the cache write, which all kernels share until one of them fuses it.

@@ -1,4 +1,4 @@
-"""How does paged attention run well with nothing but torch?
+"""Paged attention with torch's scaled dot-product attention only.
 
 The twin of `kernels.reference`, for CPUs and for a GPU without a better kernel. Sequences that decode one
 token are gathered whole blocks at a time into padded groups and attended in one call of

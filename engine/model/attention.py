@@ -1,4 +1,4 @@
-"""How does a transformers model reach the paged cache?
+"""Attention function of transformers models over the paged cache.
 
 One function is registered with transformers' attention interface. It takes the step's context (batch,
 caches, kernel) from a context variable: a keyword argument would not do, some architectures drop those.

@@ -1,4 +1,4 @@
-"""How does a sequence's KV get to host memory and back?
+"""KV blocks in host memory, and the copies to and from the device.
 
 Tensors in host memory, one for each of the cache's and laid out like it, `[blocks, block_tokens, kv_heads,
 dim]`. Whole blocks move, and all of a step's blocks together: on the device they are gathered (scattered)

@@ -1,4 +1,4 @@
-"""Does this model directory hold a model that can be served exactly, and how is it brought up?
+"""Loads a model directory and proves that it is served exactly.
 
 Any causal LM that transformers can load from safetensors. What would run but give other tokens than the
 plain model (state-space hybrids, models with masks of their own) is refused: the load ends with a short
@@ -77,7 +77,7 @@ def load_runner(
     The paged cache has `num_blocks` blocks, or as many as fit in `kv_memory_bytes` (default: 256 MiB on
     a CPU, 85 % of the free memory on CUDA). `threads` sets torch's intra-op threads for the whole process.
     `attention` names a kernel of `kernels.dispatch`; `model_id` defaults to the directory's name.
-    `num_host_blocks` blocks of host memory take KV that gives way. Without `fast_paths` the model runs as
+    `num_host_blocks` blocks of host memory take preempted KV. Without `fast_paths` the model runs as
     transformers runs it.
 
     Raises `ModelRefused`.

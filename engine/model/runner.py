@@ -1,4 +1,4 @@
-"""How does a step's plan become tokens?
+"""Runs a step's plan through the model and samples its tokens.
 
 All slices of a step are packed into one row and run through the model once; the paged attention finds
 each sequence's context by its block table. Logits are computed only for the rows that sample.
@@ -48,7 +48,7 @@ class TorchRunner:
         self.tricks = tricks
         """Short cuts that were considered at load."""
         self.readings: LengthReadings | None = None
-        """What the model's state says of output lengths, where somebody reads it."""
+        """What the model's state says of output lengths, where it is read."""
         self._forward = forward
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0

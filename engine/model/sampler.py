@@ -1,4 +1,4 @@
-"""Which token comes next, given a step's logits?
+"""Samples the next tokens from a step's logits.
 
 One batched pass for all sampling rows. The order of operations is transformers' (and, up to min-p,
 vLLM's): logit bias, repetition penalty (prompt and output), frequency and presence penalties (output);

@@ -1,4 +1,4 @@
-"""Does the model give the same logits packed, chunked and paged as it gives plain?
+"""Compares packed, chunked, paged logits with the plain model's.
 
 Architectures that keep a state outside of the attention (state-space and linear-attention layers), or
 that mask in their own way, run under paged attention without an error and are simply wrong. So two

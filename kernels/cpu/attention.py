@@ -1,4 +1,4 @@
-"""How does paged attention run at a CPU's speed, reading the cache where it lies?
+"""Paged attention on a CPU, compiled by Numba, reading the cache in place.
 
 The twin of `kernels.reference`, compiled by Numba. Nothing is gathered: a worker takes one row (a token of a
 prefill chunk or a decode) and some of its key/value heads, walks the row's blocks, and asks for the next
@@ -62,7 +62,7 @@ def write_kv(
     value: torch.Tensor,
     batch: PackedBatch,
 ) -> None:
-    """As `kernels.reference.write_kv`, but what a block's former owner left stays: nobody reads it here."""
+    """As `kernels.reference.write_kv`, but what a block's former owner left stays: this kernel never reads it."""
     key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, batch.slots, key)
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, batch.slots, value)
 

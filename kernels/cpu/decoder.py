@@ -1,4 +1,4 @@
-"""How does a step pass through all layers of a Llama-like decoder in one compiled call?
+"""All layers of a Llama-like decoder in one compiled call.
 
 With a few tokens a step, a call from Python costs as much as what it computes, and there are ten of them a
 layer. Here the layers are walked by compiled code. What is computed is the same passes in the same order
@@ -185,7 +185,7 @@ def _run(
             query_norm[layer], key_norm[layer], head_epsilon[layer], workers,
         )  # fmt: skip
         if layer == layers - 1 and rows.shape[0] < count:
-            # Nobody asks for the other rows any more: their keys and values are written.
+            # The other rows are no longer needed: their keys and values are written.
             count = rows.shape[0]
             for row in range(count):
                 residual[row] = residual[rows[row]]

@@ -1,4 +1,4 @@
-"""Is Numba here, how are its kernels compiled, and with how many threads do they run?
+"""Numba: availability, compilation, disk cache and threads.
 
 The CPU kernels in `kernels.cpu` are optional: without Numba the torch ones serve. They share torch's
 OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded, so one pool of threads

@@ -1,4 +1,4 @@
-"""What does a decoder layer do between its matrix products, compiled into as few passes as can be?
+"""Compiled passes of a decoder layer between its matrix products.
 
 For float32 arrays, or bfloat16 as uint16 bits (see `kernels.cpu.math`); sums are float32. Rows are shared
 among `workers` threads, each row is computed by itself: the result does not depend on their number.

@@ -1,4 +1,4 @@
-"""Which few operations do all Numba kernels share?
+"""Half-precision conversions shared by all Numba kernels.
 
 Half precision: Numba knows no bfloat16, so such arrays come as uint16 bits and are widened when read and
 rounded (to nearest, ties to even) when written. Everything between is float32.

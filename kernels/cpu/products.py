@@ -1,4 +1,4 @@
-"""How is a matrix product fast from one row to hundreds, called from compiled code?
+"""Matrix product over weight panels, callable from compiled code.
 
 The weight is laid out in panels of a few outputs, input by input, so that it is read once, in order. A tile
 is up to six rows times one panel, held in registers while all inputs pass: what limits few rows is how fast

@@ -1,4 +1,4 @@
-"""How are the two inner loops of attention written so that the processor's vectors are full?
+"""Vectorised inner loops of attention.
 
 Scores of four keys at a time and weighted sums of a block's values, as vector instructions of sixteen floats:
 a compiler left to itself adds up every score alone, which for heads of 32 or 64 costs more than the products.

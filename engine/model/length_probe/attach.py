@@ -1,4 +1,4 @@
-"""Does a length probe lie beside this model, and what was collected to train one?"""
+"""Attaches a length probe, and the samples to train one, to a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a length probe trained on what was collected?
+"""Trains a length probe on collected samples.
 
 A network with one hidden layer, by cross entropy against the range of the remaining length, its neighbours
 counting a little: ranges have an order. Inputs are standardised and jittered, because a few thousand readings

@@ -1,4 +1,4 @@
-"""What does the model's own state say about how long its answer will be?
+"""Length probe: reads the model's hidden state from the cache and predicts the remaining length.
 
 The state is read where it lies: the values in the paged cache are a projection of each layer's hidden state,
 they are there for prompts that were found in the prefix cache, too, and no forward pass has to be touched for
@@ -35,7 +35,7 @@ FILE_NAME = "length_probe.fairgate"
 FORMAT = "fairgate length probe 1"
 LAST_TOKENS = 8
 READ_EVERY = 32
-"""Steps between two readings of everybody; besides, each sequence is read when its prompt is computed."""
+"""Steps between two readings of all sequences; besides, each is read when its prompt is computed."""
 MAX_KEPT_PROMPTS = 1024
 FARTHEST = 4.0
 """Standard deviations: inputs beyond are unlike anything in training."""
@@ -182,12 +182,12 @@ class LengthReadings:
     def note(self, slices: Sequence[SequenceSlice], chosen: Sequence[Sampled | None]) -> None:
         """`chosen`: one for each slice. Whatever fails here switches the readings off, never a step."""
         self._steps += 1
-        everybody = self._steps % READ_EVERY == 0
+        is_for_all = self._steps % READ_EVERY == 0
         due = [
             index
             for index, (piece, choice) in enumerate(zip(slices, chosen, strict=True))
             if choice is not None
-            and (everybody or piece.position + piece.num_tokens == piece.num_prompt_tokens)
+            and (is_for_all or piece.position + piece.num_tokens == piece.num_prompt_tokens)
         ]
         if not due or (self.weights is None and not self._keep_states):
             return
