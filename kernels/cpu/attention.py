@@ -62,7 +62,7 @@ def write_kv(
     value: torch.Tensor,
     batch: PackedBatch,
 ) -> None:
-    """As `kernels.reference.write_kv`, but what a block's former owner left stays: this kernel never reads it."""
+    """As `kernels.reference.write_kv`, but what a block's former owner left stays: it is never read here."""
     key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, batch.slots, key)
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, batch.slots, value)
 
