@@ -153,6 +153,13 @@ class Histories(RuleBasedStateMachine):
                 self.waiting.pop(name, None)
                 self.met["refused"] += 1
 
+    @rule(at=st.integers(0, 1), small=st.integers(1, 3), many=st.integers(3, 6))
+    def a_small_tenant_beside_a_large_one(self, at: int, small: int, many: int) -> None:
+        """A tenant with little in flight comes back while another has had more: it may be owed a turn."""
+        self.arrive(at, "one", 1, 1, 1, 1, 1)
+        self.arrive(1 - at, "three", 1, 10, 10, 1, many)
+        self.arrive(at, "one", 1, 1, 1, 1, small)
+
     @rule(at=st.integers(0, 1), ms=st.integers(1, 3000))
     def time_passes(self, at: int, ms: int) -> None:
         self.now_us += ms * 1000
