@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from litestar import Litestar
+from msgspec.structs import asdict, replace
 
 from engine.client.client import EngineClient
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table import options_with
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
@@ -28,7 +28,6 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.dispatch.queue_sharing import QueueSharing
-from gateway.flow.control_rules import ControlMode
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
@@ -73,26 +72,18 @@ class Running:
 
 def engine_options(settings: Settings) -> EngineOptions:
     """How the engine of these settings is started."""
-    engine = settings.engine
+    group = asdict(settings.engine)
     return EngineOptions(
+        **group
+        | {
+            "address": engine_address(settings.data_dir),
+            # Gateway and clients need cores, too: an engine that competes for the last one slows to a crawl.
+            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2),
+        },
         model_dir=settings.model,
-        address=engine_address(settings.data_dir),
         data_dir=settings.data_dir,
-        dtype=engine.dtype,
-        device=engine.device,
-        num_blocks=engine.kv_blocks,
-        num_host_blocks=engine.host_kv_blocks,
-        kv_memory_bytes=engine.kv_memory,
-        block_tokens=engine.block_tokens,
-        max_sequences=engine.max_sequences,
-        max_batched_tokens=engine.max_batched_tokens,
         policy=settings.policy,
         policy_table=settings.resolved_policy_table,
-        # Gateway and clients need cores, too: an engine that fights them for the last one crawls.
-        threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
-        niceness=engine.niceness,
-        orphan_s=engine.orphan_s,
-        collect_lengths=engine.collect_lengths,
     )
 
 
@@ -111,43 +102,12 @@ def policy_options(settings: Settings) -> PolicyOptions:
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
-    """The gateway's knobs."""
-    gateway = settings.gateway
+    """What the gateway of these settings runs with."""
     return GatewayConfig(
+        **asdict(settings.gateway),
         policy=settings.policy,
         policy_options=policy_options(settings),
         data_dir=settings.data_dir,
-        max_body_bytes=gateway.body_limit,
-        max_queued=gateway.max_queued,
-        max_queued_per_tenant=gateway.max_queued_per_tenant,
-        queue_ttl_s={
-            Tier.INTERACTIVE: gateway.ttl_interactive,
-            Tier.STANDARD: gateway.ttl_standard,
-            Tier.BATCH: gateway.ttl_batch,
-        },
-        ageing_s={
-            Tier.INTERACTIVE: math.inf,
-            Tier.STANDARD: gateway.ageing_standard or math.inf,
-            Tier.BATCH: gateway.ageing_batch or math.inf,
-        },
-        long_tokens=gateway.long_tokens,
-        long_share_sequences=gateway.long_share_sequences / 100,
-        long_share_kv=gateway.long_share_kv / 100,
-        batch_share=gateway.batch_share / 100,
-        reservation_burst_s=gateway.reservation_burst,
-        reserve_quantile=gateway.reserve_percent / 100,
-        slow_reader_s=gateway.slow_reader,
-        max_buffered_events=gateway.max_buffered_events,
-        shutdown_grace_s=gateway.drain,
-        timeline_retention_s=gateway.timeline_days * 86_400.0,
-        max_timelines=gateway.max_timelines,
-        idempotency_ttl_s=gateway.idempotency_ttl,
-        gateway_stale_s=gateway.stale,
-        lease_ttl_s=gateway.lease,
-        control=ControlMode(gateway.control),
-        estimates=gateway.estimates == "yes",
-        quote_valid_s=gateway.quote_valid,
-        quote_credit_share=gateway.quote_credit / 100,
     )
 
 
@@ -155,7 +115,7 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
     cannot be shared."""
     names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
-    if settings.engine.serve == "yes" and settings.engine.address:
+    if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
     if not settings.redis_url or settings.gateway.queue == "own" or not names:
         return None
@@ -277,7 +237,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         supervisor: EngineSupervisor | SharedEngine | AbsentEngine = AbsentEngine()
         engines: tuple[LocalEngine, ...] = ()
         own: PoolSpec | None = None
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             supervisor, engine = await open_engine(settings, gateway_id, closing)
             engines = (engine,)
             own = PoolSpec(settings.served_model_name, engines, PromptRenderer(settings.model))

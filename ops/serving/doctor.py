@@ -164,7 +164,7 @@ async def _model(settings: Settings) -> Finding:
 
 
 async def _engine(settings: Settings) -> Finding:
-    if settings.engine.serve == "no":
+    if not settings.engine.serve:
         return Finding("engine", True, "none of our own (engine.serve=no): other servers do the work")
     missing = missing_packages()
     if missing:
@@ -191,7 +191,7 @@ async def _engine(settings: Settings) -> Finding:
 
 async def _speed(settings: Settings) -> Finding:
     """Which short cuts an engine would take here with this model: probed on random weights of its shapes."""
-    if settings.engine.serve == "no":
+    if not settings.engine.serve:
         return Finding("speed", True, "not probed: there is no engine of our own (engine.serve=no)")
     if missing_packages():
         return Finding("speed", True, "not probed: the engine is not installed")

@@ -86,7 +86,7 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
     os.umask(0o077)
     _raise_open_files()
     try:
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             check_engine()
             check_model(settings.model)
         datadir.ensure(settings.data_dir)
@@ -225,7 +225,7 @@ async def _run(
     signals = _Signals(stopping)
     async with build(settings, pepper) as running:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             log.info("engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
         config = uvicorn.Config(
@@ -239,7 +239,7 @@ async def _run(
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settings.gateway.drain)),
+            timeout_graceful_shutdown=max(1, round(settings.gateway.shutdown_grace_s)),
         )
         server = signals.server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -26,7 +26,8 @@ import engine.process.server
 from engine.client.client import EngineClient
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.lock import LockContent, find_holder, lock_path, pid_namespace
-from engine.process.server import MAX_SOCKET_PATH_BYTES, EngineOptions
+from engine.process.options import EngineOptions
+from engine.process.server import MAX_SOCKET_PATH_BYTES
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0

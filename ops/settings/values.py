@@ -1,4 +1,4 @@
-"""How does the text of a setting become a value, and what may it say?
+"""Parsers of setting texts, by the type and the bounds of the setting's field.
 
 Every parser takes the text of a flag, an environment variable or a TOML value, and returns the value or
 raises `ValueError` with what would have been accepted, fit to follow the name of the setting.
@@ -9,22 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import EnumMeta
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import urlsplit
+
+from msgspec import Meta
 
 from tenants.errors import Invalid
 from tenants.pricing.pricing import Price
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
+SCALES: dict[str, tuple[float, int]] = {"percent": (1, 100), "days": (86_400.0, 1)}
+"""By unit of a whole number: what it is multiplied and divided by."""
 
 
 @dataclass(frozen=True)
 class ValueKind(Generic[T]):
-    """A kind of value: what it accepts in words, and the parser."""
+    """A kind of value: what it accepts in words, the parser, and the text of a value."""
 
     accepts: str
     parse: Callable[[str], T]
+    shown: Callable[[T], str] = str
 
     def __call__(self, text: str) -> T:
         """The value of `text`; `ValueError` says what is accepted."""
@@ -40,21 +47,65 @@ class Unaccepted(ValueError):
     """The text is none of what the setting accepts."""
 
 
-def integer(low: int, high: int, unit: str = "") -> ValueKind[int]:
-    """A whole number from `low` to `high`; underscores may group digits."""
+def kind_of(hint: Any) -> ValueKind[Any]:
+    """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
+    base, *marks = get_args(hint)
+    for mark in marks:
+        if isinstance(mark, ValueKind):
+            return mark
+    meta = [mark for mark in marks if isinstance(mark, Meta)][-1] if base in (int, float, str) else Meta()
+    unit = (meta.extra or {}).get("unit")
+    if base is bool:
+        return _yes_or_no()
+    if base is Path:
+        return _path()
+    if base is str:
+        return _text(meta)
+    if unit == "bytes":
+        return _size(meta)
+    if unit in SCALES:
+        return _whole(meta, *SCALES[unit])
+    if base is int:
+        return _whole(meta)
+    if base is float:
+        return _seconds(meta)
+    if isinstance(base, EnumMeta):
+        choices = word(*base)
+        return ValueKind(choices.accepts, lambda text: base(choices.parse(text)))
+    return word(*get_args(base))
 
-    def parse(text: str) -> int:
+
+def _bounded(number: N, meta: Meta) -> N:
+    """`number`, unless it is out of bounds (NaN is). Raises `ValueError`."""
+    low, high = _bounds(meta)
+    if not low <= number <= high:
+        raise ValueError(number)
+    return number
+
+
+def _bounds(meta: Meta) -> tuple[float, float]:
+    assert meta.ge is not None
+    assert meta.le is not None
+    return meta.ge, meta.le
+
+
+def _whole(meta: Meta, factor: float = 1, divisor: int = 1) -> ValueKind[Any]:
+    """A whole number, of which a value is so many; underscores may group digits."""
+
+    def parse(text: str) -> float:
         if not re.fullmatch(r"[+-]?\d[\d_]*", text):
             raise ValueError(text)
-        number = int(text)
-        if not low <= number <= high:
-            raise ValueError(text)
-        return number
+        number = int(text) * factor
+        return _bounded(number / divisor if divisor != 1 else number, meta)
 
-    return ValueKind(f"a whole number from {low} to {high}{' ' + unit if unit else ''}", parse)
+    def shown(value: float) -> str:
+        return str(round(value * divisor / factor))
+
+    low, high = _bounds(meta)
+    return ValueKind(f"a whole number from {shown(low)} to {shown(high)}", parse, shown)
 
 
-def size_bytes(low: int, high: int) -> ValueKind[int]:
+def _size(meta: Meta) -> ValueKind[int]:
     """A number of bytes, with an optional unit: 512KiB, 4MiB, 2GiB."""
     units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -62,24 +113,17 @@ def size_bytes(low: int, high: int) -> ValueKind[int]:
         match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
         if match is None or match[2].lower() not in units:
             raise ValueError(text)
-        number = int(match[1]) * units[match[2].lower()]
-        if not low <= number <= high:
-            raise ValueError(text)
-        return number
+        return _bounded(int(match[1]) * units[match[2].lower()], meta)
 
-    return ValueKind(f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", parse)
+    return ValueKind(f"a size from {meta.ge} to {meta.le} bytes, such as 512KiB, 4MiB or 1GiB", parse)
 
 
-def seconds(low: float, high: float) -> ValueKind[float]:
-    """A time in seconds."""
-
-    def parse(text: str) -> float:
-        number = float(text)
-        if not low <= number <= high:  # also refuses NaN
-            raise ValueError(text)
-        return number
-
-    return ValueKind(f"a number of seconds from {low:g} to {high:g}", parse)
+def _seconds(meta: Meta) -> ValueKind[float]:
+    return ValueKind(
+        f"a number of seconds from {meta.ge:g} to {meta.le:g}",
+        lambda text: _bounded(float(text), meta),
+        lambda value: f"{value:g}",
+    )
 
 
 def word(*choices: str) -> ValueKind[str]:
@@ -93,7 +137,16 @@ def word(*choices: str) -> ValueKind[str]:
     return ValueKind("one of " + ", ".join(choices), parse)
 
 
-def path() -> ValueKind[Path]:
+def _yes_or_no() -> ValueKind[bool]:
+    yes_or_no = word("yes", "no")
+    return ValueKind(
+        yes_or_no.accepts,
+        lambda text: yes_or_no.parse(text) == "yes",
+        lambda value: "yes" if value else "no",
+    )
+
+
+def _path() -> ValueKind[Path]:
     """A path; `~` is the home directory."""
 
     def parse(text: str) -> Path:
@@ -104,15 +157,16 @@ def path() -> ValueKind[Path]:
     return ValueKind("a path", parse)
 
 
-def text_of(accepts: str, pattern: str) -> ValueKind[str]:
-    """Text that matches a pattern wholly."""
+def _text(meta: Meta) -> ValueKind[str]:
+    """Text that matches the whole pattern; the title says so in words."""
+    title, pattern = meta.title or "", meta.pattern or ""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(text)
         return text
 
-    return ValueKind(accepts, parse)
+    return ValueKind(title, parse)
 
 
 def url(*schemes: str, example: str) -> ValueKind[str]:
@@ -161,4 +215,8 @@ def multipliers(names: tuple[str, ...]) -> ValueKind[dict[str, int]]:
             found[match[1]] = int(match[2])
         return found
 
-    return ValueKind(f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}", parse)
+    return ValueKind(
+        f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}",
+        parse,
+        lambda value: ",".join(f"{tier}={multiplier}" for tier, multiplier in value.items()),
+    )

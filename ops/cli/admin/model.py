@@ -39,7 +39,7 @@ def list_() -> None:
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
         replicas = [each.name for each in settings.upstreams if each.pool_name == name]
-        if settings.engine.serve == "yes" and name == settings.served_model_name:
+        if settings.engine.serve and name == settings.served_model_name:
             replicas.insert(0, "engine")
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
     for name, means in settings.aliases.items():
