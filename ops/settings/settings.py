@@ -21,9 +21,9 @@ from msgspec import Meta
 from engine.process.options import EngineSettings
 from engine.scheduling.policy import POLICIES, TABLE_POLICIES
 from gateway.config import GatewaySettings
+from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
-from ops.settings.upstreams import UpstreamSettings
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 

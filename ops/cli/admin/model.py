@@ -107,10 +107,10 @@ async def _check() -> Sequence[dict[str, Any]]:
                 f"serves {each.model}, {found.context_tokens if found else 0} tokens of context, prompts"
                 f" {'counted' if each.tokenizer_dir else 'estimated: no tokenizer_dir'}"
             )
-            if finding["ok"] and each.metrics and not await upstream.read_metrics():
+            if finding["ok"] and each.metrics_path and not await upstream.read_metrics():
                 finding |= {
                     "ok": False,
-                    "detail": f"{each.metrics} is no Prometheus page of a server known here",
+                    "detail": f"{each.metrics_path} is no Prometheus page of a server known here",
                 }
         finally:
             await upstream.close()
