@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class GatewaySettings(Bounded, frozen=True, kw_only=True):
-    """The HTTP face and its queue."""
+    """The HTTP server and its queue."""
 
     max_body_bytes: Annotated[
         int,

@@ -1,7 +1,7 @@
-"""Which implementation stands behind each part? The composition root: the only place that chooses.
+"""Composition root: the only place that chooses the implementation of each part.
 
-`Running` holds what one serving process is made of. It is built in the order in which the parts need one
-another and closed in the opposite order, whatever fails in between.
+`Running` holds the parts of one serving process. They are built in the order in which they need one another
+and closed in the opposite order, whatever fails in between.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 def policy_options(settings: Settings) -> PolicyOptions:
-    """With the batch-or-wait table that the settings name. Raises `Invalid` for a table that cannot be used,
-    and for a policy that needs one where there is none."""
+    """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for a table that
+    cannot be used, and for a policy that needs one where there is none."""
     try:
         options = options_with(settings.resolved_policy_table)
     except BadTable as error:
@@ -112,8 +112,8 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
-    """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
-    cannot be shared."""
+    """What the gateway needs to share its queues with others; None: it does not share them. Raises `Invalid`
+    for a policy whose order cannot be shared."""
     names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
     if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
@@ -126,8 +126,8 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
 
 
-def elsewhere_of(settings: Settings) -> PeerRequests | None:
-    """By which other gateways are asked about their requests; None: there is no Redis to do so by."""
+def peer_requests_of(settings: Settings) -> PeerRequests | None:
+    """Asks other gateways about their requests; None: without Redis they cannot be asked."""
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
@@ -139,8 +139,8 @@ def elsewhere_of(settings: Settings) -> PeerRequests | None:
 async def open_quota_store(
     settings: Settings, closing: contextlib.AsyncExitStack, sharing: QueueSharing | None = None
 ) -> QuotaStore:
-    """In-process, or Redis where a URL is given; a store that does not answer stops the start. What shared
-    queues say rides along with its messages.
+    """In-process, or Redis where a URL is given; a store that does not answer stops the start. Messages of
+    shared queues travel with its own.
 
     Raises `QuotaStoreUnavailable`.
     """
@@ -154,7 +154,7 @@ async def open_quota_store(
     if sharing is not None:
         store.board = sharing.board
     closing.push_async_callback(store.close)
-    # It answers; that it is empty is for the gateway to mend.
+    # It answers; where it is empty, the gateway fills it.
     with contextlib.suppress(QuotaStoreRecovering):
         await store.ping()
     if settings.gateway.store_failure == "local":
@@ -163,7 +163,7 @@ async def open_quota_store(
 
 
 async def seed_prices(settings: Settings, admin: Admin) -> None:
-    """The settings price what the book does not know; what it knows, only `fairgate price set` changes."""
+    """Adds prices of models that the price book lacks; the others change by `fairgate price set` only."""
     await admin.seed_prices(Actor("system", "settings"), settings.model_prices)
     rows = await admin.list_prices()
     known = {row.model: row.entry.price for row in rows if row.tier is Tier.STANDARD}
@@ -181,7 +181,7 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
 
 
 class AbsentEngine:
-    """Stands where the engine of our own would, in a gateway that has none."""
+    """Takes the place of a supervisor in a gateway without an engine of its own."""
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -209,7 +209,7 @@ async def open_engine(
 
 
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
-    """Looks at every server once; those that are not there join when they come."""
+    """Probes every server once; those that do not answer join when they do."""
     for server in servers:
         closing.push_async_callback(server.close)
     await asyncio.gather(*(server.start() for server in servers))
@@ -221,7 +221,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
 
     Raises what the parts raise: `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`.
     """
-    Catalogue(settings.pool_names, settings.aliases)  # names that mean nothing stop the start
+    Catalogue(settings.pool_names, settings.aliases)  # an alias of no model stops the start
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
@@ -264,7 +264,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             address=f"{settings.host}:{settings.port}",
             engine_addresses=tuple(engine.address for engine in engines),
             sharing=sharing,
-            elsewhere=elsewhere_of(settings),
+            elsewhere=peer_requests_of(settings),
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -151,13 +151,13 @@ class Settings:
 
     @property
     def resolved_policy_table(self) -> str:
-        """Where the batch-or-wait table is, from wherever it is looked for; empty: there is none."""
+        """Absolute path of the batch-or-wait table; empty: there is none."""
         return str(Path(self.policy_table).expanduser().absolute()) if self.policy_table else ""
 
     @property
     def model_prices(self) -> dict[str, Price]:
         """Prices by model name: those that were set, and the shipped model's. Any other has none: a model is
-        free only where somebody says so."""
+        free only where a setting says so."""
         is_shipped = self.engine.serve and self.model.resolve() == SHIPPED_MODEL.resolve()
         return ({self.served_model_name: SHIPPED_PRICE} if is_shipped else {}) | self.prices
 

@@ -90,7 +90,7 @@ def _bounds(meta: Meta) -> tuple[float, float]:
 
 
 def _whole(meta: Meta, factor: float = 1, divisor: int = 1) -> ValueKind[Any]:
-    """A whole number, of which a value is so many; underscores may group digits."""
+    """A whole number in a unit of `factor / divisor`; underscores may group digits."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"[+-]?\d[\d_]*", text):
