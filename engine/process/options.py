@@ -68,7 +68,7 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     ] = 60.0
 
 
-class EngineOptions(EngineSettings, frozen=True, kw_only=True):
+class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine process is started with. Zero for `num_blocks` and `threads` means: choose.
 
     `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path) or
@@ -99,6 +99,8 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True):
     @staticmethod
     def of_arguments(arguments: Sequence[str]) -> EngineOptions:
         """The options that `arguments` gave. Raises ValueError."""
+        if len(arguments) % 2:
+            raise ValueError(f"argument {arguments[-1]} has no value")
         flags = (flag.removeprefix("--").replace("-", "_") for flag in arguments[::2])
         values = dict(zip(flags, arguments[1::2], strict=True))
         return msgspec.convert(values, EngineOptions, strict=False, dec_hook=lambda kind, value: kind(value))
