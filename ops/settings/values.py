@@ -6,10 +6,11 @@ raises `ValueError` with what would have been accepted, fit to follow the name o
 
 from __future__ import annotations
 
+import builtins
+import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import EnumMeta
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -20,9 +21,6 @@ from tenants.errors import Invalid
 from tenants.pricing.pricing import Price
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
-SCALES: dict[str, tuple[float, int]] = {"percent": (1, 100), "days": (86_400.0, 1)}
-"""By unit of a whole number: what it is multiplied and divided by."""
 
 
 @dataclass(frozen=True)
@@ -53,97 +51,82 @@ def kind_of(hint: Any) -> ValueKind[Any]:
     for mark in marks:
         if isinstance(mark, ValueKind):
             return mark
-    meta = [mark for mark in marks if isinstance(mark, Meta)][-1] if base in (int, float, str) else Meta()
-    unit = (meta.extra or {}).get("unit")
-    if base is bool:
-        return _yes_or_no()
-    if base is Path:
-        return _path()
-    if base is str:
-        return _text(meta)
-    if unit == "bytes":
-        return _size(meta)
-    if unit in SCALES:
-        return _whole(meta, *SCALES[unit])
-    if base is int:
-        return _whole(meta)
-    if base is float:
-        return _seconds(meta)
-    if isinstance(base, EnumMeta):
-        choices = word(*base)
-        return ValueKind(choices.accepts, lambda text: base(choices.parse(text)))
-    return word(*get_args(base))
+    meta = [Meta(), *(mark for mark in marks if isinstance(mark, Meta))][-1]
+    low: Any = meta.ge
+    high: Any = meta.le
+    match base, (meta.extra or {}).get("unit"):
+        case _, "bytes":
+            return _number(
+                f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", low, high, _size, str
+            )
+        case _, "percent":
+            return _whole(low, high, lambda number: number / 100, lambda value: round(value * 100))
+        case _, "days":
+            return _whole(low, high, lambda number: number * 86_400.0, lambda value: round(value / 86_400))
+        case builtins.int, _:
+            return _whole(low, high, int, int)
+        case builtins.float, _:
+            accepts = f"a number of seconds from {low:g} to {high:g}"
+            return _number(accepts, low, high, float, lambda value: f"{value:g}")
+        case builtins.bool, _:
+            return _mapped({"yes": True, "no": False})
+        case builtins.str, _:
+            return _text(meta.title or "", meta.pattern or "")
+        case pathlib.Path, _:
+            return _path()
+    return _mapped({str(choice): choice for choice in get_args(base) or base})
 
 
-def _bounded(number: N, meta: Meta) -> N:
-    """`number`, unless it is out of bounds (NaN is). Raises `ValueError`."""
-    low, high = _bounds(meta)
-    if not low <= number <= high:
-        raise ValueError(number)
-    return number
+def _number(
+    accepts: str, low: float, high: float, read: Callable[[str], Any], shown: Callable[[Any], str]
+) -> ValueKind[Any]:
+    def parse(text: str) -> Any:
+        number = read(text)
+        if not low <= number <= high:  # also refuses NaN
+            raise ValueError(text)
+        return number
+
+    return ValueKind(accepts, parse, shown)
 
 
-def _bounds(meta: Meta) -> tuple[float, float]:
-    assert meta.ge is not None
-    assert meta.le is not None
-    return meta.ge, meta.le
+def _whole(
+    low: float, high: float, value_of: Callable[[int], float], number_of: Callable[[Any], int]
+) -> ValueKind[Any]:
+    """A whole number of some unit; underscores may group digits."""
 
-
-def _whole(meta: Meta, factor: float = 1, divisor: int = 1) -> ValueKind[Any]:
-    """A whole number in a unit of `factor / divisor`; underscores may group digits."""
-
-    def parse(text: str) -> float:
+    def read(text: str) -> float:
         if not re.fullmatch(r"[+-]?\d[\d_]*", text):
             raise ValueError(text)
-        number = int(text) * factor
-        return _bounded(number / divisor if divisor != 1 else number, meta)
+        return value_of(int(text))
 
-    def shown(value: float) -> str:
-        return str(round(value * divisor / factor))
-
-    low, high = _bounds(meta)
-    return ValueKind(f"a whole number from {shown(low)} to {shown(high)}", parse, shown)
+    accepts = f"a whole number from {number_of(low)} to {number_of(high)}"
+    return _number(accepts, low, high, read, lambda value: str(number_of(value)))
 
 
-def _size(meta: Meta) -> ValueKind[int]:
+def _size(text: str) -> int:
     """A number of bytes, with an optional unit: 512KiB, 4MiB, 2GiB."""
     units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
+    if match is None or match[2].lower() not in units:
+        raise ValueError(text)
+    return int(match[1]) * units[match[2].lower()]
 
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
-        if match is None or match[2].lower() not in units:
+
+def _mapped(choices: Mapping[str, T]) -> ValueKind[T]:
+    """One of some words, in capitals or not."""
+    words = {choice: word for word, choice in choices.items()}
+
+    def parse(text: str) -> T:
+        if text.lower() not in choices:
             raise ValueError(text)
-        return _bounded(int(match[1]) * units[match[2].lower()], meta)
+        return choices[text.lower()]
 
-    return ValueKind(f"a size from {meta.ge} to {meta.le} bytes, such as 512KiB, 4MiB or 1GiB", parse)
-
-
-def _seconds(meta: Meta) -> ValueKind[float]:
-    return ValueKind(
-        f"a number of seconds from {meta.ge:g} to {meta.le:g}",
-        lambda text: _bounded(float(text), meta),
-        lambda value: f"{value:g}",
-    )
+    return ValueKind("one of " + ", ".join(choices), parse, lambda value: words[value])
 
 
 def word(*choices: str) -> ValueKind[str]:
     """One of some words."""
-
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(text)
-        return text.lower()
-
-    return ValueKind("one of " + ", ".join(choices), parse)
-
-
-def _yes_or_no() -> ValueKind[bool]:
-    yes_or_no = word("yes", "no")
-    return ValueKind(
-        yes_or_no.accepts,
-        lambda text: yes_or_no.parse(text) == "yes",
-        lambda value: "yes" if value else "no",
-    )
+    return _mapped({choice: choice for choice in choices})
 
 
 def _path() -> ValueKind[Path]:
@@ -157,16 +140,15 @@ def _path() -> ValueKind[Path]:
     return ValueKind("a path", parse)
 
 
-def _text(meta: Meta) -> ValueKind[str]:
-    """Text that matches the whole pattern; the title says so in words."""
-    title, pattern = meta.title or "", meta.pattern or ""
+def _text(accepts: str, pattern: str) -> ValueKind[str]:
+    """Text that matches the whole pattern."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(text)
         return text
 
-    return ValueKind(title, parse)
+    return ValueKind(accepts, parse)
 
 
 def url(*schemes: str, example: str) -> ValueKind[str]:
