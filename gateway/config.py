@@ -1,29 +1,176 @@
-"""Which knobs does the gateway have, and which values make sense?"""
+"""Settings and constants of a gateway process, with their bounds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated, Literal
 
+from msgspec import Meta, field
+
+from engine.bounds import Bounded
 from engine.scheduling.options import PolicyOptions
 from gateway.flow.control_rules import ControlMode
 from tenants.types import Tier
 
-
-def _default_ttl() -> dict[Tier, float]:
-    # The SDK's own read timeout is 600 s: a refusal must come well before it.
-    return {Tier.INTERACTIVE: 120.0, Tier.STANDARD: 300.0, Tier.BATCH: 540.0}
-
-
-def _default_ageing() -> dict[Tier, float]:
-    # Each tier moves up well before its requests leave the queue.
-    return {Tier.INTERACTIVE: math.inf, Tier.STANDARD: 150.0, Tier.BATCH: 180.0}
+PERCENT = {"unit": "percent"}
+Percent = Annotated[float, Meta(ge=0.01, le=1, extra=PERCENT)]
+"""A share, at most 1; as a setting it is written as a whole number of per cent."""
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
-@dataclass(frozen=True)
-class GatewayConfig:
-    """Settings of one gateway process. Raises `ValueError` naming the field when one makes no sense."""
+class GatewaySettings(Bounded, frozen=True, kw_only=True):
+    """The HTTP server and its queue."""
+
+    max_body_bytes: Annotated[
+        int,
+        Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
+        "Largest request body; a larger one is refused with 413.",
+    ] = field(default=2**20, name="body_limit")
+    max_queued: Annotated[
+        int, Meta(ge=1, le=1_000_000), "Most requests that wait in the queue, all tenants together."
+    ] = 2_048
+    max_queued_per_tenant: Annotated[
+        int, Meta(ge=1, le=1_000_000), "Most requests of one tenant that wait in the queue."
+    ] = 512
+    ttl_interactive_s: Annotated[
+        float, Meta(ge=0.1, le=86_400), "Longest wait in the queue, tier interactive."
+    ] = field(default=120.0, name="ttl_interactive")
+    ttl_standard_s: Annotated[float, Meta(ge=0.1, le=86_400), "Longest wait in the queue, tier standard."] = (
+        field(default=300.0, name="ttl_standard")
+    )
+    ttl_batch_s: Annotated[float, Meta(ge=0.1, le=604_800), "Longest wait in the queue, tier batch."] = field(
+        default=540.0, name="ttl_batch"
+    )
+    queue: Annotated[
+        Literal["shared", "own"],
+        "Whether gateways with the same Redis and the same engines share the queue in front of them, so that"
+        " together they are as fair as one; own: each is fair by itself only.",
+    ] = "shared"
+    ageing_standard_s: Annotated[
+        float,
+        Meta(ge=0, le=604_800),
+        "A request of tier standard that waited so long goes as an interactive one; 0: it never does.",
+    ] = field(default=150.0, name="ageing_standard")
+    ageing_batch_s: Annotated[
+        float,
+        Meta(ge=0, le=604_800),
+        "A batch request that has waited so long goes as a standard one, and after as long again as an"
+        " interactive one; 0: it never does.",
+    ] = field(default=180.0, name="ageing_batch")
+    long_tokens: Annotated[
+        int,
+        Meta(ge=1, le=100_000_000),
+        "Requests with more tokens than this (input and predicted output) wait in a lane of their own, so"
+        " that they never hold up the others.",
+    ] = 16_384
+    long_share_sequences: Annotated[
+        Percent, "Per cent of an engine's sequences that long requests of a tier and those above may hold."
+    ] = 0.5
+    long_share_kv: Annotated[
+        Percent, "Per cent of an engine's KV cache that long requests of a tier and those above may hold."
+    ] = 0.5
+    batch_share: Annotated[
+        Percent, "Per cent of an engine's sequences and KV cache that the batch tier may hold."
+    ] = 1.0
+    control: Annotated[
+        ControlMode, "Control loop over queue, engines and admission: off, advice (only logged), or acting."
+    ] = ControlMode.OFF
+    estimates: Annotated[
+        bool,
+        "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"
+        " quoted, and no deadline is refused early.",
+    ] = True
+    quote_valid_s: Annotated[float, Meta(ge=0.1, le=3_600), "For so long a quote can be redeemed."] = field(
+        default=10.0, name="quote_valid"
+    )
+    quote_credit_share: Annotated[
+        float,
+        Meta(ge=0, le=1, extra=PERCENT),
+        "Per cent of the charge that is credited where a redeemed quote was not kept and that is ours.",
+    ] = field(default=0.5, name="quote_credit")
+    reservation_burst_s: Annotated[
+        float,
+        Meta(ge=0, le=3_600),
+        "A tenant that was kept from its reserved tokens per second is owed at most those of so many"
+        " seconds.",
+    ] = field(default=10.0, name="reservation_burst")
+    gateway_stale_s: Annotated[
+        float,
+        Meta(ge=3, le=3_600),
+        "A gateway that has been silent for so long is taken for dead: others that share its database and"
+        " engine settle what it left.",
+    ] = field(default=15.0, name="stale")
+    lease_ttl_s: Annotated[
+        float,
+        Meta(ge=1, le=3_600),
+        "How long the quota store keeps what a silent gateway holds before anybody looks after it.",
+    ] = field(default=60.0, name="lease")
+    store_failure: Annotated[
+        Literal["closed", "local"],
+        "What happens while Redis cannot be reached: closed refuses every request, local admits within a"
+        " slice of each limit that each gateway counts for itself.",
+    ] = "closed"
+    local_slice: Annotated[
+        int,
+        Meta(ge=1, le=100),
+        "Per cent of each limit that one gateway may give out while Redis cannot be reached, where"
+        " store_failure is local; a hard limit is exceeded by at most so much for each gateway.",
+    ] = 10
+    idempotency_ttl_s: Annotated[
+        float,
+        Meta(ge=0, le=30 * 86_400),
+        "How long answers to requests with an Idempotency-Key are kept; 0: such requests are refused.",
+    ] = field(default=86_400.0, name="idempotency_ttl")
+    reserve_quantile: Annotated[
+        Percent,
+        "What a request holds before it runs is enough for so many of 100 answers, by the forecast of their"
+        " length; more is held while it decodes.",
+    ] = field(default=0.9, name="reserve_percent")
+    slow_reader_s: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600),
+        "A client that reads nothing of its stream for so long, while more waits for it, is cut.",
+    ] = field(default=30.0, name="slow_reader")
+    max_buffered_events: Annotated[
+        int,
+        Meta(ge=1, le=100_000),
+        "Pieces of a stream that wait for a client which does not read; then the engine rests.",
+    ] = 512
+    timeline_retention_s: Annotated[
+        float,
+        Meta(ge=0, le=3650 * 86_400, extra={"unit": "days"}),
+        "Days for which the timelines of requests that have ended are kept (numbers, no text); 0: none is.",
+    ] = field(default=7 * 86_400.0, name="timeline_days")
+    max_timelines: Annotated[
+        int, Meta(ge=1, le=1_000_000_000), "Most timelines that are kept; the oldest go first."
+    ] = 1_000_000
+    shutdown_grace_s: Annotated[
+        float, Meta(ge=0, le=3_600), "On SIGTERM: how long running requests may still take to end."
+    ] = field(default=20.0, name="drain")
+
+    @property
+    def queue_ttl_s(self) -> dict[Tier, float]:
+        """Longest wait in the queue by tier; a request that waited longer is refused with 503."""
+        return {
+            Tier.INTERACTIVE: self.ttl_interactive_s,
+            Tier.STANDARD: self.ttl_standard_s,
+            Tier.BATCH: self.ttl_batch_s,
+        }
+
+    @property
+    def ageing_s(self) -> dict[Tier, float]:
+        """By tier: the wait after which a request moves up one tier, and again after as long; inf: never."""
+        return {
+            Tier.INTERACTIVE: math.inf,
+            Tier.STANDARD: self.ageing_standard_s or math.inf,
+            Tier.BATCH: self.ageing_batch_s or math.inf,
+        }
+
+
+class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
+    """What one gateway process runs with: its settings, and constants that only tests change."""
 
     policy: str = "vtc"
     """Scheduling policy of the queue, by its name in `engine.scheduling.policy`."""
@@ -32,120 +179,42 @@ class GatewayConfig:
     data_dir: Path | None = None
     """Where the length forecast is kept between runs; None: it is not kept."""
 
-    max_body_bytes: int = 1024 * 1024
-    body_timeout_s: float = 30.0
-    max_messages: int = 2048
-    max_prompts: int = 16
+    body_timeout_s: Seconds = 30.0
+    max_messages: Count = 2048
+    max_prompts: Count = 16
     """Prompts in one `/v1/completions` request."""
-    max_choices: int = 8
+    max_choices: Count = 8
     """`n`."""
-    max_stop_strings: int = 4
-    max_stop_characters: int = 128
-    max_top_logprobs: int = 20
-    max_logit_bias: int = 1024
+    max_stop_strings: Count = 4
+    max_stop_characters: Count = 128
+    max_top_logprobs: Count = 20
+    max_logit_bias: Count = 1024
 
-    max_queued: int = 2048
-    max_queued_per_tenant: int = 512
-    queue_ttl_s: dict[Tier, float] = field(default_factory=_default_ttl)
-    """Longest wait in the queue by tier; a request that waited longer is refused with 503."""
-    ageing_s: dict[Tier, float] = field(default_factory=_default_ageing)
-    """By tier: a request that has waited so long moves up one tier, and again after as long; inf: never."""
-    long_tokens: int = 16_384
-    """Requests with more tokens than this (input + predicted output) wait in a lane of their own."""
-    long_share_sequences: float = 0.5
-    """Share of an engine's sequences that the long requests of a tier may hold."""
-    long_share_kv: float = 0.5
-    """And of its KV cache."""
-    batch_share: float = 1.0
-    """Share of an engine's sequences and KV cache that the batch tier may hold."""
-    reservation_burst_s: float = 10.0
-    """A tenant that was kept from its reserved service is owed at most so many seconds of it."""
-    lookahead_sequences: int = 2
+    lookahead_sequences: Annotated[int, Meta(ge=0)] = 2
     """Sequences dispatched beyond what an engine runs at once, so that it never idles between steps."""
-    kv_window: float = 1.0
+    kv_window: Annotated[float, Meta(gt=0)] = 1.0
     """Predicted KV tokens in flight may be this share of an engine's KV capacity."""
-    engine_grace_s: float = 15.0
+    engine_grace_s: Seconds = 15.0
     """How long queued requests wait for an engine that is gone before they are refused."""
-    dispatch_log_records: int = 20_000
+    dispatch_log_records: Count = 20_000
 
-    reserve_quantile: float = 0.9
-    """Of the predicted output, held before a request runs; more is held while it decodes."""
-    hold_wait_s: float = 5.0
-    """A top-up waits so long for what other requests hold on a window before it counts as refused."""
-    accounts_wait_s: float = 30.0
-    """A running request waits so long for a quota store or ledger that is away before it is stopped."""
-    lease_ttl_s: float = 60.0
-    """A hold in the quota store outlives its gateway by at most this."""
-    gateway_stale_s: float = 15.0
-    """A gateway whose heartbeat is older than this is taken for dead, and others settle what it left."""
-    outcome_wait_s: float = 10.0
+    hold_wait_s: Seconds = 5.0
+    """Longest wait of a top-up for what other requests hold on a window; then it counts as refused."""
+    accounts_wait_s: Seconds = 30.0
+    """Longest wait of a running request for a quota store or ledger that is away; then it is stopped."""
+    outcome_wait_s: Seconds = 10.0
     """After a cancel: how long the engine's final count is awaited before the received count is charged."""
-    settle_wait_s: float = 10.0
+    settle_wait_s: Seconds = 10.0
     """How long an answer waits for its settlement to be durable; the settlement itself goes on."""
-    write_timeout_s: float = 120.0
-    """A client that reads nothing for so long counts as disconnected."""
-    max_buffered_events: int = 512
-    """Pieces of an answer that wait for their reader before the engine is slowed down."""
-    slow_reader_s: float = 30.0
-    """A client that leaves that buffer full for so long is cut; what was generated is charged."""
-    keep_alive_s: float = 5.0
+    write_timeout_s: Seconds = 120.0
+    """A client that reads nothing for this time counts as disconnected."""
+    keep_alive_s: Seconds = 5.0
     """Silence in a stream after which an SSE comment is sent."""
-    idempotency_ttl_s: float = 86_400.0
-    """How long the answer to a request with an `Idempotency-Key` is kept; 0: such requests are refused."""
-    idempotency_wait_s: float = 300.0
-    """A repeat waits so long for a run that has not ended."""
-    max_idempotent_answer_bytes: int = 1024 * 1024
-    max_idempotency_keys: int = 10_000
+    idempotency_wait_s: Seconds = 300.0
+    """Longest wait of a repeated request for a run that has not ended."""
+    max_idempotent_answer_bytes: Count = 1024 * 1024
+    max_idempotency_keys: Count = 10_000
     """Of one API key, at any time."""
-    shutdown_grace_s: float = 20.0
-    """How long running requests may go on when the gateway stops."""
-    timeline_retention_s: float = 7 * 86_400.0
-    """How long the timelines of requests that have ended are kept; 0: none is."""
-    max_timelines: int = 1_000_000
-    """The oldest go first."""
-    estimates: bool = True
-    """Whether requests get a forecast of what they will wait, take and cost."""
-    estimate_cache_s: float = 0.05
-    quotes_per_s: float = 5.0
+    estimate_cache_s: Annotated[float, Meta(ge=0)] = 0.05
+    quotes_per_s: Seconds = 5.0
     """`POST /v1/quotes` per key, sustained; bursts of twice that."""
-    control: ControlMode = ControlMode.OFF
-    """Whether the control loop moves knobs, or says how it would."""
-    quote_valid_s: float = 10.0
-    """For so long a quote can be redeemed."""
-    quote_credit_share: float = 0.5
-    """Of the charge, credited where a redeemed quote was not kept and that is ours."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            lowest = 0 if item.name in _MAY_BE_ZERO else None
-            if value != value or value < 0 or (lowest is None and value == 0):
-                raise ValueError(f"{item.name} must be a positive number, not {value!r}")
-        if self.reserve_quantile > 1:
-            raise ValueError(f"reserve_quantile must be at most 1, not {self.reserve_quantile!r}")
-        if self.quote_credit_share > 1:
-            raise ValueError(f"quote_credit_share must be at most 1, not {self.quote_credit_share!r}")
-        for name in ("long_share_sequences", "long_share_kv", "batch_share"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} must be at most 1, not {getattr(self, name)!r}")
-        if set(self.ageing_s) != set(Tier) or any(not seconds > 0 for seconds in self.ageing_s.values()):
-            raise ValueError(
-                "ageing_s needs a positive number of seconds (inf: never) for each of " + ", ".join(Tier)
-            )
-        if set(self.queue_ttl_s) != set(Tier) or any(not ttl > 0 for ttl in self.queue_ttl_s.values()):
-            raise ValueError("queue_ttl_s needs a positive number of seconds for each of " + ", ".join(Tier))
-
-
-_MAY_BE_ZERO = frozenset(
-    {
-        "idempotency_ttl_s",
-        "lookahead_sequences",
-        "quote_credit_share",
-        "reservation_burst_s",
-        "shutdown_grace_s",
-        "estimate_cache_s",
-        "timeline_retention_s",
-    }
-)

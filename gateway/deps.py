@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["GatewayConfig", "GatewayDeps"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class GatewayDeps:
     """The parts that outlive a request.
 
@@ -75,15 +75,14 @@ class GatewayDeps:
     """How other gateways are asked about their requests; None: without a Redis they are not."""
     registry: GatewayRegistry = field(init=False)
     """Which gateways live."""
-    recovery: RecoveryReport | None = field(default=None, init=False)
-    """Set by `gateway.cluster.recovery.recover`; `create_app` runs it at start if nobody has."""
 
     def __post_init__(self) -> None:
         from gateway.pools.pool import PoolSpec
 
-        self.registry = GatewayRegistry(self.database, self.wall_clock)
+        object.__setattr__(self, "registry", GatewayRegistry(self.database, self.wall_clock))
         if not self.pools:
-            self.pools = (PoolSpec(self.model_name, self.upstreams, self.renderer),)
+            only = PoolSpec(self.model_name, self.upstreams, self.renderer)
+            object.__setattr__(self, "pools", (only,))
 
     def engine_names(self) -> frozenset[str]:
         """The engines that this gateway can send requests to."""

@@ -83,6 +83,8 @@ class Gateway:
         self.policy = config.policy
         """Name of the policy in force, of the queue and of the engines."""
         self.deps = deps
+        self.recovery: RecoveryReport | None = None
+        """What the start found of an earlier life; None: not started."""
         self.metrics = Metrics()
         self.presence = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
@@ -330,11 +332,10 @@ class Gateway:
                     )
         try:
             await self.books.fill(is_new=deps.rebuild_counters)
-            if deps.recovery is None:
-                await recovery.recover(deps)
+            self.recovery = await recovery.recover(deps)
         except QuotaStoreUnavailable as error:
             log.warning("the quota store is not ready, nothing is admitted yet: %s", error)
-            deps.recovery = deps.recovery or RecoveryReport()
+            self.recovery = RecoveryReport()
             self._engine_changed.set()
 
     async def _beat(self) -> list[GatewaySeen]:

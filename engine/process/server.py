@@ -8,7 +8,6 @@ starting is one line on stderr and exit code 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import logging
@@ -18,7 +17,6 @@ import socket as sockets
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 import zmq
@@ -37,6 +35,7 @@ from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.fingerprint import machine_name, model_fingerprint
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
+from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
 from engine.scheduling.policy import options_with
 
@@ -53,67 +52,6 @@ log = logging.getLogger("fairgate.engine")
 
 class StartRefused(Exception):
     """The engine cannot start; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What an engine process is started with. Zero for `num_blocks` and `threads` means: choose."""
-
-    model_dir: Path
-    address: str
-    """ZeroMQ address: `ipc://PATH` (at most 107 bytes of path) or `tcp://127.0.0.1:PORT`."""
-    data_dir: Path
-    engine_id: str = "engine-0"
-    dtype: str = "auto"
-    device: str = "auto"
-    num_blocks: int = 0
-    num_host_blocks: int = 0
-    """Blocks of host memory for KV that gives way."""
-    kv_memory_bytes: int = 256 * 2**20
-    """Size of the KV cache where `num_blocks` is 0."""
-    block_tokens: int = 16
-    max_sequences: int = 32
-    max_batched_tokens: int = 512
-    policy: str = "vtc"
-    policy_table: str = ""
-    """File with the batch-or-wait table that policies may look up; empty: none."""
-    threads: int = 0
-    niceness: int = 0
-    """How far the engine stands back for other processes of the machine, from 0 to 19."""
-    orphan_s: float = 60.0
-    collect_lengths: str = "no"
-    """`yes`: states of the model are kept in the data directory, to train a length probe on."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError naming the field, its bound and its value."""
-        for name, least in (
-            ("num_blocks", 0),
-            ("num_host_blocks", 0),
-            ("kv_memory_bytes", 1),
-            ("block_tokens", 1),
-            ("max_sequences", 1),
-            ("max_batched_tokens", 1),
-            ("threads", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.niceness <= 19:
-            raise ValueError(f"niceness must be from 0 to 19, not {self.niceness}")
-        if self.collect_lengths not in ("yes", "no"):
-            raise ValueError(f"collect_lengths must be yes or no, not {self.collect_lengths!r}")
-        if not self.orphan_s > 0:
-            raise ValueError(f"orphan_s must be more than 0, not {self.orphan_s}")
-        if not self.engine_id or not all(c.isalnum() or c in "-_" for c in self.engine_id):
-            raise ValueError(f"engine_id must consist of letters, digits, - and _, not {self.engine_id!r}")
-
-    def arguments(self) -> list[str]:
-        """The options as command line arguments; equal options give equal lists."""
-        values: list[str] = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            text = str(value.resolve()) if isinstance(value, Path) else str(value)
-            values += [f"--{field.name.replace('_', '-')}", text]
-        return values
 
 
 def run_engine(options: EngineOptions) -> int:
@@ -207,7 +145,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     except ModelRefused as error:
         raise StartRefused(str(error)) from None
     fingerprint = model_fingerprint(options.model_dir)
-    attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths == "yes")
+    attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths)
     info = runner.info
     key = LearnedKey(
         machine_name(),
@@ -235,7 +173,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         learned,
         key,
         (lambda kept: (collected, samples_of(runner, fingerprint, kept)))
-        if options.collect_lengths == "yes"
+        if options.collect_lengths
         else None,
         time.monotonic(),
     )
@@ -317,21 +255,12 @@ def _check_address(address: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line of `python -m engine.process.server`; its options are those of `EngineOptions`."""
-    parser = argparse.ArgumentParser(prog="fairgate engine", description="Runs one engine process.")
-    kinds = {"Path": Path, "str": str, "int": int, "float": float}
-    for field in fields(EngineOptions):
-        required = field.default is MISSING
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=kinds[str(field.type)],
-            required=required,
-            default=None if required else field.default,
-        )
+    """The command line of `python -m engine.process.server`: what `EngineOptions.arguments` gives."""
     try:
-        options = EngineOptions(**vars(parser.parse_args(arguments)))
+        options = EngineOptions.of_arguments(sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
-        parser.error(str(error))
+        print(f"fairgate engine: {error}", file=sys.stderr)
+        return 2
     return run_engine(options)
 
 

@@ -79,7 +79,6 @@ async def recover(deps: GatewayDeps) -> RecoveryReport:
         settled = await _settle(deps, page, frozenset(), report)
         if settled == 0 or len(page) < PAGE:
             break
-    deps.recovery = report
     if report.open_reserves or report.acknowledged:
         log.info("recovery: %s", report)
     return report

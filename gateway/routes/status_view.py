@@ -50,7 +50,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
         )
         for tenant in deps.directory.tenants()
     ]
-    recovery = deps.recovery
+    recovery = gateway.recovery
     return {
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,

@@ -1,20 +1,20 @@
-"""Was anybody served out of turn? An independent audit of a dispatch log.
+"""Independent audit of a dispatch log: requests that were served out of turn.
 
-Pure, and knows nothing of the scheduler's code: only what the log says happened (arrivals, dispatches,
-charges), and by which number each waiting tenant was ranked at each dispatch.
+Pure, and independent of the scheduler's code: it reads what the log says happened (arrivals, dispatches,
+charges), and the number by which each waiting tenant was ranked at each dispatch.
 
 At each dispatch the *fair level* of its tier is the service per weight of all tenants waiting there together.
 
 - An *inversion*: the request that goes belongs to a tenant above the level, while an earlier-arrived
   request of a tenant below it still waits.
-- An *unfair dispatch*: the same whatever arrived first. FCFS commits these all the time and no inversion
-  ever, since it always sends the earliest; a fair queue must commit neither.
+- An *unfair dispatch*: the same, in whatever order the two arrived. FCFS commits these all the time and
+  never an inversion, since it always sends the earliest; a fair queue must commit neither.
 
-The ranks are not taken on trust. Service per weight is recomputed from the charges alone, and each rank must
-be it plus the tenant's lift (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: a
+The ranks are checked, too. Service per weight is recomputed from the charges alone, and each rank must equal
+it plus the tenant's lift (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024: a
 returning tenant is raised to the others, so that idle time earns nothing), which may only change when a
 tenant returns, and only upwards. A rank that fits no such lift is an *untrue rank*. Output beyond the
-prediction is charged as it comes, between two lines of the log: so service is known to an interval.
+prediction is charged as it comes, between two lines of the log, so service is known as an interval.
 
 A log without ranks is judged by recomputed service and lifts.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 TOLERANCE = 0.01
-"""Cost tokens per weight; only the log's rounding lies below it."""
+"""Cost tokens per weight; the log's rounding stays below it."""
 MAX_EXAMPLES = 5
 
 
@@ -54,13 +54,13 @@ class LogEvent:
     tier: str
     weight: float = 1.0
     cost: float = 0.0
-    """Dispatched: the predicted cost, charged at once. Ended: the final one."""
+    """Dispatched: the predicted cost, charged immediately. Ended: the final one."""
     beyond: float | None = None
     """Ended: what had been charged for output beyond the prediction; None: what the costs imply."""
     ranks: Mapping[str, float] = field(default_factory=dict)
     """Dispatched: service per weight, lift included, by which each waiting tenant was ranked."""
     by_reservation: bool = False
-    """Dispatched because its tenant had reserved the service: out of turn, as was paid for."""
+    """Dispatched by its tenant's reservation: out of turn, and rightly so."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class AuditReport:
 
 
 def audit(events: Sequence[LogEvent]) -> AuditReport:
-    """Counts what was out of turn. Raises `ValueError` for a log that contradicts itself."""
+    """Counts dispatches out of turn. Raises `ValueError` for a log that contradicts itself."""
     return _Audit(events).report
 
 
@@ -133,7 +133,7 @@ class _Audit:
         self._charged: dict[str, float] = {}
         self._service: dict[str, float] = defaultdict(float)
         self._unlogged: dict[str, float] = defaultdict(float)
-        """By tenant: at most so much more may have been charged, for output beyond predictions."""
+        """By tenant: bound on what may have been charged besides, for output beyond predictions."""
         self._weights: dict[str, float] = {}
         self._lines: dict[str, _TierLine] = defaultdict(_TierLine)
         self._lifts: dict[tuple[str, str], tuple[float, float]] = {}
@@ -212,7 +212,7 @@ class _Audit:
         self._service[event.tenant] += (event.cost - self._charged.pop(event.request_id)) / event.weight
 
     def _check_truth(self, event: LogEvent) -> None:
-        """Each rank narrows its tenant's possible lift; an empty interval is a lie somewhere."""
+        """Each rank narrows its tenant's possible lift; an empty interval is an untrue rank."""
         for tenant, rank in event.ranks.items():
             where = (event.tier, tenant)
             least, most = self._lifts.get(where, (0.0, math.inf))

@@ -1,4 +1,4 @@
-"""What can this machine do? A few seconds of full load, measured from the engine's own counts."""
+"""Capacity of this machine: a few seconds of full load, by the engine's own counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who are the demo's tenants: which weight, which tier, which limits?
+"""The demo's tenants, with their weights, tiers and limits.
 
 27 tenants of the trace. The large ones are given different weights so that shares differ visibly; a few
 small ones are interactive; some work is batch. Limits are shares of what a tenant is about to ask for, so

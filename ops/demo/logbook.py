@@ -1,4 +1,4 @@
-"""How does the gateway's dispatch log become what the audit reads?"""
+"""Turns records of the gateway's dispatch log into events of the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the demo's requests say? One prompt for each request of the slice, of the wanted lengths."""
+"""The demo's prompts: one for each request of the slice, of the wanted lengths."""
 
 from __future__ import annotations
 

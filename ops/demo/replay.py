@@ -1,8 +1,7 @@
-"""How do the demo's requests travel, and what does each client see?
+"""Sends the demo's requests and records what each client sees.
 
-Every request is one real HTTP connection with a streamed answer, as an application would have it. What is
-measured here is what the client sees: time to the first token, time to the end, usage, and the account that
-the last chunk carries.
+Every request is one real HTTP connection with a streamed answer, as an application would have it. Measured
+are time to the first token, time to the end, usage, and the account that the last chunk carries.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class PlannedRequest:
 
 @dataclass
 class Sent:
-    """What became of one request, as its client saw it. Times are seconds on the replay's clock."""
+    """One request as its client saw it. Times are seconds on the replay's clock."""
 
     tenant: str
     tier: str

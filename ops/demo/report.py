@@ -1,4 +1,4 @@
-"""What did the demo show? All numbers of the final report, as plain values.
+"""All numbers of the demo's final report, as plain values.
 
 Pure: evidence in, report out. Every figure says in its name what it is; what was simulated says so.
 """
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass
 class DemoEvidence:
-    """What the run left behind. Tenants are named as in the trace; times are on the replay's clock."""
+    """Records of the run. Tenants are named as in the trace; times are on the replay's clock."""
 
     cast: Sequence[CastTenant]
     replay: ReplayPlan
@@ -77,8 +77,8 @@ def ideal_by_tier(
 
 
 def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
-    """Work as it came to the queue, at what it really cost in the end; what never got a turn asked for
-    what was predicted, unless it left."""
+    """Work as it came to the queue, at its final cost; a request that was never dispatched counts its
+    predicted cost, unless it left."""
     final = {event.request_id: event.cost for event in events if event.happened is LogEventKind.ENDED}
     left = {event.request_id for event in events if event.happened is LogEventKind.LEFT}
     return [
@@ -90,7 +90,7 @@ def arrivals_of(events: Sequence[LogEvent]) -> list[TenantArrival]:
 
 def build_report(evidence: DemoEvidence) -> dict[str, Any]:
     """The report. Fair shares are taken up to the last arrival: later the queue drains, and in the end
-    everyone has had everything."""
+    every tenant has been served all that it asked for."""
     last_arrival_s = max((sent.sent_s for sent in evidence.sent), default=0.0)
     loaded = [sample for sample in evidence.samples if sample.at_s <= last_arrival_s]
     ideals = ideal_by_tier(evidence.cast, arrivals_of(evidence.events), loaded)
@@ -146,7 +146,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
 
 
 def verdict(report: Mapping[str, Any], *, min_backlog_s: float) -> list[str]:
-    """What the run did not show; empty: everything it must."""
+    """Requirements that the run did not meet; empty: it met all."""
     audit = report["audit"]
     wrong = []
     if not report["ledger"].get("exact"):

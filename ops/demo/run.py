@@ -1,8 +1,8 @@
-"""How does the demo go, from an empty directory to its report?
+"""The demo, from an empty directory to its report.
 
 serve       a real `fairgate serve` in a directory of its own
 cast        27 tenants with weights, tiers and keys
-calibrate   a few seconds of full load: what can this machine do?
+calibrate   measure the capacity of this machine in a few seconds of full load
 plan        compress the trace in time so that the load is a stated multiple of that
 replay      send it through HTTP, watch it live
 account     read the dispatch log to its end, verify the ledger, simulate FCFS
@@ -52,11 +52,13 @@ CALIBRATION_REQUESTS = 128
 ENGINE_THREADS = 1
 """The model is so small that a second thread waits more than it works, and gateway and client need a core."""
 MAX_SEQUENCES = 3
-"""With more, so small a model answers faster than one process of clients can read, and what waits is they."""
+"""With more, this small model answers faster than one process of clients can read: the clients would be the
+bottleneck."""
 FULL_SPAN_S = 60.0
-"""A replay at least so long must show `MIN_BACKLOG_S` of backlog; a shorter one is for a first look."""
+"""A replay of at least this length must show `MIN_BACKLOG_S` of backlog; a shorter one is a first look."""
 MAX_DRAIN_S = 65.0
-"""Where the machine falls far behind its calibration, what waits so long after the last arrival is cut."""
+"""Requests that still run this long after the last arrival are cut: the machine fell far behind its
+calibration."""
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 120
 INTERRUPTED = 130
@@ -64,7 +66,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line said."""
+    """Options of the command line."""
 
     once: bool = False
     json_file: Path | None = None
@@ -78,7 +80,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> int:
     """Runs the demo; returns the exit code (1: something did not hold, or could not be started)."""
-    # The report may go to stdout: everything for people then goes to stderr.
+    # The report may go to stdout: all other output then goes to stderr.
     console = Console(stderr=options.json_file == Path("-"), highlight=False)
     if not console.is_terminal:
         console = Console(stderr=console.stderr, highlight=False, width=PLAIN_WIDTH)
@@ -116,7 +118,7 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
-    # What is scarce must be the engine, not the gateway or the clients in front of it: it stands back.
+    # The bottleneck must be the engine, not the gateway or its clients: it yields the CPU to them.
     arguments += ["--engine-max-sequences", str(options.max_sequences), "--engine-niceness", "19"]
     if options.model:
         arguments += ["--prices", f"{model.resolve().name}=0/0"]
@@ -143,7 +145,7 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
 
 
 def _end_in_order() -> None:
-    """Whatever ends the demo before its time (Ctrl-C does so by itself) must end its server, too."""
+    """Ends the server, too, when a signal ends the demo early (asyncio does so for Ctrl-C)."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -269,7 +271,7 @@ def _account(
 
 
 def _virtual_requests(board: Board, stage: DemoTenants) -> list[VirtualRequest]:
-    """What was really asked and answered, for the simulation; of what was cut, what was planned."""
+    """The requests as they were answered, for the simulation; those that were cut, as they were planned."""
     found = []
     for place, sent in enumerate(board.sent):
         if sent.refusal is not None or sent.planned is None:
@@ -298,7 +300,7 @@ def _virtual_requests(board: Board, stage: DemoTenants) -> list[VirtualRequest]:
 
 
 async def _show(watch: DemoSampler, console: Console) -> None:
-    """The live table on a terminal; a line now and then elsewhere."""
+    """The live table on a terminal; else a line every `PLAIN_EVERY_S`."""
     if not console.is_terminal:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)

@@ -1,9 +1,9 @@
-"""What would each tenant have got under an ideal weighted fair share of what its tier was given?
+"""Ideal weighted fair shares of the service that each tier was given.
 
 The yardstick is the fluid model: at every instant the tier's service is split between the tenants that
-have work, in proportion to their weights; what one does not need goes to the others (weighted max-min,
-"water filling": Demers, Keshav, Shenker, SIGCOMM 1989; Parekh and Gallager, 1993). It looks at what was
-asked and at what the tier as a whole was served, never at who was served.
+have work, in proportion to their weights; what a tenant does not need goes to the others (weighted max-min,
+"water filling": Demers, Keshav, Shenker, SIGCOMM 1989; Parekh and Gallager, 1993). It uses what was
+asked and what the tier as a whole was served, never which tenant was served.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 def water_fill(amount: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Splits `amount` by weight among `demands`, nobody getting more than it asks for.
+    """Splits `amount` by weight among `demands`, at most what each asks for.
 
     The sum given is min(amount, sum of demands).
     """
@@ -99,7 +99,7 @@ def ideal_shares(
 def under_share(ideal: FluidIdeal, weights: Mapping[str, float], tier_service: float) -> set[str]:
     """Tenants that asked for less than their weight's part of all that the tier was served.
 
-    A fair queue owes them their service at once, whatever the others do.
+    A fair queue owes them their service without delay, whatever the others do.
     """
     active = [name for name, amount in ideal.asked.items() if amount > 0]
     total = sum(weights[name] for name in active)

@@ -1,4 +1,4 @@
-"""How do the demo's tenants come into the database?"""
+"""Creates the demo's tenants, keys and limits in the database."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DemoTenants:
-    """Everybody's keys, and names by tenant id."""
+    """Keys, tiers and weights by tenant name, and names by tenant id."""
 
     keys: Mapping[str, str]
     names: Mapping[str, str]
     tiers: Mapping[str, str]
     weights: Mapping[str, float]
     visitor_key: str
-    """For whoever watches."""
+    """For the user of the demo."""
 
 
 async def set_stage(data_dir: Path, model: str) -> DemoTenants:
@@ -77,7 +77,7 @@ async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
 
 
 async def _administer(data_dir: Path, act: Callable[[Admin], Awaitable[T]]) -> T:
-    """As the command line does it: straight on the database, beside the running server."""
+    """Works on the database beside the running server, as the command line does."""
     settings = Settings(data_dir=data_dir)
     database = open_database(settings.resolved_database_url)
     try:

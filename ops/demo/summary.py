@@ -1,4 +1,4 @@
-"""How is the demo's report shown to people?"""
+"""The demo's report as tables on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.demo.table import TIERS, percent, seconds
 
 
 def summary(report: Mapping[str, Any]) -> Group:
-    """The final report for people."""
+    """The final report, as text and tables."""
     return Group(*_summary_parts(report))
 
 

@@ -1,4 +1,4 @@
-"""How does the running demo look on a terminal?"""
+"""Live table of the running demo on a terminal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class View:
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         for column in columns:
             grid.add_column(column.title, justify="left" if column.title in _TEXTS else "right", no_wrap=True)
-        # What does not fit the screen would be cut in the middle: show those that matter.
+        # What does not fit the screen would be cut in the middle: show the busiest.
         room = max(5, (options.max_height or 40) - 5)
         rows = sorted(self.rows, key=lambda row: (TIERS.index(row.tier), row.tenant))
         shown = rows if len(rows) <= room else _busiest(rows, room)
@@ -88,12 +88,12 @@ def _busiest(rows: Sequence[TenantRow], room: int) -> list[TenantRow]:
 
 
 def percent(value: float | None) -> str:
-    """A share for people; nothing where there is none."""
+    """A share as text; empty where there is none."""
     return "" if value is None else f"{100 * value:.1f} %"
 
 
 def seconds(value: float | None) -> str:
-    """A time for people."""
+    """A time as text; empty where there is none."""
     if value is None:
         return ""
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"

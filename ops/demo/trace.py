@@ -1,4 +1,4 @@
-"""Which requests does the demo send, when, and how long are they?
+"""Requests that the demo sends: the slice of a real trace, scaled to this machine.
 
 The trace is real (see `data/ATTRIBUTION.md`); this file only scales it. Lengths shrink by one stated
 factor, so that no answer passes 300 tokens. Time is compressed by one stated factor, chosen from the
@@ -22,7 +22,7 @@ LENGTH_FACTOR = 0.29
 """Lengths of the trace times this: its longest answer (1,024 tokens) becomes 297."""
 MAX_OUTPUT_TOKENS = 300
 MIN_INPUT_TOKENS = 16
-"""A chat template and a few words take so much."""
+"""Tokens of a chat template and a few words."""
 SPAN_S = 600.0
 """Length of the slice: one pass."""
 MAX_PASSES = 40

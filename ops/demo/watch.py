@@ -1,4 +1,4 @@
-"""What happens while the demo runs? Samples the status page, and makes the live view of it."""
+"""Samples the status page while the demo runs, and makes the live view of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ops.simulate.figures.figures import percentile
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
 LOG_EVERY = 4
-"""The dispatch log is read at every so many-th sample."""
+"""Samples from one reading of the dispatch log to the next."""
 
 
 class DemoSampler:
@@ -77,7 +77,7 @@ class DemoSampler:
                 self._rates.popleft()
 
     def view(self, phase: str) -> View:
-        """The state for people."""
+        """The state for the live table."""
         tenants = {item["name"]: item for item in self.status.get("tenants", [])}
         by_tenant = self._board.by_tenant()
         fair = self._fair_service()

@@ -1,7 +1,7 @@
-"""How does a program run a Fairgate server of its own (demo, benchmarks)?
+"""Runs a private Fairgate server for a program (demo, benchmarks).
 
 A real `fairgate serve` process on a free port, with its own data directory. It is in a session of its own,
-so that Ctrl-C reaches the program that started it and not the server, which is then ended in order.
+so that Ctrl-C reaches only the program that started it, which then ends the server in order.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def local_server(
 
 
 async def until(condition: Callable[[], Any], within_s: float) -> bool:
-    """Asks again and again (other processes bring it about: no event of ours tells); False: in vain."""
+    """Polls `condition`, which other processes change; False when it does not hold within `within_s`."""
     end_s = time.monotonic() + within_s
     while not await condition():
         if time.monotonic() > end_s:

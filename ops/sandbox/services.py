@@ -1,10 +1,10 @@
-"""Where does a program get a PostgreSQL and a Redis of its own from?
+"""Private PostgreSQL and Redis servers for a program.
 
 Started on free ports: from binaries on PATH (Debian's /usr/lib/postgresql/*/bin included), else from the
 wheels of the test extra. PostgreSQL refuses to run as root, so root starts it as `nobody`.
 
-They write below a temporary directory, and die with the thread that started them: start them from the main
-one.
+They write below a temporary directory, and are killed when the thread that started them ends: start them
+from the main thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 PORT_ATTEMPTS = 3
 
-#: Drops root's rights where there are some, asks to be told when the parent dies, then becomes the server.
+#: Drops root's rights if it has them, asks for a signal when the parent ends, then becomes the server.
 _LAUNCHER = """
 import ctypes, os, sys
 parent, user, group, deathsig = map(int, sys.argv[1:5])
@@ -93,8 +93,8 @@ class Service:
         """SIGKILL to it and all its children; returns when they are gone."""
         if self.process is None or self.process.poll() is not None:
             return
-        # PostgreSQL's have sessions of their own, and hold its shared memory for as long as they live: until
-        # then it cannot be started again.
+        # PostgreSQL's children have sessions of their own, and hold its shared memory until they end: before
+        # that it cannot be started again.
         children = _children(self.process.pid)
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -128,7 +128,7 @@ def postgres_binaries(*, path: str | None = None, system: Path = Path("/usr/lib/
     """Directories with `initdb` and a `postgres` that is new enough, best first."""
     candidates: list[Path] = []
     if (found := shutil.which("initdb", path=path)) and shutil.which("postgres", path=path):
-        # A link on PATH may stand alone: the programs look for one another beside the real file.
+        # PATH may hold only a link: each program looks for the other beside the real file.
         candidates.append(Path(found).resolve().parent)
     versions = [entry for entry in system.glob("*/bin") if entry.parent.name.isdigit()]
     candidates += sorted(versions, key=lambda entry: int(entry.parent.name), reverse=True)
@@ -231,7 +231,7 @@ def start_redis(binary: Path | None = None, *, cluster: bool = False) -> Service
         if cluster:
             command += ["--cluster-enabled", "yes"]
             if _version(binary) >= (7,):
-                # The bus of the cluster listens 10,000 ports above, unless it is told where.
+                # Without this the bus of the cluster listens 10,000 ports above.
                 command += ["--cluster-port", str(free_port())]
         url = f"redis://127.0.0.1:{port}/0"
         is_ready = _cluster_answers if cluster else _redis_answers
@@ -262,8 +262,8 @@ def _cluster_answers(url: str) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """A descriptor of each, readable once it has ended. Empty where the system does not tell: there they are
-    left to notice by themselves."""
+    """A descriptor of each child, readable once it has ended. Empty where the system does not list children:
+    there they are left to end by themselves."""
     try:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -276,7 +276,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
-    # Between finding a free port and binding it somebody else may take it.
+    # Another process may take the port before it is bound.
     for attempt in range(PORT_ATTEMPTS):
         started = service(free_port())
         try:
@@ -292,7 +292,7 @@ def _start_on_a_free_port(service: Callable[[int], Service]) -> Service:
 
 
 def _unprivileged_user() -> tuple[int, int] | None:
-    """Whom to become where we are root (uid and gid of `nobody`); None: stay."""
+    """uid and gid of `nobody` where this process is root; None: it keeps its user."""
     return (65534, 65534) if os.geteuid() == 0 else None
 
 
@@ -312,7 +312,7 @@ def _is_reachable(binaries: Path, user: tuple[int, int]) -> bool:
 
 
 def _copied(binaries: Path, target: Path) -> Path:
-    """A copy that anybody may run, where the checkout lies below root's home. A wheel keeps the libraries it
+    """A copy that every user may run, for a checkout below root's home. A wheel keeps the libraries it
     needs in a directory beside its package, and finds them relative to the binaries."""
     package = binaries.parents[1]
     shutil.copytree(binaries.parent, target / package.name / binaries.parent.name, symlinks=True)

@@ -1,7 +1,7 @@
-"""Which implementation stands behind each part? The composition root: the only place that chooses.
+"""Composition root: the only place that chooses the implementation of each part.
 
-`Running` holds what one serving process is made of. It is built in the order in which the parts need one
-another and closed in the opposite order, whatever fails in between.
+`Running` holds the parts of one serving process. They are built in the order in which they need one another
+and closed in the opposite order, whatever fails in between.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from litestar import Litestar
+from msgspec.structs import asdict, replace
 
 from engine.client.client import EngineClient
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, options_with
@@ -27,7 +27,6 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
 from gateway.dispatch.queue_sharing import QueueSharing
-from gateway.flow.control_rules import ControlMode
 from gateway.flow.shared.mirror import require_shared
 from gateway.gateway import Gateway
 from gateway.pools.catalogue import Catalogue
@@ -72,32 +71,24 @@ class Running:
 
 def engine_options(settings: Settings) -> EngineOptions:
     """How the engine of these settings is started."""
-    engine = settings.engine
+    group = asdict(settings.engine)
     return EngineOptions(
+        **group
+        | {
+            "address": engine_address(settings.data_dir),
+            # Gateway and clients need cores, too: an engine that competes for the last one slows to a crawl.
+            "threads": settings.engine.threads or max(1, (os.cpu_count() or 2) // 2),
+        },
         model_dir=settings.model,
-        address=engine_address(settings.data_dir),
         data_dir=settings.data_dir,
-        dtype=engine.dtype,
-        device=engine.device,
-        num_blocks=engine.kv_blocks,
-        num_host_blocks=engine.host_kv_blocks,
-        kv_memory_bytes=engine.kv_memory,
-        block_tokens=engine.block_tokens,
-        max_sequences=engine.max_sequences,
-        max_batched_tokens=engine.max_batched_tokens,
         policy=settings.policy,
         policy_table=settings.resolved_policy_table,
-        # Gateway and clients need cores, too: an engine that fights them for the last one crawls.
-        threads=engine.threads or max(1, (os.cpu_count() or 2) // 2),
-        niceness=engine.niceness,
-        orphan_s=engine.orphan_s,
-        collect_lengths=engine.collect_lengths,
     )
 
 
 def policy_options(settings: Settings) -> PolicyOptions:
-    """With the batch-or-wait table that the settings name. Raises `Invalid` for a table that cannot be used,
-    and for a policy that needs one where there is none."""
+    """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for a table that
+    cannot be used, and for a policy that needs one where there is none."""
     try:
         options = options_with(settings.resolved_policy_table)
     except BadTable as error:
@@ -110,51 +101,20 @@ def policy_options(settings: Settings) -> PolicyOptions:
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
-    """The gateway's knobs."""
-    gateway = settings.gateway
+    """What the gateway of these settings runs with."""
     return GatewayConfig(
+        **asdict(settings.gateway),
         policy=settings.policy,
         policy_options=policy_options(settings),
         data_dir=settings.data_dir,
-        max_body_bytes=gateway.body_limit,
-        max_queued=gateway.max_queued,
-        max_queued_per_tenant=gateway.max_queued_per_tenant,
-        queue_ttl_s={
-            Tier.INTERACTIVE: gateway.ttl_interactive,
-            Tier.STANDARD: gateway.ttl_standard,
-            Tier.BATCH: gateway.ttl_batch,
-        },
-        ageing_s={
-            Tier.INTERACTIVE: math.inf,
-            Tier.STANDARD: gateway.ageing_standard or math.inf,
-            Tier.BATCH: gateway.ageing_batch or math.inf,
-        },
-        long_tokens=gateway.long_tokens,
-        long_share_sequences=gateway.long_share_sequences / 100,
-        long_share_kv=gateway.long_share_kv / 100,
-        batch_share=gateway.batch_share / 100,
-        reservation_burst_s=gateway.reservation_burst,
-        reserve_quantile=gateway.reserve_percent / 100,
-        slow_reader_s=gateway.slow_reader,
-        max_buffered_events=gateway.max_buffered_events,
-        shutdown_grace_s=gateway.drain,
-        timeline_retention_s=gateway.timeline_days * 86_400.0,
-        max_timelines=gateway.max_timelines,
-        idempotency_ttl_s=gateway.idempotency_ttl,
-        gateway_stale_s=gateway.stale,
-        lease_ttl_s=gateway.lease,
-        control=ControlMode(gateway.control),
-        estimates=gateway.estimates == "yes",
-        quote_valid_s=gateway.quote_valid,
-        quote_credit_share=gateway.quote_credit / 100,
     )
 
 
 def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
-    """What gateways need to share their queues; None: they do not. Raises `Invalid` for a policy whose order
-    cannot be shared."""
+    """What the gateway needs to share its queues with others; None: it does not share them. Raises `Invalid`
+    for a policy whose order cannot be shared."""
     names = {each.name: f"{each.url} {each.model}" for each in settings.upstreams}
-    if settings.engine.serve == "yes" and settings.engine.address:
+    if settings.engine.serve and settings.engine.address:
         names[engine_options(settings).engine_id] = settings.engine.address
     if not settings.redis_url or settings.gateway.queue == "own" or not names:
         return None
@@ -165,8 +125,8 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")
 
 
-def elsewhere_of(settings: Settings) -> PeerRequests | None:
-    """By which other gateways are asked about their requests; None: there is no Redis to do so by."""
+def peer_requests_of(settings: Settings) -> PeerRequests | None:
+    """Asks other gateways about their requests; None: without Redis they cannot be asked."""
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
@@ -178,8 +138,8 @@ def elsewhere_of(settings: Settings) -> PeerRequests | None:
 async def open_quota_store(
     settings: Settings, closing: contextlib.AsyncExitStack, sharing: QueueSharing | None = None
 ) -> QuotaStore:
-    """In-process, or Redis where a URL is given; a store that does not answer stops the start. What shared
-    queues say rides along with its messages.
+    """In-process, or Redis where a URL is given; a store that does not answer stops the start. Messages of
+    shared queues travel with its own.
 
     Raises `QuotaStoreUnavailable`.
     """
@@ -193,7 +153,7 @@ async def open_quota_store(
     if sharing is not None:
         store.board = sharing.board
     closing.push_async_callback(store.close)
-    # It answers; that it is empty is for the gateway to mend.
+    # It answers; where it is empty, the gateway fills it.
     with contextlib.suppress(QuotaStoreRecovering):
         await store.ping()
     if settings.gateway.store_failure == "local":
@@ -202,7 +162,7 @@ async def open_quota_store(
 
 
 async def seed_prices(settings: Settings, admin: Admin) -> None:
-    """The settings price what the book does not know; what it knows, only `fairgate price set` changes."""
+    """Adds prices of models that the price book lacks; the others change by `fairgate price set` only."""
     await admin.seed_prices(Actor("system", "settings"), settings.model_prices)
     rows = await admin.list_prices()
     known = {row.model: row.entry.price for row in rows if row.tier is Tier.STANDARD}
@@ -220,7 +180,7 @@ async def seed_prices(settings: Settings, admin: Admin) -> None:
 
 
 class AbsentEngine:
-    """Stands where the engine of our own would, in a gateway that has none."""
+    """Takes the place of a supervisor in a gateway without an engine of its own."""
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -248,7 +208,7 @@ async def open_engine(
 
 
 async def open_upstreams(servers: Sequence[OpenAIUpstream], closing: contextlib.AsyncExitStack) -> None:
-    """Looks at every server once; those that are not there join when they come."""
+    """Probes every server once; those that do not answer join when they do."""
     for server in servers:
         closing.push_async_callback(server.close)
     await asyncio.gather(*(server.start() for server in servers))
@@ -260,7 +220,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
 
     Raises what the parts raise: `TenancyError`, `QuotaStoreUnavailable`, `TokenizerMissing`, `OSError`.
     """
-    Catalogue(settings.pool_names, settings.aliases)  # names that mean nothing stop the start
+    Catalogue(settings.pool_names, settings.aliases)  # an alias of no model stops the start
     async with contextlib.AsyncExitStack() as closing:
         database = open_database(settings.resolved_database_url)
         closing.push_async_callback(database.close)
@@ -276,7 +236,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
         supervisor: EngineSupervisor | SharedEngine | AbsentEngine = AbsentEngine()
         engines: tuple[LocalEngine, ...] = ()
         own: PoolSpec | None = None
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             supervisor, engine = await open_engine(settings, gateway_id, closing)
             engines = (engine,)
             own = PoolSpec(settings.served_model_name, engines, PromptRenderer(settings.model))
@@ -303,7 +263,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             address=f"{settings.host}:{settings.port}",
             engine_addresses=tuple(engine.address for engine in engines),
             sharing=sharing,
-            elsewhere=elsewhere_of(settings),
+            elsewhere=peer_requests_of(settings),
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

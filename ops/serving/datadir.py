@@ -1,4 +1,4 @@
-"""What lies in the data directory, and who may touch it?
+"""Files of the data directory, and their locks.
 
 Layout: `fairgate.db`, `pepper`, `gateway-id`, `serve.lock` (held by the gateway that runs on it),
 `run/server.json` (how the command line finds a running server), `engine-*` (the engine's own). The
@@ -47,8 +47,8 @@ def ensure(data_dir: Path) -> None:
 def pepper(settings: Settings, *, create: bool) -> bytes:
     """The secret that keys are hashed with: from the settings, else the file, made at the first start.
 
-    A lost pepper makes every key invalid, so a missing file beside an existing one is never papered over:
-    `create` is for the first start only.
+    A lost pepper makes every key invalid, so a file that is missing after the first start is
+    never replaced: `create` is for the first start only.
     """
     if settings.pepper:
         return settings.pepper.encode()
@@ -60,7 +60,7 @@ def pepper(settings: Settings, *, create: bool) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(partial, path)  # whoever is first wins; nobody ever reads half a pepper
+            os.link(partial, path)  # atomic: the first process wins, and no reader sees half a pepper
         except FileExistsError:
             pass
         finally:
@@ -80,7 +80,7 @@ def pepper(settings: Settings, *, create: bool) -> bytes:
 
 
 def gateway_id(data_dir: Path) -> str:
-    """The gateway's name, made at its first start: what it reserved is found again under it."""
+    """The gateway's name, made at its first start; its reservations are recovered by it."""
     path = data_dir / "gateway-id"
     try:
         noted = path.read_text(encoding="ascii").strip()

@@ -1,6 +1,6 @@
-"""What is wrong with this installation, and what is to be done about it?
+"""Checks of an installation, each with advice.
 
-Each check looks at one thing and answers with a finding; none of them changes anything or raises.
+Each check looks at one thing and returns a finding; none of them changes anything or raises.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's answer. `advice` says what to do where it is not ok."""
+    """Result of one check. `advice` says what to do where it is not ok."""
 
     check: str
     ok: bool
@@ -56,7 +56,7 @@ async def examine(settings: Settings) -> list[Finding]:
     for name, check in checks:
         try:
             found.append(await check(settings))
-        except Exception as error:  # a doctor that dies of a finding helps nobody
+        except Exception as error:  # a check that fails is a finding, too
             found.append(
                 Finding(
                     name, False, explain(error, settings), "run with --log-level debug and look at the log"
@@ -164,7 +164,7 @@ async def _model(settings: Settings) -> Finding:
 
 
 async def _engine(settings: Settings) -> Finding:
-    if settings.engine.serve == "no":
+    if not settings.engine.serve:
         return Finding("engine", True, "none of our own (engine.serve=no): other servers do the work")
     missing = missing_packages()
     if missing:
@@ -190,8 +190,8 @@ async def _engine(settings: Settings) -> Finding:
 
 
 async def _speed(settings: Settings) -> Finding:
-    """Which short cuts an engine would take here with this model: probed on random weights of its shapes."""
-    if settings.engine.serve == "no":
+    """Fast paths that an engine would take here with this model, probed on random weights of its shapes."""
+    if not settings.engine.serve:
         return Finding("speed", True, "not probed: there is no engine of our own (engine.serve=no)")
     if missing_packages():
         return Finding("speed", True, "not probed: the engine is not installed")
@@ -199,7 +199,7 @@ async def _speed(settings: Settings) -> Finding:
         return Finding("speed", True, "not probed: the model cannot be loaded")
     from engine.model.cpu.doctor import probe_machine
 
-    return Finding("speed", True, "; ".join(str(trick) for trick in probe_machine(Path(settings.model))))
+    return Finding("speed", True, "; ".join(str(each) for each in probe_machine(Path(settings.model))))
 
 
 async def _clock(settings: Settings) -> Finding:

@@ -1,9 +1,9 @@
-"""How does a Fairgate server start, run and end?
+"""Starts, runs and ends a Fairgate server.
 
-Everything that can be wrong is looked at before the first request, and each is one clear line and exit code
-1: the data directory, another server on it, the port, the model, the database, Redis, the engine. SIGTERM
-and SIGINT drain: no new connections, running requests end within the grace time; a second signal cuts them.
-SIGUSR2 switches estimates off and on: what they cost is seen by whoever looks at one running server.
+Whatever can be wrong is checked before the first request, and is one line and exit code 1: the data
+directory, another server on it, the port, the model, the database, Redis, the engine. SIGTERM and SIGINT
+drain: no new connections, running requests end within the grace time; a second signal cuts them. SIGUSR2
+switches estimates off and on, so that their cost can be measured on a running server.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Started:
-    """What a person or a script needs to know of a server that is up."""
+    """Addresses and names of a server that is up."""
 
     url: str
     docs_url: str
@@ -75,7 +75,7 @@ class Started:
 
 
 def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
-    """Serves until it is told to stop; returns the exit code. `announce` is called once it is up."""
+    """Serves until a signal stops it; returns the exit code. `announce` is called once it is up."""
     logging.basicConfig(
         level=settings.log_level.upper(),
         stream=sys.stderr,
@@ -86,7 +86,7 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
     os.umask(0o077)
     _raise_open_files()
     try:
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             check_engine()
             check_model(settings.model)
         datadir.ensure(settings.data_dir)
@@ -105,7 +105,7 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
 
 
 def missing_packages() -> list[str]:
-    """What the engine needs and is not installed."""
+    """Packages of the engine that are not installed."""
     return [name for name in ENGINE_PACKAGES if importlib.util.find_spec(name) is None]
 
 
@@ -130,7 +130,7 @@ def check_model(model: Path) -> None:
 
 
 def explain(error: Exception, settings: Settings) -> str:
-    """One line for people: what is wrong and what to do; never a driver's words."""
+    """One line: what is wrong and what to do, without the driver's own message."""
     if isinstance(error, QuotaStoreUnavailable):
         return (
             f"Redis at {_without_password(settings.redis_url)}: {error}; start it, correct --redis-url,"
@@ -176,7 +176,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
-            # Only listening finds out whether somebody else listens there.
+            # Only listening shows whether another process listens there.
             listener.listen(BACKLOG)
         except OSError as error:
             match error.errno:
@@ -195,7 +195,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _raise_open_files() -> None:
-    """Every waiting request is an open connection: take what the system allows."""
+    """Raises the limit of open files as far as allowed: every waiting request is an open connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65_536)
     with contextlib.suppress(ValueError, OSError):
@@ -203,7 +203,7 @@ def _raise_open_files() -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: it would raise the signal again before we have cleaned up."""
+    """uvicorn without its own signal handling: it would raise the signal again before the cleanup."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -225,7 +225,7 @@ async def _run(
     signals = _Signals(stopping)
     async with build(settings, pepper) as running:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _switch_estimates, running)
-        if settings.engine.serve == "yes":
+        if settings.engine.serve:
             log.info("engine is loading %s", settings.model)
         await _unless(stopping, running.supervisor.ready(MODEL_LOAD_S))
         config = uvicorn.Config(
@@ -239,7 +239,7 @@ async def _run(
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settings.gateway.drain)),
+            timeout_graceful_shutdown=max(1, round(settings.gateway.shutdown_grace_s)),
         )
         server = signals.server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -250,13 +250,13 @@ async def _run(
             if not server.started:
                 await serving
                 raise StartFailed("the gateway did not start; the log above says why")
-            # Not before everything works: the key is shown once, and nobody would see it after a failure.
+            # Not before everything works: the key is shown once, and would be lost in a failure.
             owner_key = await _owner_key(running.admin)
             await running.directory.refresh()
             started = _started(running, listener, owner_key)
             server_file = datadir.ServerFile(started.url, os.getpid(), running.control_token)
             datadir.write_server_file(settings.data_dir, server_file)
-            _calm_the_collector()
+            _tune_garbage_collector()
             announce(started)
             stop = asyncio.create_task(stopping.wait())
             await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -275,10 +275,9 @@ def _switch_estimates(running: Running) -> None:
     )
 
 
-def _calm_the_collector() -> None:
-    """Everything that is there once all is up stays: the garbage collector need not go through it again and
-    again, while all requests stand still. And what a request leaves behind is freed without it: it need not
-    look after every few hundred objects."""
+def _tune_garbage_collector() -> None:
+    """Objects that exist once the server is up stay: they are excluded from collections, which stop all
+    requests. What a request leaves is freed by reference counts, so collections can be rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 20)

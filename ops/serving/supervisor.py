@@ -1,9 +1,9 @@
-"""Who keeps the engine process alive, and finds it again?
+"""Supervises the engine process: adopts or starts it, and restarts it when it ends.
 
 The engine outlives the gateway: it runs in a session of its own. So a supervisor first looks for a living
-engine (the holder of the lock) and adopts it if it is the one that was asked for; else it starts one. When
-the process ends, the client is told at once and a new one is started after a back-off. It never gives up;
-`status` says how it goes.
+engine (the holder of the lock) and adopts it if it has the wanted options; else it starts one. When the
+process ends, the client is notified immediately and a new one is started after a back-off. It retries without
+end; `status` shows its state.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ import engine.process.server
 from engine.client.client import EngineClient
 from engine.messages import PROTOCOL_VERSION, Ready
 from engine.process.lock import LockContent, find_holder, lock_path, pid_namespace
-from engine.process.server import MAX_SOCKET_PATH_BYTES, EngineOptions
+from engine.process.options import EngineOptions
+from engine.process.server import MAX_SOCKET_PATH_BYTES
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
 STABLE_S = 30.0
-"""An engine that ran for so long starts the back-off anew when it dies."""
+"""The back-off starts anew when an engine dies that ran this long."""
 HANG_S = 120.0
-"""An engine that served and was then unheard for so long is killed, though its process lives."""
+"""An engine that served and then sent nothing for this time is killed, though its process lives."""
 STOP_S = 10.0
 POLL_S = 0.2
 MAX_LOG_BYTES = 4 * 2**20
@@ -43,22 +44,22 @@ log = logging.getLogger("fairgate.supervise")
 
 
 class EngineStartFailed(Exception):
-    """The engine ended before it was ready; the message is its last word."""
+    """The engine ended before it was ready; the message is its last line."""
 
 
 class EnginePhase(StrEnum):
-    """How the supervised engine is."""
+    """State of the supervised engine."""
 
     STOPPED = "stopped"
     RUNNING = "running"
-    """The process lives; whether it serves, the client knows."""
+    """The process lives; the client knows whether it serves."""
     BACKING_OFF = "backing_off"
     """It died and will be started again."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """For readiness checks and people."""
+    """For readiness checks and operators."""
 
     phase: EnginePhase
     pid: int | None
@@ -75,8 +76,8 @@ def engine_address(data_dir: Path, engine_id: str = "engine-0") -> str:
     """Where the engine of this data directory listens, or will listen.
 
     A Unix socket in `<data_dir>/run`; where that path is too long for one, in a private directory under the
-    system's temporary one. The choice is noted in a file and the same after a restart; a living engine's
-    own word goes before.
+    system's temporary one. The choice is noted in a file and the same after a restart; the address of a
+    living engine takes precedence.
     """
     data_dir = data_dir.resolve()
     holder = find_holder(lock_path(data_dir, engine_id))
@@ -98,12 +99,12 @@ def engine_address(data_dir: Path, engine_id: str = "engine-0") -> str:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before the next start after so many failures in a row (>= 1)."""
+    """Wait before the next start, after `failures` (>= 1) in a row."""
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
 
 
 class SharedEngine:
-    """An engine that somebody else keeps alive, and that other gateways use as well."""
+    """An engine that other gateways use, too, and that another process keeps alive."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -138,7 +139,7 @@ class EngineSupervisor:
 
     @property
     def status(self) -> EngineStatus:
-        """How the engine is, now."""
+        """State of the engine now."""
         process = self._process
         return EngineStatus(
             phase=self._phase,
@@ -165,7 +166,7 @@ class EngineSupervisor:
     async def ready(self, timeout_s: float = 120.0) -> Ready:
         """Connects the client and waits until the engine serves.
 
-        Raises `EngineStartFailed` with the engine's last word as soon as it dies once, `EngineUnavailable`
+        Raises `EngineStartFailed` with the engine's last line as soon as it dies once, `EngineUnavailable`
         after `timeout_s`. Supervision goes on in both cases.
         """
         self._failed.clear()
@@ -182,7 +183,7 @@ class EngineSupervisor:
             await asyncio.gather(connecting, failing, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Ends the engine: it drains for a moment and keeps what nobody acknowledged in its file."""
+        """Ends the engine: it drains for a moment and keeps unacknowledged outcomes in its file."""
         self._ending.set()
         process = self._process
         if process is not None:
@@ -260,7 +261,7 @@ class EngineSupervisor:
             log.warning("engine %d holds %s from another container: it cannot be adopted", holder.pid, path)
             return None
         process = _WatchedProcess.adopt(holder, self._log_path)
-        # The number could have been given to another process in between: only the lock is proof.
+        # Another process may have got the number meanwhile: only the lock is proof.
         if process is None or find_holder(path) != holder:
             return None
         if self._is_wanted(holder):
@@ -350,13 +351,13 @@ class _WatchedProcess:
                 os.kill(self.pid, number)
 
     def why_ended(self) -> str:
-        """Why it ended, as far as can be known: its last line, unless a signal ended it."""
+        """Why it ended, as far as known: its last line, unless a signal ended it."""
         code = self._child.poll() if self._child is not None else None
         if code is not None and code < 0:
             return f"it was ended by {signal.Signals(-code).name}"
         if code is None:
             return "it ended; it was adopted, so its exit code is not known"
-        return self._last_words() or f"it ended with exit code {code}"
+        return self._last_line() or f"it ended with exit code {code}"
 
     def close(self) -> None:
         """Stops watching."""
@@ -367,9 +368,9 @@ class _WatchedProcess:
         if self._poll is not None:
             self._poll.cancel()
         if self._child is not None and self._child.poll() is None:
-            self._child.returncode = 0  # it lives on by intent: nobody is to be warned
+            self._child.returncode = 0  # it lives on by intent: no ResourceWarning
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         try:
             with self._log_path.open("rb") as file:
                 file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 8 * MAX_ERROR_CHARACTERS))
@@ -395,7 +396,7 @@ class _WatchedProcess:
 
 
 def _interpreter() -> list[str]:
-    # -P: the working directory may hold a folder that is called like one of our packages.
+    # -P: the working directory may hold a folder with the name of one of our packages.
     return [sys.executable, "-P", "-m", "engine.process.server"]
 
 
@@ -410,7 +411,7 @@ def _is_gone(pid: int, child: subprocess.Popen[bytes] | None) -> bool:
 
 
 def _is_private_directory(path: Path) -> bool:
-    """Ours alone: nobody else can have put a socket there."""
+    """Only this user can have put a socket there."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,19 +1,19 @@
-"""How do the settings' servers become pools of replicas?"""
+"""Pools of replicas, of the servers that the settings name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from gateway.pools.pool import PoolSpec
 from gateway.requests.parse import Renderer
 from gateway.requests.prompt import EstimatedRenderer, PromptRenderer
 from gateway.upstream.base import Upstream
 from gateway.upstream.http.target import BadUrl
-from gateway.upstream.openai.config import OpenAIServer, Timeouts
-from gateway.upstream.openai.request import PriorityStyle, UsageWish
+from gateway.upstream.openai.config import OpenAIServer, UpstreamSettings
 from gateway.upstream.openai.upstream import OpenAIUpstream
-from ops.settings.upstreams import UpstreamSettings
 from tenants.errors import Invalid
 
 
@@ -28,20 +28,7 @@ def server_of(settings: UpstreamSettings, environment: Mapping[str, str]) -> Ope
                 f"{settings.name}: the environment variable {settings.api_key_env} holds no API key; set it,"
                 " or leave api_key_env out",
             )
-    return OpenAIServer(
-        name=settings.name,
-        url=settings.url,
-        model=settings.model,
-        api_key=key,
-        max_concurrent=settings.max_concurrent,
-        context_tokens=settings.context_tokens,
-        priority=PriorityStyle(settings.priority),
-        usage=UsageWish(settings.usage),
-        whole_tokens=settings.whole_tokens,
-        health_path=settings.health,
-        metrics_path=settings.metrics,
-        timeouts=Timeouts(settings.connect_s, settings.first_byte_s, settings.between_s),
-    )
+    return OpenAIServer(**asdict(settings), api_key=key)
 
 
 def upstream_of(

@@ -1,8 +1,9 @@
-"""Which settings does Fairgate have, what may they say, and which source wins?
+"""Settings of a Fairgate process, and how flags, environment and file give them.
 
 Flags win over the environment (`FAIRGATE_*`), the environment over one TOML file, that over the defaults.
-`SETTINGS` is the one table: flags, variable names, TOML keys and documentation are derived from it. The
-environment is read once, here; a name or a value that is not understood stops the start.
+A field's annotation holds type, bounds and meaning of its setting; parsers, flags, variable names, TOML keys
+and documentation are derived from it. The environment is read once, here; a name or a value that is not
+understood stops the start.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
+from msgspec import Meta
+
+from engine.process.options import EngineSettings
 from engine.scheduling.policy import POLICIES, TABLE_POLICIES
+from gateway.config import GatewaySettings
+from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
-from ops.settings.upstreams import UpstreamSettings
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
@@ -37,413 +42,87 @@ class BadSetting(Exception):
     """A setting that stops the start; the message names it, its source and what is accepted."""
 
 
-def about(kind: values.ValueKind[Any], help_text: str, *, secret: bool = False) -> dict[str, Any]:
-    """What the table says of a setting; `secret` keeps its value out of every message."""
-    return {"kind": kind, "help": help_text, "secret": secret}
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The engine that `serve` starts and supervises, or the one that it is told to share."""
-
-    serve: str = field(
-        default="yes",
-        metadata=about(
-            values.word("yes", "no"),
-            "Whether a model is served by an engine of our own; no: only by the upstreams.",
-        ),
-    )
-    address: str = field(
-        default="",
-        metadata=about(
-            values.text_of("an address like ipc:///run/fairgate/engine.sock", r"((ipc|tcp)://\S{1,200})?"),
-            "Address of an engine that runs already (`fairgate engine --address`), to share it with other"
-            " gateways; the default starts one.",
-        ),
-    )
-    device: str = field(
-        default="auto",
-        metadata=about(
-            values.text_of("auto, cpu, cuda or cuda:N", r"auto|cpu|cuda(:\d+)?"),
-            "Device that computes; auto takes a CUDA device where there is one.",
-        ),
-    )
-    dtype: str = field(
-        default="auto",
-        metadata=about(
-            values.word("auto", "float32", "bfloat16", "float16"),
-            "Number format; auto is float32 on a CPU and the model's own on a GPU.",
-        ),
-    )
-    threads: int = field(
-        default=0,
-        metadata=about(values.integer(0, 1024), "CPU threads of the engine; 0 takes half of the cores."),
-    )
-    kv_blocks: int = field(
-        default=0,
-        metadata=about(
-            values.integer(0, 10_000_000), "Blocks of the KV cache; 0 derives them from kv_memory."
-        ),
-    )
-    kv_memory: int = field(
-        default=256 * 2**20,
-        metadata=about(values.size_bytes(2**20, 2**41), "Memory of the KV cache, where kv_blocks is 0."),
-    )
-    host_kv_blocks: int = field(
-        default=0,
-        metadata=about(
-            values.integer(0, 10_000_000),
-            "Blocks of host memory for the keys and values of sequences that give way; 0: they are computed"
-            " again.",
-        ),
-    )
-    block_tokens: int = field(
-        default=16, metadata=about(values.integer(1, 256), "Tokens in one block of the KV cache.")
-    )
-    max_sequences: int = field(
-        default=32, metadata=about(values.integer(1, 4096), "Most sequences that run at once.")
-    )
-    max_batched_tokens: int = field(
-        default=512,
-        metadata=about(values.integer(16, 131_072), "Most tokens that one step computes: the token budget."),
-    )
-    niceness: int = field(
-        default=0,
-        metadata=about(
-            values.integer(0, 19),
-            "How far the engine stands back for gateway and clients on the same cores; 0: it does not.",
-        ),
-    )
-    collect_lengths: str = field(
-        default="no",
-        metadata=about(
-            values.word("yes", "no"),
-            "Whether the engine keeps readings of the model's state and the lengths that followed, for"
-            " `fairgate forecast train`. No text, but derived from prompts; readable by the owner only.",
-        ),
-    )
-    orphan_s: float = field(
-        default=60.0,
-        metadata=about(
-            values.seconds(1, 3600), "An engine that hears no gateway for so long saves and exits."
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class GatewaySettings:
-    """The HTTP face and its queue."""
-
-    body_limit: int = field(
-        default=2**20,
-        metadata=about(
-            values.size_bytes(1024, 2**30), "Largest request body; a larger one is refused with 413."
-        ),
-    )
-    max_queued: int = field(
-        default=2048,
-        metadata=about(
-            values.integer(1, 1_000_000), "Most requests that wait in the queue, all tenants together."
-        ),
-    )
-    max_queued_per_tenant: int = field(
-        default=512,
-        metadata=about(values.integer(1, 1_000_000), "Most requests of one tenant that wait in the queue."),
-    )
-    ttl_interactive: float = field(
-        default=120.0,
-        metadata=about(values.seconds(0.1, 86_400), "Longest wait in the queue, tier interactive."),
-    )
-    ttl_standard: float = field(
-        default=300.0,
-        metadata=about(values.seconds(0.1, 86_400), "Longest wait in the queue, tier standard."),
-    )
-    ttl_batch: float = field(
-        default=540.0, metadata=about(values.seconds(0.1, 604_800), "Longest wait in the queue, tier batch.")
-    )
-    queue: str = field(
-        default="shared",
-        metadata=about(
-            values.word("shared", "own"),
-            "Whether gateways with the same Redis and the same engines share the queue in front of them, so"
-            " that together they are as fair as one; own: each is fair by itself only.",
-        ),
-    )
-    ageing_standard: float = field(
-        default=150.0,
-        metadata=about(
-            values.seconds(0, 604_800),
-            "A request of tier standard that waited so long goes as an interactive one; 0: it never does.",
-        ),
-    )
-    ageing_batch: float = field(
-        default=180.0,
-        metadata=about(
-            values.seconds(0, 604_800),
-            "A batch request that has waited so long goes as a standard one, and after as long again as an"
-            " interactive one; 0: it never does.",
-        ),
-    )
-    long_tokens: int = field(
-        default=16_384,
-        metadata=about(
-            values.integer(1, 100_000_000),
-            "Requests with more tokens than this (input and predicted output) wait in a lane of their own, so"
-            " that they never hold up the others.",
-        ),
-    )
-    long_share_sequences: int = field(
-        default=50,
-        metadata=about(
-            values.integer(1, 100),
-            "Per cent of an engine's sequences that long requests of a tier and those above may hold.",
-        ),
-    )
-    long_share_kv: int = field(
-        default=50,
-        metadata=about(
-            values.integer(1, 100),
-            "Per cent of an engine's KV cache that long requests of a tier and those above may hold.",
-        ),
-    )
-    batch_share: int = field(
-        default=100,
-        metadata=about(
-            values.integer(1, 100),
-            "Per cent of an engine's sequences and KV cache that the batch tier may hold.",
-        ),
-    )
-    control: str = field(
-        default="off",
-        metadata=about(
-            values.word("off", "advice", "acting"),
-            "Control loop over queue, engines and admission: off, advice (only logged), or acting.",
-        ),
-    )
-    estimates: str = field(
-        default="yes",
-        metadata=about(
-            values.word("yes", "no"),
-            "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"
-            " quoted, and no deadline is refused early.",
-        ),
-    )
-    quote_valid: float = field(
-        default=10.0,
-        metadata=about(values.seconds(0.1, 3600), "For so long a quote can be redeemed."),
-    )
-    quote_credit: int = field(
-        default=50,
-        metadata=about(
-            values.integer(0, 100),
-            "Per cent of the charge that is credited where a redeemed quote was not kept and that is ours.",
-        ),
-    )
-    reservation_burst: float = field(
-        default=10.0,
-        metadata=about(
-            values.seconds(0, 3600),
-            "A tenant that was kept from its reserved tokens per second is owed at most those of so many"
-            " seconds.",
-        ),
-    )
-    stale: float = field(
-        default=15.0,
-        metadata=about(
-            values.seconds(3, 3600),
-            "A gateway that has been silent for so long is taken for dead: others that share its database and"
-            " engine settle what it left.",
-        ),
-    )
-    lease: float = field(
-        default=60.0,
-        metadata=about(
-            values.seconds(1, 3600),
-            "How long the quota store keeps what a silent gateway holds before anybody looks after it.",
-        ),
-    )
-    store_failure: str = field(
-        default="closed",
-        metadata=about(
-            values.word("closed", "local"),
-            "What happens while Redis cannot be reached: closed refuses every request, local admits within a"
-            " slice of each limit that each gateway counts for itself.",
-        ),
-    )
-    local_slice: int = field(
-        default=10,
-        metadata=about(
-            values.integer(1, 100),
-            "Per cent of each limit that one gateway may give out while Redis cannot be reached, where"
-            " store_failure is local; a hard limit is exceeded by at most so much for each gateway.",
-        ),
-    )
-    idempotency_ttl: float = field(
-        default=86_400.0,
-        metadata=about(
-            values.seconds(0, 30 * 86_400),
-            "How long answers to requests with an Idempotency-Key are kept; 0: such requests are refused.",
-        ),
-    )
-    reserve_percent: int = field(
-        default=90,
-        metadata=about(
-            values.integer(1, 100),
-            "What a request holds before it runs is enough for so many of 100 answers, by the forecast of"
-            " their length; more is held while it decodes.",
-        ),
-    )
-    slow_reader: float = field(
-        default=30.0,
-        metadata=about(
-            values.seconds(0.1, 3600),
-            "A client that reads nothing of its stream for so long, while more waits for it, is cut.",
-        ),
-    )
-    max_buffered_events: int = field(
-        default=512,
-        metadata=about(
-            values.integer(1, 100_000),
-            "Pieces of a stream that wait for a client which does not read; then the engine rests.",
-        ),
-    )
-    timeline_days: int = field(
-        default=7,
-        metadata=about(
-            values.integer(0, 3650),
-            "Days for which the timelines of requests that have ended are kept (numbers, no text); 0: none"
-            " is.",
-        ),
-    )
-    max_timelines: int = field(
-        default=1_000_000,
-        metadata=about(
-            values.integer(1, 1_000_000_000), "Most timelines that are kept; the oldest go first."
-        ),
-    )
-    drain: float = field(
-        default=20.0,
-        metadata=about(
-            values.seconds(0, 3600), "On SIGTERM: how long running requests may still take to end."
-        ),
-    )
-
-
 @dataclass(frozen=True)
 class Settings:
     """All settings of one Fairgate process. Paths are as given; `load` makes `data_dir` absolute."""
 
-    host: str = field(
-        default="127.0.0.1",
-        metadata=about(
-            values.text_of("a host name or address", r"[A-Za-z0-9.:_%\[\]-]{1,255}"),
-            "Address that the gateway listens on.",
+    host: Annotated[
+        str,
+        Meta(title="a host name or address", pattern=r"[A-Za-z0-9.:_%\[\]-]{1,255}"),
+        "Address that the gateway listens on.",
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535), "Port of the gateway; 0 takes a free one."] = 8000
+    data_dir: Annotated[Path, "Directory of the database, the secrets and the engine's files."] = Path(
+        "fairgate-data"
+    )
+    model: Annotated[Path, "Model directory; the default is the small model that ships with it."] = (
+        SHIPPED_MODEL
+    )
+    model_name: Annotated[
+        str,
+        Meta(title="1 to 128 letters, digits and . _ : / -", pattern=r"[A-Za-z0-9._:/-]{0,128}"),
+        f"Name of the model in the API; the default is the directory's name ({SHIPPED_MODEL_NAME} for the"
+        " shipped one).",
+    ] = ""
+    database_url: Annotated[
+        str,
+        values.url(
+            "sqlite", "postgresql", "postgres", "postgresql+psycopg", example="postgresql://user@host/db"
         ),
+        "Database; the default is SQLite in the data directory.",
+    ] = field(default="", repr=False)
+    redis_url: Annotated[
+        str,
+        values.url("redis", "rediss", "unix", example="redis://127.0.0.1:6379/0"),
+        "Redis that holds the quota counters; the default keeps them in the process.",
+    ] = field(default="", repr=False)
+    policy: Annotated[
+        str, values.word(*sorted(POLICIES | TABLE_POLICIES)), "Scheduling policy of queue and engine."
+    ] = "vtc"
+    policy_table: Annotated[
+        str,
+        Meta(title="a path", pattern=r"[^\0]{0,4096}"),
+        "File with a batch-or-wait table (`fairgate policy solve`), which the policy table looks up; an"
+        " engine that is shared needs the same.",
+    ] = ""
+    prices: Annotated[
+        dict[str, Price],
+        values.prices(),
+        f"Price of each model; the default is {SHIPPED_MODEL_NAME}="
+        f"{SHIPPED_PRICE.input_nanousd}/{SHIPPED_PRICE.output_nanousd}/{SHIPPED_PRICE.cached_input_nanousd}"
+        " for the shipped model. What the price book knows already stays as it is there; a model without "
+        "any price is refused, MODEL=0/0 is free.",
+    ] = field(default_factory=dict)
+    tier_prices: Annotated[
+        dict[str, int],
+        values.multipliers(tuple(TIER_PRICES)),
+        "What a tier multiplies the price by, in thousandths, of models priced from now on.",
+    ] = field(default_factory=lambda: dict(TIER_PRICES))
+    upstreams: Annotated[
+        tuple[UpstreamSettings, ...],
+        upstream_settings.upstreams(),
+        "Servers that run models here and speak OpenAI's API: vLLM, SGLang, TensorRT-LLM, another Fairgate.",
+    ] = ()
+    aliases: Annotated[
+        dict[str, dict[str, int]],
+        upstream_settings.aliases(),
+        "Other names of models, each for one or several of them by weight.",
+    ] = field(default_factory=dict)
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], "How much the log on stderr says."] = (
+        "info"
     )
-    port: int = field(
-        default=8000, metadata=about(values.integer(0, 65_535), "Port of the gateway; 0 takes a free one.")
-    )
-    data_dir: Path = field(
-        default=Path("fairgate-data"),
-        metadata=about(values.path(), "Directory of the database, the secrets and the engine's files."),
-    )
-    model: Path = field(
-        default=SHIPPED_MODEL,
-        metadata=about(values.path(), "Model directory; the default is the small model that ships with it."),
-    )
-    model_name: str = field(
-        default="",
-        metadata=about(
-            values.text_of("1 to 128 letters, digits and . _ : / -", r"[A-Za-z0-9._:/-]{0,128}"),
-            "Name of the model in the API; the default is the directory's name"
-            f" ({SHIPPED_MODEL_NAME} for the shipped one).",
-        ),
-    )
-    database_url: str = field(
-        default="",
-        repr=False,
-        metadata=about(
-            values.url(
-                "sqlite", "postgresql", "postgres", "postgresql+psycopg", example="postgresql://user@host/db"
-            ),
-            "Database; the default is SQLite in the data directory.",
-            secret=True,
-        ),
-    )
-    redis_url: str = field(
-        default="",
-        repr=False,
-        metadata=about(
-            values.url("redis", "rediss", "unix", example="redis://127.0.0.1:6379/0"),
-            "Redis that holds the quota counters; the default keeps them in the process.",
-            secret=True,
-        ),
-    )
-    policy: str = field(
-        default="vtc",
-        metadata=about(
-            values.word(*sorted(POLICIES | TABLE_POLICIES)), "Scheduling policy of queue and engine."
-        ),
-    )
-    policy_table: str = field(
-        default="",
-        metadata=about(
-            values.text_of("a path", r"[^\0]{0,4096}"),
-            "File with a batch-or-wait table (`fairgate policy solve`), which the policy table looks up; an"
-            " engine that is shared needs the same.",
-        ),
-    )
-    prices: dict[str, Price] = field(
-        default_factory=dict,
-        metadata=about(
-            values.prices(),
-            f"Price of each model; the default is {SHIPPED_MODEL_NAME}="
-            f"{SHIPPED_PRICE.input_nanousd}/{SHIPPED_PRICE.output_nanousd}/{SHIPPED_PRICE.cached_input_nanousd}"
-            " for the shipped model. What the price book knows already stays as it is there; a model without "
-            "any price is refused, MODEL=0/0 is free.",
-        ),
-    )
-    tier_prices: dict[str, int] = field(
-        default_factory=lambda: dict(TIER_PRICES),
-        metadata=about(
-            values.multipliers(tuple(TIER_PRICES)),
-            "What a tier multiplies the price by, in thousandths, of models priced from now on.",
-        ),
-    )
-    upstreams: tuple[UpstreamSettings, ...] = field(
-        default=(),
-        metadata=about(
-            upstream_settings.upstreams(),
-            "Servers that run models here and speak OpenAI's API: vLLM, SGLang, TensorRT-LLM, another"
-            " Fairgate.",
-        ),
-    )
-    aliases: dict[str, dict[str, int]] = field(
-        default_factory=dict,
-        metadata=about(
-            upstream_settings.aliases(), "Other names of models, each for one or several of them by weight."
-        ),
-    )
-    log_level: str = field(
-        default="info",
-        metadata=about(values.word("debug", "info", "warning", "error"), "How much the log on stderr says."),
-    )
-    pepper: str = field(
-        default="",
-        repr=False,
-        metadata=about(
-            values.text_of("at least 32 characters without spaces", r"(\S{32,1024})?"),
-            "Secret that keys are hashed with; the default is the file pepper in the data directory.",
-            secret=True,
-        ),
-    )
+    pepper: Annotated[
+        str,
+        Meta(title="at least 32 characters without spaces", pattern=r"(\S{32,1024})?"),
+        "Secret that keys are hashed with; the default is the file pepper in the data directory.",
+    ] = field(default="", repr=False)
     engine: EngineSettings = field(default_factory=EngineSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
     @property
     def served_model_name(self) -> str:
         """The name in the API of our own engine's model, or of the first upstream's where there is none."""
-        if self.engine.serve == "no" and self.upstreams:
+        if not self.engine.serve and self.upstreams:
             return self.upstreams[0].pool_name
         if self.model_name:
             return self.model_name
@@ -454,7 +133,7 @@ class Settings:
     @property
     def pool_names(self) -> tuple[str, ...]:
         """Every served model, our own engine's first."""
-        own = (self.served_model_name,) if self.engine.serve == "yes" else ()
+        own = (self.served_model_name,) if self.engine.serve else ()
         return tuple(dict.fromkeys((*own, *(each.pool_name for each in self.upstreams))))
 
     @property
@@ -472,14 +151,14 @@ class Settings:
 
     @property
     def resolved_policy_table(self) -> str:
-        """Where the batch-or-wait table is, from wherever it is looked for; empty: there is none."""
+        """Absolute path of the batch-or-wait table; empty: there is none."""
         return str(Path(self.policy_table).expanduser().absolute()) if self.policy_table else ""
 
     @property
     def model_prices(self) -> dict[str, Price]:
         """Prices by model name: those that were set, and the shipped model's. Any other has none: a model is
-        free only where somebody says so."""
-        is_shipped = self.engine.serve == "yes" and self.model.resolve() == SHIPPED_MODEL.resolve()
+        free only where a setting says so."""
+        is_shipped = self.engine.serve and self.model.resolve() == SHIPPED_MODEL.resolve()
         return ({self.served_model_name: SHIPPED_PRICE} if is_shipped else {}) | self.prices
 
     @property
@@ -494,10 +173,15 @@ class SettingInfo:
 
     name: str
     """`port`, or `engine.threads`."""
+    group: str
+    """`engine`, `gateway`, or empty."""
+    field: str
+    """Its attribute in the group's struct."""
     kind: values.ValueKind[Any]
     default: Any
     help: str
     secret: bool
+    """Its value is kept out of every message."""
 
     @property
     def flag(self) -> str:
@@ -510,63 +194,36 @@ class SettingInfo:
         return ENVIRONMENT_PREFIX + self.name.replace(".", "_").upper()
 
     @property
-    def toml_key(self) -> str:
-        """Where it stands in the TOML file."""
-        section, _, key = self.name.rpartition(".")
-        return f"[{section}] {key}" if section else key
-
-    @property
     def default_text(self) -> str:
-        """The default as people would write it; empty where it is derived."""
-        if self.default == SHIPPED_MODEL:
-            return ""
-        if isinstance(self.default, dict):
-            return ",".join(f"{key}={value}" for key, value in self.default.items())
-        if isinstance(self.default, tuple):
-            return ""
-        if isinstance(self.default, float):
-            return f"{self.default:g}"
-        return str(self.default)
+        """The default as a setting's text; empty where it is derived."""
+        is_derived = self.default == SHIPPED_MODEL or self.default in ((), {})
+        return "" if is_derived else self.kind.shown(self.default)
 
 
-def _rows(cls: type, prefix: str = "") -> list[SettingInfo]:
-    defaults = cls()
+def _rows(settings: object, group: str = "") -> list[SettingInfo]:
+    cls = type(settings)
+    names = dict(
+        zip(getattr(cls, "__struct_fields__", ()), getattr(cls, "__struct_encode_fields__", ()), strict=True)
+    )
+    secrets = {item.name for item in fields(Settings) if not item.repr} if cls is Settings else set()
     rows: list[SettingInfo] = []
-    for item in fields(cls):
-        default = getattr(defaults, item.name)
-        if "kind" in item.metadata:
+    for attribute, hint in get_type_hints(cls, include_extras=True).items():
+        default = getattr(settings, attribute)
+        if get_origin(hint) is Annotated:
+            name = f"{group}{'.' if group else ''}{names.get(attribute, attribute)}"
+            [help_text] = [mark for mark in hint.__metadata__ if isinstance(mark, str)]
             rows.append(
                 SettingInfo(
-                    prefix + item.name,
-                    item.metadata["kind"],
-                    default,
-                    item.metadata["help"],
-                    item.metadata["secret"],
+                    name, group, attribute, values.kind_of(hint), default, help_text, attribute in secrets
                 )
             )
         else:
-            rows += _rows(type(default), f"{item.name}.")
+            rows += _rows(default, attribute)
     return rows
 
 
-SETTINGS: tuple[SettingInfo, ...] = tuple(_rows(Settings))
+SETTINGS: tuple[SettingInfo, ...] = tuple(_rows(Settings()))
 """All settings, in the order of the documentation."""
-
-
-def settings_table() -> list[dict[str, str]]:
-    """Every setting as plain text: name, flag, variable, TOML key, default, accepted values, meaning."""
-    return [
-        {
-            "name": row.name,
-            "flag": row.flag,
-            "variable": row.variable,
-            "toml": row.toml_key,
-            "default": row.default_text,
-            "accepts": row.kind.accepts,
-            "help": row.help,
-        }
-        for row in SETTINGS
-    ]
 
 
 def load(
@@ -588,27 +245,21 @@ def load(
     for name, value in (flags or {}).items():
         if value is not None:
             raw[name] = (_as_text(value), f"flag {_info(name).flag}")
-    parsed = {name: _parse(_info(name), text, source) for name, (text, source) in raw.items()}
-    groups = {
-        item.name: _build(type(getattr(Settings(), item.name)), parsed, f"{item.name}.")
-        for item in fields(Settings)
-        if "kind" not in item.metadata
-    }
-    settings: Settings = _build(Settings, parsed | groups, "")
-    object_data_dir = settings.data_dir.absolute()
-    settings = _replaced(settings, data_dir=object_data_dir, model=settings.model.absolute())
-    tiers = TIER_PRICES | settings.tier_prices
-    return _replaced(settings, tier_prices=tiers)
-
-
-def _replaced(settings: Settings, **changes: Any) -> Settings:
-    current = {item.name: getattr(settings, item.name) for item in fields(Settings)}
-    return Settings(**(current | changes))
-
-
-def _build(cls: Callable[..., Any], parsed: Mapping[str, Any], prefix: str) -> Any:
-    names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: parsed[prefix + name] for name in names if prefix + name in parsed})
+    parsed: dict[str, dict[str, Any]] = {"": {}, "engine": {}, "gateway": {}}
+    for name, (text, source) in raw.items():
+        row = _info(name)
+        parsed[row.group][row.field] = _parse(row, text, source)
+    settings = Settings(
+        **parsed[""],
+        engine=EngineSettings(**parsed["engine"]),
+        gateway=GatewaySettings(**parsed["gateway"]),
+    )
+    return replace(
+        settings,
+        data_dir=settings.data_dir.absolute(),
+        model=settings.model.absolute(),
+        tier_prices=TIER_PRICES | settings.tier_prices,
+    )
 
 
 def _info(name: str) -> SettingInfo:

@@ -1,4 +1,4 @@
-"""How does the text of a setting become a value, and what may it say?
+"""Parsers of setting texts, by the type and the bounds of the setting's field.
 
 Every parser takes the text of a flag, an environment variable or a TOML value, and returns the value or
 raises `ValueError` with what would have been accepted, fit to follow the name of the setting.
@@ -6,12 +6,16 @@ raises `ValueError` with what would have been accepted, fit to follow the name o
 
 from __future__ import annotations
 
+import builtins
+import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import urlsplit
+
+from msgspec import Meta
 
 from tenants.errors import Invalid
 from tenants.pricing.pricing import Price
@@ -21,10 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ValueKind(Generic[T]):
-    """A kind of value: what it accepts in words, and the parser."""
+    """A kind of value: what it accepts in words, the parser, and the text of a value."""
 
     accepts: str
     parse: Callable[[str], T]
+    shown: Callable[[T], str] = str
 
     def __call__(self, text: str) -> T:
         """The value of `text`; `ValueError` says what is accepted."""
@@ -40,60 +45,91 @@ class Unaccepted(ValueError):
     """The text is none of what the setting accepts."""
 
 
-def integer(low: int, high: int, unit: str = "") -> ValueKind[int]:
-    """A whole number from `low` to `high`; underscores may group digits."""
+def kind_of(hint: Any) -> ValueKind[Any]:
+    """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
+    base, *marks = get_args(hint)
+    for mark in marks:
+        if isinstance(mark, ValueKind):
+            return mark
+    meta = [Meta(), *(mark for mark in marks if isinstance(mark, Meta))][-1]
+    low: Any = meta.ge
+    high: Any = meta.le
+    match base, (meta.extra or {}).get("unit"):
+        case _, "bytes":
+            return _number(
+                f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", low, high, _size, str
+            )
+        case _, "percent":
+            return _whole(low, high, lambda number: number / 100, lambda value: round(value * 100))
+        case _, "days":
+            return _whole(low, high, lambda number: number * 86_400.0, lambda value: round(value / 86_400))
+        case builtins.int, _:
+            return _whole(low, high, int, int)
+        case builtins.float, _:
+            accepts = f"a number of seconds from {low:g} to {high:g}"
+            return _number(accepts, low, high, float, lambda value: f"{value:g}")
+        case builtins.bool, _:
+            return _mapped({"yes": True, "no": False})
+        case builtins.str, _:
+            return _text(meta.title or "", meta.pattern or "")
+        case pathlib.Path, _:
+            return _path()
+    return _mapped({str(choice): choice for choice in get_args(base) or base})
 
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d[\d_]*", text):
-            raise ValueError(text)
-        number = int(text)
-        if not low <= number <= high:
-            raise ValueError(text)
-        return number
 
-    return ValueKind(f"a whole number from {low} to {high}{' ' + unit if unit else ''}", parse)
-
-
-def size_bytes(low: int, high: int) -> ValueKind[int]:
-    """A number of bytes, with an optional unit: 512KiB, 4MiB, 2GiB."""
-    units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-    def parse(text: str) -> int:
-        match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
-        if match is None or match[2].lower() not in units:
-            raise ValueError(text)
-        number = int(match[1]) * units[match[2].lower()]
-        if not low <= number <= high:
-            raise ValueError(text)
-        return number
-
-    return ValueKind(f"a size from {low} to {high} bytes, such as 512KiB, 4MiB or 1GiB", parse)
-
-
-def seconds(low: float, high: float) -> ValueKind[float]:
-    """A time in seconds."""
-
-    def parse(text: str) -> float:
-        number = float(text)
+def _number(
+    accepts: str, low: float, high: float, read: Callable[[str], Any], shown: Callable[[Any], str]
+) -> ValueKind[Any]:
+    def parse(text: str) -> Any:
+        number = read(text)
         if not low <= number <= high:  # also refuses NaN
             raise ValueError(text)
         return number
 
-    return ValueKind(f"a number of seconds from {low:g} to {high:g}", parse)
+    return ValueKind(accepts, parse, shown)
+
+
+def _whole(
+    low: float, high: float, value_of: Callable[[int], float], number_of: Callable[[Any], int]
+) -> ValueKind[Any]:
+    """A whole number of some unit; underscores may group digits."""
+
+    def read(text: str) -> float:
+        if not re.fullmatch(r"[+-]?\d[\d_]*", text):
+            raise ValueError(text)
+        return value_of(int(text))
+
+    accepts = f"a whole number from {number_of(low)} to {number_of(high)}"
+    return _number(accepts, low, high, read, lambda value: str(number_of(value)))
+
+
+def _size(text: str) -> int:
+    """A number of bytes, with an optional unit: 512KiB, 4MiB, 2GiB."""
+    units = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    match = re.fullmatch(r"(\d+)\s*([a-zA-Z]*)", text)
+    if match is None or match[2].lower() not in units:
+        raise ValueError(text)
+    return int(match[1]) * units[match[2].lower()]
+
+
+def _mapped(choices: Mapping[str, T]) -> ValueKind[T]:
+    """One of some words, in capitals or not."""
+    words = {choice: word for word, choice in choices.items()}
+
+    def parse(text: str) -> T:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return choices[text.lower()]
+
+    return ValueKind("one of " + ", ".join(choices), parse, lambda value: words[value])
 
 
 def word(*choices: str) -> ValueKind[str]:
     """One of some words."""
-
-    def parse(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError(text)
-        return text.lower()
-
-    return ValueKind("one of " + ", ".join(choices), parse)
+    return _mapped({choice: choice for choice in choices})
 
 
-def path() -> ValueKind[Path]:
+def _path() -> ValueKind[Path]:
     """A path; `~` is the home directory."""
 
     def parse(text: str) -> Path:
@@ -104,8 +140,8 @@ def path() -> ValueKind[Path]:
     return ValueKind("a path", parse)
 
 
-def text_of(accepts: str, pattern: str) -> ValueKind[str]:
-    """Text that matches a pattern wholly."""
+def _text(accepts: str, pattern: str) -> ValueKind[str]:
+    """Text that matches the whole pattern."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -161,4 +197,8 @@ def multipliers(names: tuple[str, ...]) -> ValueKind[dict[str, int]]:
             found[match[1]] = int(match[2])
         return found
 
-    return ValueKind(f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}", parse)
+    return ValueKind(
+        f"TIER=THOUSANDTHS, separated by commas, for the tiers {', '.join(names)}",
+        parse,
+        lambda value: ",".join(f"{tier}={multiplier}" for tier, multiplier in value.items()),
+    )

@@ -21,7 +21,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from tests.e2e.test_crash import Stream, start_streams
 from tests.e2e.test_stores_down import checks, refused, served
 from tests.support import services

@@ -19,7 +19,7 @@ from engine import messages
 from engine.client.client import EngineClient
 from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SubmitRefused
 from engine.messages import Hello, Refused, Snapshot, TenantService
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from tests.support.engine_process import (
     DEADLINE_S,
     NUM_BLOCKS,

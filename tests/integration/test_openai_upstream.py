@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ from tests.support.faulty_servers import MODEL, Handler, Peer, PeerRequest, piec
 from tests.support.freed import no_cycles_left
 
 CHAT = Wording(messages=[{"role": "user", "content": "Hello"}])
-FAST = Timeouts(connect_s=2.0, first_byte_s=0.2, between_s=0.2, probe_s=2.0)
+FAST = {"connect_s": 2.0, "first_byte_s": 0.2, "between_s": 0.2, "probe_s": 2.0}
 PROMPT = [1, 2, 3, 4]
 
 
@@ -55,9 +54,7 @@ async def upstream_of(
 ) -> AsyncIterator[OpenAIUpstream]:
     """The first peer's, the others standing in for it."""
     made = [
-        OpenAIUpstream(
-            OpenAIServer(f"peer-{index}", peer.url, MODEL, **({"timeouts": FAST} | fields)), tokenize=tokenize
-        )
+        OpenAIUpstream(OpenAIServer(f"peer-{index}", peer.url, MODEL, **(FAST | fields)), tokenize=tokenize)
         for index, peer in enumerate(peers)
     ]
     for each in made:
@@ -305,8 +302,7 @@ async def test_the_first_words_are_taken_before_more_is_read() -> None:
         await request.last()
         has_more.set()
 
-    timeouts = replace(FAST, between_s=0.05)
-    async with Peer(answer) as peer, upstream_of(peer, timeouts=timeouts) as upstream:
+    async with Peer(answer) as peer, upstream_of(peer, between_s=0.05) as upstream:
         deltas = upstream.run(sequence(), CHAT)
         [running] = upstream._sequences.values()
         await until(lambda: running._deltas)
@@ -393,8 +389,8 @@ async def test_an_answer_that_breaks_off_fails_after_what_came(answer: Handler) 
 
 
 async def test_a_pause_ends_an_answer_however_long_its_beginning_may_take() -> None:
-    patient = Timeouts(connect_s=60.0, first_byte_s=60.0, between_s=0.1)
-    async with Peer(stalls) as peer, upstream_of(peer, timeouts=patient) as upstream:
+    patient = {"connect_s": 60.0, "first_byte_s": 60.0, "between_s": 0.1}
+    async with Peer(stalls) as peer, upstream_of(peer, **patient) as upstream:
         with pytest.raises(UpstreamFailed, match=r"stood still for 0.1 s"):
             await answer_of(upstream.run(sequence(), CHAT))
 

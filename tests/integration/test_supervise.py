@@ -18,8 +18,8 @@ import pytest
 from engine.client.client import EngineClient
 from engine.client.stream import EngineLost
 from engine.process.lock import EngineLock, LockContent, find_holder, lock_path
+from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
-from engine.process.server import EngineOptions
 from ops.serving.supervisor import EnginePhase, EngineStartFailed, EngineSupervisor, backoff_s, engine_address
 from tests.support.engine_process import (
     START_S,

@@ -14,7 +14,7 @@ from typing import Any
 from engine.client.client import EngineClient
 from engine.client.stream import EngineStream
 from engine.messages import SamplingParams, Submit
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from tests.support.warm_engine import WarmEngine
 
 NUM_BLOCKS = 1024

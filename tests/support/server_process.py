@@ -108,7 +108,7 @@ class Server:
         settings = load(
             {named[flag]: value for flag, value in chosen.items()}, config_file=Path(file) if file else None
         )
-        if settings.engine.serve == "yes" and not settings.engine.address:
+        if settings.engine.serve and not settings.engine.address:
             self.adopted = engine_to_adopt(engine_options(settings))
 
     def stop(self) -> None:

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from engine.process.lock import find_holder, lock_path
-from engine.process.server import EngineOptions, run_engine
+from engine.process.options import EngineOptions
+from engine.process.server import run_engine
 
 START_S = 60.0
 _context = multiprocessing.get_context("forkserver")

@@ -1,26 +1,30 @@
-"""What must be known of another server to use it?"""
+"""Settings of another server that speaks OpenAI's API, and what is needed to use it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, field
 
 from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 
 TOKENS_PER_PAUSE = 64
-"""So many tokens of an answer that comes whole may take as long as one pause of a stream."""
+"""Tokens of an answer that comes whole that may take as long as one pause of a stream."""
 WHOLE_TOKENS = 512
+MODEL_NAME = r"^[A-Za-z0-9._:/@+-]{1,128}$"
+Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a server may take for what."""
+    """Longest waits for a server; `UpstreamSettings` says for what."""
 
     connect_s: float = 5.0
     first_byte_s: float = 120.0
-    """From sending the request to the first byte of the answer: its queue and the prefill."""
     between_s: float = 60.0
-    """From one piece of the answer to the next."""
     probe_s: float = 5.0
 
     def whole_s(self, tokens: int) -> float:
@@ -29,28 +33,58 @@ class Timeouts:
         return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIServer:
-    """One server as the settings name it."""
+class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One server that speaks OpenAI's API: one replica of one model."""
 
-    name: str
-    """Unique among all replicas of this gateway."""
-    url: str
-    model: str
-    """The model's name over there."""
-    api_key: str = field(default="", repr=False)
-    max_concurrent: int = 32
-    context_tokens: int = 0
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]{1,500}$")]
+    model: Annotated[str, Meta(pattern=MODEL_NAME)]
+    pool: Annotated[str, Meta(pattern=r"^([A-Za-z0-9._:/@+-]{1,128})?$")] = ""
+    """The model's name here; empty: as there. Replicas of one name share one queue."""
+    api_key_env: Annotated[str, Meta(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,127})?$")] = ""
+    """Environment variable that holds its API key."""
+    max_concurrent: Annotated[int, Meta(ge=1, le=100_000)] = 32
+    """Most sequences of this gateway that run on it."""
+    tokenizer_dir: str = ""
+    """Directory with the model's tokenizer and chat template; empty: prompts are estimated, with a margin."""
+    context_tokens: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
     """0: as the server says."""
     priority: PriorityStyle = PriorityStyle.NONE
+    """How a request's tier is sent to it."""
     usage: UsageWish = UsageWish.END
-    whole_tokens: int = WHOLE_TOKENS
-    """An answer that nobody reads as a stream is asked for whole when it has at most so many tokens and all
-    of them are covered. A longer one is streamed to here all the same: what it has come to is known
-    meanwhile, and a server that stands still is noticed. 0: every answer is streamed to here."""
-    health_path: str = ""
-    """Asked instead of the list of models, of servers whose list does not name what they serve."""
-    metrics_path: str = ""
-    """Of its Prometheus page; empty: it is not read."""
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    """When it is asked for its token counts."""
+    whole_tokens: Annotated[int, Meta(ge=0, le=65_536)] = WHOLE_TOKENS
+    """Longest answer that is asked for whole, where its client does not read a stream and all of its tokens
+    are covered. A longer one is streamed to here all the same: its tokens so far are known, and a server
+    that stalls is noticed. 0: every answer is streamed to here."""
+    health_path: Annotated[str, Meta(pattern=r"^(/[!-~]{0,200})?$")] = field(default="", name="health")
+    """Path to ask instead of /v1/models, of servers whose list does not name what they serve."""
+    metrics_path: Annotated[str, Meta(pattern=r"^(/[!-~]{0,200})?$")] = field(default="", name="metrics")
+    """Path of its Prometheus page, such as /metrics; empty: its load is not looked at."""
+    connect_s: Seconds = 5.0
+    first_byte_s: Seconds = 120.0
+    """From sending the request to the first byte of the answer: its queue and the prefill."""
+    between_s: Seconds = 60.0
+    """From one piece of the answer to the next."""
+
+    @property
+    def pool_name(self) -> str:
+        """The model's name here."""
+        return self.pool or self.model
+
+
+class OpenAIServer(UpstreamSettings, frozen=True):
+    """One server, with its API key."""
+
+    api_key: str = ""
+    probe_s: float = 5.0
     breaker: BreakerRule = field(default_factory=BreakerRule)
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"OpenAIServer({self.name!r}, {self.url!r}, {self.model!r})"
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Longest waits."""
+        return Timeouts(self.connect_s, self.first_byte_s, self.between_s, self.probe_s)

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from engine.process.server import EngineOptions
+from engine.process.options import EngineOptions
 from ops.bench.common.load import priced
 from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.sandbox.services import Service, start_postgres, start_redis

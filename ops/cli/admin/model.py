@@ -39,7 +39,7 @@ def list_() -> None:
     rows: list[dict[str, Any]] = []
     for name in settings.pool_names:
         replicas = [each.name for each in settings.upstreams if each.pool_name == name]
-        if settings.engine.serve == "yes" and name == settings.served_model_name:
+        if settings.engine.serve and name == settings.served_model_name:
             replicas.insert(0, "engine")
         rows.append({"name": name, "kind": "model", "means": {}, "replicas": replicas})
     for name, means in settings.aliases.items():
@@ -107,10 +107,10 @@ async def _check() -> Sequence[dict[str, Any]]:
                 f"serves {each.model}, {found.context_tokens if found else 0} tokens of context, prompts"
                 f" {'counted' if each.tokenizer_dir else 'estimated: no tokenizer_dir'}"
             )
-            if finding["ok"] and each.metrics and not await upstream.read_metrics():
+            if finding["ok"] and each.metrics_path and not await upstream.read_metrics():
                 finding |= {
                     "ok": False,
-                    "detail": f"{each.metrics} is no Prometheus page of a server known here",
+                    "detail": f"{each.metrics_path} is no Prometheus page of a server known here",
                 }
         finally:
             await upstream.close()

@@ -25,7 +25,7 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
       fairgate engine --model /models/qwen3-0.6b --data-dir /var/lib/fairgate
     """
     settings = settings_now({"model": model})
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from engine.process.server import run_engine
     from ops.serving import datadir

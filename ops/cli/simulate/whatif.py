@@ -144,8 +144,8 @@ def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     for name in ("max_sequences", "max_batched_tokens"):
         if asked[name] is None and getattr(engine, name):
             found[name] = getattr(engine, name)
-    if asked["kv_tokens"] is None and engine.kv_blocks:
-        found["kv_tokens"] = engine.kv_blocks * engine.block_tokens
+    if asked["kv_tokens"] is None and engine.num_blocks:
+        found["kv_tokens"] = engine.num_blocks * engine.block_tokens
     return found
 
 

@@ -1,4 +1,4 @@
-"""How well does the demo model follow instructions that it was never trained on?
+"""Measures how well the demo model follows instructions that it was not trained on.
 
 `python -m ops.demo.training.evaluate` answers held-out prompts of each family greedily with the saved model,
 computing in float32, and prints the share that is exact. Its exit status is 1 when a family stays under 95 %.

@@ -1,4 +1,4 @@
-"""Which instructions does the demo model learn, and which are kept back to measure it?
+"""Instructions that the demo model learns, and those that are held out to measure it.
 
 Everything here is pure and seeded: the same random generator gives the same instructions. Each
 instruction carries a key that names its content without its wording ("arithmetic:17+25"); where the content
@@ -347,7 +347,7 @@ def _instruction(family: str, content: str, prompt: str, answer: str) -> Instruc
 
 
 def _worded(rng: random.Random, wordings: Sequence[str], **values: object) -> str:
-    """One wording of a question, at times as carelessly typed as people type."""
+    """One wording of a question, sometimes carelessly typed."""
     text = rng.choice(wordings).format(**values)
     if rng.random() < 0.05 and not text.startswith('"'):
         text = text[0].lower() + text[1:]

@@ -1,4 +1,4 @@
-"""How is the small model that ships with Fairgate made?
+"""Trains the small model that ships with Fairgate.
 
 `python -m ops.demo.training.train --out ops/demo/model` builds the tokenizer, trains a small Llama on the
 generated instructions within 30 CPU-minutes and saves both. The run is seeded: with the same library versions

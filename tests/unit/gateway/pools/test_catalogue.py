@@ -10,9 +10,9 @@ import pytest
 from gateway.pools.catalogue import Catalogue
 from gateway.pools.pool import PoolSpec
 from gateway.requests.prompt import EstimatedRenderer
+from gateway.upstream.openai.config import UpstreamSettings
 from ops.serving.upstream_pools import pools_of
 from ops.settings.settings import BadSetting, load
-from ops.settings.upstreams import UpstreamSettings
 from tenants.errors import Invalid
 
 

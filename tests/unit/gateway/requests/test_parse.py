@@ -179,6 +179,8 @@ def test_a_configuration_that_makes_no_sense_is_named() -> None:
         GatewayConfig(max_body_bytes=0)
     with pytest.raises(ValueError, match="lease_ttl_s"):
         GatewayConfig(lease_ttl_s=float("nan"))
-    with pytest.raises(ValueError, match="queue_ttl_s"):
-        GatewayConfig(queue_ttl_s={Tier.BATCH: 1.0})
+    with pytest.raises(ValueError, match="ttl_batch_s"):
+        GatewayConfig(ttl_batch_s=0)
+    with pytest.raises(ValueError, match="long_share_kv must be at most 1"):
+        GatewayConfig(long_share_kv=1.5)
     assert GatewayConfig(lookahead_sequences=0).lookahead_sequences == 0

@@ -1,4 +1,4 @@
-"""The inversion audit: does it find what it is there to find?"""
+"""Tests of the audit of dispatch logs: inversions, unfair dispatches and untrue ranks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_log_that_contradicts_itself_is_refused() -> None:
 
 
 def history(seed: int, choose: Callable[[list[LogEvent], dict[str, float]], LogEvent]) -> AuditReport:
-    """Three tenants, one greedy; one server that takes what `choose` names; true service is told to it."""
+    """Three tenants, one greedy; one server that takes what `choose` names and is given the true service."""
     rng = random.Random(seed)
     waiting: list[LogEvent] = []
     events: list[LogEvent] = []

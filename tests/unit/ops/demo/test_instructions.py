@@ -1,4 +1,4 @@
-"""Are the demo's instructions seeded, right, cleanly split, and as long as they are asked to be?"""
+"""Tests of the demo's instructions: seed, answers, split and lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a dispatch that was paid for counted as unfair, and one that was not?"""
+"""Tests of the dispatch log as audit events: reservations are not unfair, other dispatches may be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ops.demo.logbook import events_of
 
 @pytest.mark.parametrize(("rule", "unfair"), [("reservation", 0), ("", 1)])
 def test_a_turn_by_reservation_is_no_unfair_one(rule: str, unfair: int) -> None:
-    """Two tenants wait; the one that stands higher, and came later, goes."""
+    """Two tenants wait; the one that ranks higher, and came later, is dispatched."""
     backlog = [Waiting("low", 0, 1.0, 1), Waiting("high", 100 * COUNTER_SCALE, 2.0, 1)]
     log = [
         LogRecord("arrive", 1.0, "a", "low", 1, 1.0, 1.0, 0, 10),

@@ -1,4 +1,4 @@
-"""Is the model in the repository the one that its page describes, and does it follow instructions?"""
+"""Tests of the shipped model: its files, its page, and how it follows instructions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_padding_begin_and_end_are_special_tokens_of_their_own(
     generation = json.loads((MODEL / "generation_config.json").read_text())
     assert [generation[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")] == ids
     assert tokenizer.get_vocab_size() == config["vocab_size"]
-    # Nothing that people can write in a prompt turns into padding.
+    # No text of a prompt turns into padding.
     assert config["pad_token_id"] not in tokenizer.encode(render(CONVERSATION), add_special_tokens=False).ids
 
 

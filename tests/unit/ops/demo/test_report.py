@@ -1,4 +1,4 @@
-"""The demo's report: do its numbers say what happened? Fed by runs on a virtual clock."""
+"""Tests of the demo's report, on runs on a virtual clock."""
 
 from __future__ import annotations
 

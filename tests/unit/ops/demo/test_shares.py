@@ -1,4 +1,4 @@
-"""Fair shares: does the yardstick itself divide fairly?"""
+"""Tests of the ideal fair shares: max-min, by weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_water_filling_gives_all_it_has_and_is_max_min(
     assert sum(given_out.values()) == pytest.approx(min(amount, sum(demands.values())), abs=1e-6)
     for name, part in given_out.items():
         assert part <= demands[name] + 1e-6
-        if part < demands[name] - 1e-6:  # whoever is left hungry has the highest level of all
+        if part < demands[name] - 1e-6:  # an unsatisfied tenant has the highest level of all
             level = part / weights[name]
             assert all(given_out[other] / weights[other] <= level + 1e-6 for other in given_out)
 

@@ -1,4 +1,4 @@
-"""The demo's trace: is the slice whole, and does scaling keep what it must?"""
+"""Tests of the demo's trace: the slice, and what scaling keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data directory: who may read it, who may serve on it, and what happens to a damaged one?"""
+"""Tests of the data directory: permissions, the serve lock, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the doctor look for an engine where there is to be none?"""
+"""Tests of `fairgate doctor` for a gateway without an engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.process.options import EngineSettings
 from ops.serving import doctor
-from ops.settings.settings import EngineSettings, Settings
+from ops.settings.settings import Settings
 
 Check = Callable[[Settings], Awaitable[doctor.Finding]]
 
@@ -21,7 +22,7 @@ def test_a_gateway_that_is_to_have_no_engine_is_not_examined_for_one(
 ) -> None:
     monkeypatch.setattr(doctor, "missing_packages", lambda: ["torch"])
     with_engine = Settings(data_dir=tmp_path)
-    without = replace(with_engine, engine=EngineSettings(serve="no"))
+    without = replace(with_engine, engine=EngineSettings(serve=False))
 
     async def detail(settings: Settings) -> str:
         return (await check(settings)).detail

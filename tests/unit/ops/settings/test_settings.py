@@ -1,11 +1,14 @@
-"""Settings: which source wins, and what does a bad one say?"""
+"""Tests of the settings: precedence of the sources, and messages about bad values."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from gateway.config import GatewayConfig
+from gateway.flow.control_rules import ControlMode
 from ops.settings.settings import (
     SETTINGS,
     SHIPPED_MODEL_NAME,
@@ -13,9 +16,9 @@ from ops.settings.settings import (
     BadSetting,
     Settings,
     load,
-    settings_table,
 )
 from tenants.pricing.pricing import FREE
+from tenants.types import Tier
 
 
 def write(path: Path, text: str) -> Path:
@@ -35,9 +38,9 @@ def test_groups_are_tables_in_the_file_and_prefixes_elsewhere(tmp_path: Path) ->
     config = write(tmp_path / "f.toml", '[engine]\nthreads = 2\nkv_memory = "64MiB"\n')
     settings = load({"gateway.drain": 1.5}, {"FAIRGATE_ENGINE_MAX_SEQUENCES": "4"}, config)
     assert settings.engine.threads == 2
-    assert settings.engine.kv_memory == 64 * 2**20
+    assert settings.engine.kv_memory_bytes == 64 * 2**20
     assert settings.engine.max_sequences == 4
-    assert settings.gateway.drain == 1.5
+    assert settings.gateway.shutdown_grace_s == 1.5
 
 
 def test_the_config_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
@@ -137,11 +140,30 @@ def test_the_database_defaults_to_sqlite_in_the_data_directory() -> None:
 
 
 def test_every_setting_is_in_the_table_with_help_and_accepted_values() -> None:
-    table = settings_table()
-    assert [row["name"] for row in table] == [row.name for row in SETTINGS]
-    assert all(row["help"].endswith(".") and row["accepts"] for row in table)
-    assert len({row["variable"] for row in table}) == len(table)
-    assert len({row["flag"] for row in table}) == len(table)
+    assert all(row.help.endswith(".") and row.kind.accepts for row in SETTINGS)
+    assert len({row.name for row in SETTINGS}) == len(SETTINGS)
+    assert len({row.variable for row in SETTINGS}) == len(SETTINGS)
+    assert len({row.flag for row in SETTINGS}) == len(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "attribute", "value"),
+    [
+        ("gateway.long_share_kv", "29", "long_share_kv", 0.29),
+        ("gateway.quote_credit", "0", "quote_credit_share", 0.0),
+        ("gateway.timeline_days", "30", "timeline_retention_s", 30 * 86_400.0),
+        ("gateway.body_limit", "2 KiB", "max_body_bytes", 2048),
+        ("gateway.max_queued", "1_000", "max_queued", 1000),
+        ("gateway.estimates", "NO", "estimates", False),
+        ("gateway.control", "Advice", "control", ControlMode.ADVICE),
+        ("gateway.ageing_batch", "0", "ageing_s", GatewayConfig().ageing_s | {Tier.BATCH: math.inf}),
+        ("gateway.ttl_batch", "9", "queue_ttl_s", GatewayConfig().queue_ttl_s | {Tier.BATCH: 9.0}),
+    ],
+)
+def test_a_text_becomes_the_value_that_the_gateway_takes(
+    name: str, text: str, attribute: str, value: object
+) -> None:
+    assert getattr(load({name: text}).gateway, attribute) == value
 
 
 def test_every_default_is_accepted_by_its_own_parser() -> None:

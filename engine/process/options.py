@@ -1,0 +1,106 @@
+"""Settings and options of an engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from engine.bounds import Bounded
+
+
+class EngineSettings(Bounded, frozen=True, kw_only=True):
+    """The engine that `serve` starts and supervises, or the one that it shares with other gateways."""
+
+    serve: Annotated[
+        bool, "Whether a model is served by an engine of our own; no: only by the upstreams."
+    ] = True
+    address: Annotated[
+        str,
+        Meta(title="an address like ipc:///run/fairgate/engine.sock", pattern=r"((ipc|tcp)://\S{1,200})?"),
+        "Address of an engine that runs already (`fairgate engine --address`), to share it with other"
+        " gateways; the default starts one.",
+    ] = ""
+    device: Annotated[
+        str,
+        Meta(title="auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?"),
+        "Device that computes; auto takes a CUDA device where there is one.",
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "Number format; auto is float32 on a CPU and the model's own on a GPU.",
+    ] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024), "CPU threads of the engine; 0 takes half of the cores."] = 0
+    num_blocks: Annotated[
+        int, Meta(ge=0, le=10_000_000), "Blocks of the KV cache; 0 derives them from kv_memory."
+    ] = field(default=0, name="kv_blocks")
+    kv_memory_bytes: Annotated[
+        int,
+        Meta(ge=2**20, le=2**41, extra={"unit": "bytes"}),
+        "Memory of the KV cache, where kv_blocks is 0.",
+    ] = field(default=256 * 2**20, name="kv_memory")
+    num_host_blocks: Annotated[
+        int,
+        Meta(ge=0, le=10_000_000),
+        "Blocks of host memory for the keys and values of sequences that give way; 0: they are computed"
+        " again.",
+    ] = field(default=0, name="host_kv_blocks")
+    block_tokens: Annotated[int, Meta(ge=1, le=256), "Tokens in one block of the KV cache."] = 16
+    max_sequences: Annotated[int, Meta(ge=1, le=4096), "Most sequences that run at once."] = 32
+    max_batched_tokens: Annotated[
+        int, Meta(ge=16, le=131_072), "Most tokens that one step computes: the token budget."
+    ] = 512
+    niceness: Annotated[
+        int,
+        Meta(ge=0, le=19),
+        "How far the engine stands back for gateway and clients on the same cores; 0: it does not.",
+    ] = 0
+    collect_lengths: Annotated[
+        bool,
+        "Whether the engine keeps readings of the model's state and the lengths that followed, for `fairgate"
+        " forecast train`. No text, but derived from prompts; readable by the owner only.",
+    ] = False
+    orphan_s: Annotated[
+        float, Meta(ge=1, le=3600), "An engine that hears no gateway for so long saves and exits."
+    ] = 60.0
+
+
+class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine process is started with. Zero for `num_blocks` and `threads` means: choose.
+
+    `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path) or
+    `tcp://127.0.0.1:PORT`.
+    """
+
+    model_dir: Path
+    data_dir: Path
+    engine_id: str = "engine-0"
+    policy: str = "vtc"
+    policy_table: str = ""
+    """File with the batch-or-wait table that policies may look up; empty: none."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field, its bound and its value."""
+        Bounded.__post_init__(self)
+        if not self.engine_id or not all(c.isalnum() or c in "-_" for c in self.engine_id):
+            raise ValueError(f"engine_id must consist of letters, digits, - and _, not {self.engine_id!r}")
+
+    def arguments(self) -> list[str]:
+        """The options as command line arguments; equal options give equal lists."""
+        paths = {"model_dir": str(self.model_dir.resolve()), "data_dir": str(self.data_dir.resolve())}
+        values = msgspec.to_builtins(self, enc_hook=str) | paths
+        return [
+            text for name, value in values.items() for text in (f"--{name}".replace("_", "-"), str(value))
+        ]
+
+    @staticmethod
+    def of_arguments(arguments: Sequence[str]) -> EngineOptions:
+        """The options that `arguments` gave. Raises ValueError."""
+        if len(arguments) % 2:
+            raise ValueError(f"argument {arguments[-1]} has no value")
+        flags = (flag.removeprefix("--").replace("-", "_") for flag in arguments[::2])
+        values = dict(zip(flags, arguments[1::2], strict=True))
+        return msgspec.convert(values, EngineOptions, strict=False, dec_hook=lambda kind, value: kind(value))

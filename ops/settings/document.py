@@ -1,0 +1,30 @@
+"""Writes `docs/settings.md` from the settings: `python -m ops.settings.document > docs/settings.md`."""
+
+from __future__ import annotations
+
+from ops.settings.settings import SETTINGS
+
+HEAD = """\
+# Settings
+
+A flag (`engine.threads` is `--engine-threads`) wins over the environment, the environment over the TOML file
+named by `--config` (`[engine]` `threads = 8`), that over the default. A name or a value that is not
+understood stops the start. `fairgate serve --help` shows the same list.
+
+| setting | variable | default | takes | meaning |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [
+        f"| `{row.name}` | `{row.variable}` | {f'`{row.default_text}`' if row.default_text else ''}"
+        f" | {row.kind.accepts.replace('|', chr(92) + '|')} | {row.help} |"
+        for row in SETTINGS
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
