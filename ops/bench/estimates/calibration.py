@@ -19,14 +19,19 @@ from typing import Any
 from engine.messages import StepTime
 from ops.bench.estimates.calibration_pool import CalibratedPool, Told
 from ops.reporting import table
-from ops.simulate.step_pool import PoolMachine, PoolRequest, VirtualPool
+from ops.simulate.machines.machines import profile_machine
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
-MACHINE = PoolMachine(
+MACHINE = profile_machine(
+    "8B",
     # About a model of 8B on one GPU of 2023: 20 ms a step, 10,000 prompt tokens a second.
     StepTime(20e-3, 100e-6, 2e-9, 200e-6, samples=1000, relative_error=0.02),
     max_sequences=32,
     max_batched_tokens=512,
-    num_blocks=8192,
+    kv_tokens=131_072,
+    context_tokens=8192,
 )
 LOADS = (0.5, 0.8, 0.95)
 REQUESTS = 5_000
@@ -99,7 +104,9 @@ def capacity(seed: int) -> float:
     """Requests a second that keep every place taken, by the work that they are."""
     rng = random.Random(f"{seed} capacity")
     requests = [_request(rng, 0.0) for _ in range(1500)]
-    pool = VirtualPool(MACHINE, max_queued_per_tenant=10_000)
+    pool = SimulatedPool(
+        "vtc", MACHINE, predictions=Exact(), prefix_caching=False, stepwise=True, declared_tokens=0
+    )
     pool.run([replace(each, tier=1) for each in requests], until_s=60.0)
     mean_cost = sum(each.cost for each in requests) / len(requests)
     return sum(pool.service.values()) / pool.now_s / mean_cost
@@ -118,17 +125,17 @@ def scenario(
         ended.append(told)
         counted += len(ended) > warm_up and told.binding == quotes
 
-    pool = CalibratedPool(MACHINE, max_queued_per_tenant=10_000, max_tokens=MAX_TOKENS, on_end=note)
+    pool = CalibratedPool(MACHINE, max_tokens=MAX_TOKENS, on_end=note)
     rng = random.Random(f"{seed} {per_s}")
     stream = _quoting(pool, rng, per_s) if quotes else _poisson(rng, per_s)
 
-    def until_enough() -> Iterator[PoolRequest]:
+    def until_enough() -> Iterator[SimulatedRequest]:
         for request in stream:
             if counted >= requests:
                 return
             yield request
 
-    pool.run(until_enough())
+    pool.pool.run(until_enough())
     judged = ended[warm_up:]
     groups = {"plain": [each for each in judged if not each.binding]}
     if quotes:
@@ -210,40 +217,40 @@ def _actual(told: Told, what: str) -> float | None:
     return actual
 
 
-def _poisson(rng: random.Random, per_s: float) -> Iterator[PoolRequest]:
+def _poisson(rng: random.Random, per_s: float) -> Iterator[SimulatedRequest]:
     at_s = 0.0
     while True:
         at_s += rng.expovariate(per_s)
         yield _request(rng, at_s)
 
 
-def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator[PoolRequest]:
+def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator[SimulatedRequest]:
     """Beside a steady stream, groups that quote at one instant and all come within a second."""
     plain = _poisson(rng, per_s)
     coming = next(plain)
     group_s = QUOTED_EVERY_S
     while True:
-        while coming.at_s < group_s:
+        while coming.arrival_s < group_s:
             yield coming
             coming = next(plain)
         group = sorted(
             (_request(rng, group_s + rng.uniform(0, REDEEM_WITHIN_S)) for _ in range(TOGETHER)),
-            key=lambda each: each.at_s,
+            key=lambda each: each.arrival_s,
         )
         for request in group:
             pool.quote(request)
         for request in group:
-            while coming.at_s < request.at_s:
+            while coming.arrival_s < request.arrival_s:
                 yield coming
                 coming = next(plain)
             yield request
         group_s += QUOTED_EVERY_S
 
 
-def _request(rng: random.Random, at_s: float) -> PoolRequest:
+def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
     sender = rng.choices(SENDERS, [each.share for each in SENDERS])[0]
     output = round(sender.median_output * exp(rng.gauss(0.0, LENGTH_SPREAD)))
-    return PoolRequest(
+    return SimulatedRequest(
         at_s,
         sender.tenant,
         rng.randint(10, sender.longest_input),

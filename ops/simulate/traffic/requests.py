@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+
 PREFIX_BLOCK_TOKENS = 512
 """Tokens of one id of `SimulatedRequest.prefix_blocks`."""
 STANDARD = 1
@@ -34,6 +36,17 @@ class SimulatedRequest:
     """Rank, see `engine.messages.TIER_RANKS`."""
     weight: float = 1.0
     """Of its tenant."""
+    reserved_cost_per_s: float = 0.0
+    """By its tenant."""
+    prompt: tuple[int, ...] = ()
+    """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
+    prefix_hashes: tuple[int, ...] = ()
+    """Of the prompt, for the gateway's choice of a replica."""
+
+    @property
+    def cost(self) -> int:
+        """Cost tokens of prompt and answer."""
+        return self.input_tokens * INPUT_TOKEN_COST + self.output_tokens * OUTPUT_TOKEN_COST
 
 
 class Source(Protocol):
