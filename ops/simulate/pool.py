@@ -161,7 +161,10 @@ class SimulatedPool:
         engine = make(
             self._config,
             machine.timing,
-            make_shapes(padded=self._padded, keeps_rows=self.policy in KEEPS_ROWS),
+            make_shapes(
+                padded=self._padded or machine.padded,
+                keeps_rows=machine.keeps_rows or self.policy in KEEPS_ROWS,
+            ),
             num_blocks=machine.num_blocks,
             block_tokens=machine.block_tokens,
             context_tokens=machine.context_tokens,

@@ -35,7 +35,8 @@ from ops.bench.policies.workloads import (
 )
 from ops.reporting import Spread, number
 from ops.simulate.engine_run import EngineRun, run_load, tenants_of
-from ops.simulate.traffic.arrivals import PREDICTIONS, Arrival
+from ops.simulate.traffic.arrivals import PREDICTIONS
+from ops.simulate.traffic.requests import SimulatedRequest
 
 Measure = Callable[[EngineRun], float]
 
@@ -275,5 +276,5 @@ def _cached_run(
 
 
 @lru_cache(maxsize=64)
-def _cached_arrivals(traffic: Traffic, seed: int) -> list[Arrival]:
+def _cached_arrivals(traffic: Traffic, seed: int) -> list[SimulatedRequest]:
     return traffic.arrivals(seed)

@@ -241,6 +241,10 @@ class Machine:
     watts: float = 0.0
     """Of each GPU when it is busy; 0: not known."""
     idle_watts: float = 0.0
+    padded: bool = False
+    """Shapes are padded, as on devices that know no ragged batches."""
+    keeps_rows: bool = False
+    """Padded, and a sequence that has ended keeps its row until its whole batch has."""
 
     @property
     def num_blocks(self) -> int:

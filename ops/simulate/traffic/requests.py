@@ -40,6 +40,9 @@ class SimulatedRequest:
     """By its tenant."""
     prompt: tuple[int, ...] = ()
     """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
+    kind: str = "all"
+    """Its class in a report (`short`, `long`)."""
+    deadline_in_s: float | None = None
     prefix_hashes: tuple[int, ...] = ()
     """Of the prompt, for the gateway's choice of a replica."""
 
