@@ -29,6 +29,8 @@ class ServedRequest:
     """What became of one request; times are seconds on the virtual clock."""
 
     arrival: SimulatedRequest
+    started_s: float = -1.0
+    """When it first ran."""
     first_s: float = -1.0
     last_s: float = -1.0
     longest_gap_s: float = 0.0
@@ -211,6 +213,7 @@ class _Load:
         self._predicted = predictions(arrivals, random.Random(seed))
         self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
         self._next = 0
+        self._received_s: list[float] = []
 
     @property
     def next_arrival_s(self) -> float | None:
@@ -222,6 +225,7 @@ class _Load:
         now_s = self.replica.clock.now_s
         while self._next < len(self.served) and self.served[self._next].arrival.arrival_s <= now_s:
             self._submit(self._next, now_s)
+            self._received_s.append(now_s)
             self._next += 1
 
     def wait(self, result: StepResult, idle_steps: int) -> None:
@@ -248,6 +252,9 @@ class _Load:
                 served.last_s = now_s
                 served.emitted_tokens += len(delta.token_ids)
             if delta.outcome is not None:
+                served.started_s = self._received_s[int(delta.sequence_id)] + (
+                    delta.outcome.scheduled_s or 0.0
+                )
                 served.finish = delta.outcome.finish
                 served.preemptions = delta.outcome.preemptions
                 served.recomputed_tokens = delta.outcome.recomputed_tokens
