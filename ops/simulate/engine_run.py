@@ -1,4 +1,4 @@
-"""What does an engine on virtual time do with an open loop of requests under a policy?
+"""Runs an open loop of requests on one engine on virtual time, without a gateway.
 
 One `VirtualReplica`, fed with arrivals at their instants; it runs the scheduler, the KV bookkeeping and the
 core of a real engine, and its clock moves by a stated step-time model. Nothing is measured with a real clock,
@@ -70,7 +70,7 @@ class ServedRequest:
 
 @dataclass(slots=True)
 class Moment:
-    """After one step: service so far and who waits."""
+    """After one step: its service, and the tenants that wait."""
 
     at_s: float
     service: dict[str, int]
@@ -146,7 +146,7 @@ def run_load(
 
     `policy`: a name, or what makes the choices. `max_output_tokens` is what requests declare, the longest
     answer of all by default: a declared maximum that equals the answer would tell its length. `watch` keeps
-    a `Moment` a step, `watch_running` notes in it who runs. `while_waiting`: ends when nobody waits.
+    a `Moment` a step, `watch_running` adds what runs to it. `while_waiting`: ends when no request waits.
 
     Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
     """
@@ -229,7 +229,7 @@ class _Load:
             self._next += 1
 
     def wait(self, result: StepResult, idle_steps: int) -> None:
-        """The engine waits on purpose: time passes until it asks for it, or until somebody arrives."""
+        """The engine waits on purpose: time passes until the instant that it names, or the next arrival."""
         clock = self.replica.clock
         instants = [at_s for at_s in (result.wait_until_s, self.next_arrival_s) if at_s is not None]
         if not instants or idle_steps > IDLE_STEPS:
@@ -261,7 +261,7 @@ class _Load:
                 served.cached_tokens = delta.outcome.cached_tokens
 
     def moment(self, result: StepResult, *, with_running: bool) -> Moment:
-        """Who had what in the step, and who waits."""
+        """Service by tenant in the step, and the tenants that wait."""
         table = self.replica.core.table
         running: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}

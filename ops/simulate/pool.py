@@ -1,11 +1,12 @@
-"""What do a gateway's queue and the engines behind it do with these requests, on virtual time?
+"""A gateway's queue and the engines behind it, on virtual time.
 
 The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
-request arrives or ends, and knows then what every replica has emitted by that instant. What a replica does
-between is its own affair: it takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`),
-and where a request reaches it in the middle of a run the run ends with the step under way.
+request arrives or ends, and knows then what every replica has emitted by that instant. Between
+decisions a replica takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`); where a
+request reaches it in the middle of a run the run ends with the step under way.
 
-`runs=False` takes every step by itself: the plain loop, and the twin of the other.
+`runs=False` takes every step by itself: the plain loop, and the twin of the other. `stepwise=True` takes the
+steps of whole engine cores (`stepped_replica.py`), and the gateway decides after each.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ class Member:
 
 @dataclass(slots=True)
 class PoolObserver:
-    """What is told after every decision; see `ops/simulate/figures/fairness.py`."""
+    """Hooks into a run; see `ops/simulate/figures/fairness.py`."""
 
     on_decision: Callable[[SimulatedPool], None] = lambda pool: None
     on_rows: Callable[[int], None] = lambda rows: None
     """Requests that have arrived or ended since, for a progress bar."""
     admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
-    """Whether a request that arrives, in the row that is the last one, gets in line; see `reach.py`."""
+    """Whether a request that arrives is queued; its row is the last one. See `reach.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
     """An answer, by its row, is complete."""
     on_event: Callable[[SimulatedPool], None] = lambda pool: None
@@ -115,7 +116,7 @@ class SimulatedPool:
         self.queued: dict[str, int] = {}
         """Requests that wait in the gateway, by tenant."""
         self.emptied: set[str] = set()
-        """Tenants of whom nothing waited at some instant; whoever watches empties it."""
+        """Tenants that had no waiting request at some instant; the observer empties it."""
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
@@ -237,8 +238,8 @@ class SimulatedPool:
         arriving: SimulatedRequest | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
-        """The gateway hears of an arrival, or of answers that ended at `member`, and gives the turns there
-        are."""
+        """The gateway's decision after an arrival, or after answers that ended at `member`: dispatches what
+        may go."""
         if arriving is not None or len(self.flow):
             self._settle_emitted(member)
         for sequence in finished:
@@ -419,13 +420,12 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, cause: Member | None) -> None:
-        """Tells the flow controller of all output beyond its prediction: what lies below is charged
-        already."""
+        """Reports output beyond its prediction to the flow controller: what lies below is charged already."""
         progress = self.flow.progress
         for member in self.members:
             engine = member.engine
             ahead = 0
-            """Of what the books of the engine say, not emitted yet (negative: emitted and not in them)."""
+            """Tokens in the engine's sequences, not emitted yet (negative: emitted and not in them)."""
             if engine.in_run:
                 ahead = -engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
             elif member.is_busy:
@@ -455,7 +455,7 @@ _OWN_TOKENS = 1 << 30
 
 
 def _is_before(member: Member, cause: Member | None) -> bool:
-    """Whether, of two things at one instant, the member's own comes before the cause of a decision: arrivals
+    """Whether, of two events at one instant, the member's own comes before the cause of a decision: arrivals
     come first, then replicas by number."""
     return cause is not None and member.number < cause.number
 

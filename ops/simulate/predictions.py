@@ -1,4 +1,4 @@
-"""How long does the gateway take an answer to become, when its request arrives?"""
+"""Predictions of output lengths on arrival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGH = 0.9
 
 
 class Predictions(Protocol):
-    """Told of every answer that ends."""
+    """Predicts outputs, and learns from answers that end."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """Median and 90th percentile of the output, in tokens."""

@@ -1,8 +1,8 @@
-"""How does the control loop fare at a simulated pool?
+"""The control loop on a simulated pool.
 
 The loop that serves (`gateway/flow/control_rules.py`), with the knobs of the queue and of admission, looks at
-the virtual pool as often as at a real one. What engines and clients would tell it is read off the records and
-the schedulers.
+the simulated pool as often as at a real one. What engines and clients would report is read from the records
+and the schedulers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KEPT_LENGTHS = 500
 
 
 class Steering:
-    """For one run; `watch` is what the pool tells."""
+    """For one run; `watch` goes to the pool."""
 
     def __init__(self, mode: ControlMode, slo: SloLimits) -> None:
         self.reach = Reach(slo)
-        """Who is admitted: looked at by whoever lets requests in, turned by the loop."""
+        """Admission, which the loop makes stricter or looser."""
         self._mode = mode
         self._slo = slo
         self._control: Control | None = None
@@ -44,7 +44,7 @@ class Steering:
 
     @property
     def watch(self) -> PoolObserver:
-        """The loop, and whoever lets requests in."""
+        """Hooks of the loop and of admission."""
         return PoolObserver(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
 
     @property
@@ -74,7 +74,7 @@ class Steering:
         arrived = len(records) - self._rows
         self._open += range(self._rows, len(records))
         self._rows = len(records)
-        # Of those refused no target is kept or missed: a gateway's attainment is of whoever got in line.
+        # A refused request neither meets nor misses a target: attainment is of queued requests.
         ended = [row for row in self._open if records.last_s[row] >= 0]
         self._open = [row for row in self._open if records.last_s[row] < 0 and not records.refused[row]]
         for row in ended:

@@ -1,4 +1,4 @@
-"""Does each kind of policy show what it is for, and what it is bad at?
+"""Strengths and weaknesses of each kind of policy.
 
 Small versions of the benchmarks of `fairgate bench policies`: virtual time, fixed seeds, few requests.
 Each test also shows that its case was met: that there was a queue, a flood, padding, a preemption.

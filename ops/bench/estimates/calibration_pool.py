@@ -49,7 +49,7 @@ class WatchedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EstimateOutcome:
     """One request that has ended: its estimate and its outcome."""
 
     estimate: Estimate
@@ -63,7 +63,9 @@ class Told:
 class CalibratedPool:
     """A pool whose requests are estimated on arrival; `on_end` gets each when it has ended."""
 
-    def __init__(self, machine: Machine, *, max_tokens: int, on_end: Callable[[Told], None]) -> None:
+    def __init__(
+        self, machine: Machine, *, max_tokens: int, on_end: Callable[[EstimateOutcome], None]
+    ) -> None:
         self.pool = SimulatedPool(
             "vtc",
             machine,
@@ -92,7 +94,7 @@ class CalibratedPool:
         self._watched_s = -1.0
         self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
         """Open quotes, by the identity of their request."""
-        self._told: dict[int, tuple[SimulatedRequest, Estimate, bool]] = {}
+        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool]] = {}
         """By row: the request, its estimate, and whether that is a quote."""
         self.estimates.surfaces.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
 
@@ -123,11 +125,11 @@ class CalibratedPool:
         )
         row = len(pool.records) - 1
         self.estimates.arrived(self._entry(request, str(row), self.predict(request)[0]))
-        self._told[row] = request, quote or estimate, quote is not None
+        self._open[row] = request, quote or estimate, quote is not None
         return True
 
     def _judge(self, pool: SimulatedPool, row: int) -> None:
-        request, estimate, is_quote = self._told.pop(row)
+        request, estimate, is_quote = self._open.pop(row)
         records, emitted = pool.records, request.output_tokens
         last_s = records.last_s[row]
         times = Times(records.arrival_s[row], records.dispatched_s[row], records.first_s[row], last_s, last_s)
@@ -135,7 +137,7 @@ class CalibratedPool:
         cost_nanousd = self._prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
         self.estimates.judge(estimate, times, emitted)
         self.estimates.lengths.observe(request.tenant, MODEL, emitted)
-        self._on_end(Told(estimate, times, emitted, cost_nanousd, is_quote))
+        self._on_end(EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote))
 
     def _watch(self) -> None:
         """What the gateway does twenty times a second, when that is due."""

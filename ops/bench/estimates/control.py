@@ -1,10 +1,10 @@
-"""Does the control loop do as well as the best that an operator could have set, without swinging?
+"""Benchmark of the control loop against the best fixed settings, and of its reversals.
 
 On virtual time: the same requests with its main knobs (how strictly requests are refused that would miss
 their target, and how many sequences are sent ahead of an engine) at each of several fixed settings, with the
 loop acting from where it rests, and with its advice only. Traffic that changes is judged by segments: in
 each, attainment with the loop may be at most a point below that of the best fixed setting of that segment,
-which nobody could have known before. Who is refused has missed its targets.
+which no operator could have known before. A refused request has missed its targets.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _served(
 ) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
     steering.reach.strictness = setting.strictness
-    # Where nothing depends on it nobody need foresee who is out of reach.
+    # Forecasts are made only where something depends on them.
     foresees = mode is not ControlMode.OFF or setting.strictness > 0
     pool = SimulatedPool(
         POLICY,

@@ -1,4 +1,4 @@
-"""Does the batch-or-wait table beat the best fixed batch size and window, on its own objective?
+"""Benchmark of the batch-or-wait table against the best fixed batch size and window, on its own objective.
 
 An engine on a virtual clock serves a stream of requests in batches that run to completion, once with the
 admission `table`, once with the admission `dynamic` (a batch starts when `size` wait or the first has waited
@@ -202,7 +202,7 @@ def _promising(table: BatchOrWaitTable, streams: list[Arrivals]) -> Iterator[Fix
     for short_first in (False, True) if grid.short_first else (False,):
         for size in range(1, grid.max_batch + 1):
             yield Fixed(size, 0.0, short_first)
-            # With one enough, nobody is ever held up, however long the window.
+            # A size of one never holds a request up, however long the window.
             if size > 1:
                 windows = (Fixed(size, window_s, short_first) for window_s in (*windows_s, float("inf")))
                 yield min(windows, key=cost)

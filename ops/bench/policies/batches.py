@@ -1,4 +1,4 @@
-"""What does it cost to run batches to completion, to pad them, and what do length buckets win back?"""
+"""Benchmarks of static and dynamic batching, of padding, and of length buckets."""
 
 from __future__ import annotations
 

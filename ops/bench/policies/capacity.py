@@ -1,4 +1,4 @@
-"""How much can a machine take of a mix of requests, and which load is a stream of them?
+"""Capacity of a machine for a mix of requests, and the load that a stream puts on it.
 
 Load 1 is the rate at which `fcfs` works off the same requests when all of them wait from the first instant,
 until none waits any more: a property of machine and mix, so that "load 0.8" means the same for every policy.

@@ -1,4 +1,4 @@
-"""Do short requests feel the long ones beside them, and do bad predictions hurt?"""
+"""Benchmarks of short requests among long ones, and of bad predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ops.simulate.traffic.requests import SimulatedRequest
 
 MIXED_POLICIES = ("fcfs", "hrrn", "vtc", "hybrid")
 INTERACTIVE = "hybrid, short ones in the interactive tier"
-"""The same policy, told what the requests are: the short ones' tier goes first, and prompts advance four at a
+"""The same policy with tiers: the short ones' tier goes first, and prompts advance four at a
 time in steps of a tenth of a second."""
 INTERACTIVE_OPTIONS = PolicyOptions(max_num_partial_prefills=4, target_step_s=0.1)
 BURST_REQUESTS = 300

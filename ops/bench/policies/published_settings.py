@@ -1,4 +1,4 @@
-"""Which settings did the published fairness experiments use, and on which machine?
+"""Settings of the published fairness experiments, and the machine that they ran on.
 
 The settings of the artifact of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024;
 repository Ying1123/VTC-artifact, `fair_bench/exp_suite.py`, Apache License 2.0): rates, lengths, weights and

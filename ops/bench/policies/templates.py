@@ -1,4 +1,4 @@
-"""Does each template do best what it is for?"""
+"""Benchmark of each policy template on the task that it is made for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does each policy win, and where does it lose?
+"""Contests that show each policy's strength and weakness.
 
 One contest: a policy against another on one kind of traffic, by one figure. Every policy has one that it is
 made for and the one that is known to be its weak side; both are shown by the number.

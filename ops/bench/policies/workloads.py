@@ -1,7 +1,7 @@
-"""Which kinds of traffic tell one policy from another?
+"""Kinds of traffic that tell one policy from another.
 
 Small ones, a few hundred to two thousand requests, on a machine with few places: there the order decides.
-Each takes a seed and returns requests in order of arrival; their rates are set by whoever states the load.
+Each takes a seed and returns requests in order of arrival; the caller's load sets their rates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of every request? Columns of numbers, some 60 bytes a request."""
+"""Records of requests in columns of numbers, up to 100 bytes a request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which requests arrive when, in a run on virtual time?
+"""Drawn arrivals and predictions for runs on virtual time.
 
-Open loops only: nobody waits for an answer before sending the next request, so a slow policy cannot make its
+Open loops only: no client waits for an answer before its next request, so that a slow policy cannot make its
 own load lighter. Everything is drawn from a seeded generator; the same seed gives the same arrivals.
 """
 
@@ -141,7 +141,7 @@ def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[SimulatedReq
 # ---------------------------------------------------------------- predictions of the output's length
 
 Predictions = Callable[[Sequence[SimulatedRequest], random.Random], list[tuple[int, int]]]
-"""(median, 90th percentile) of each answer's length, as told to the engine on arrival."""
+"""(median, 90th percentile) of each answer's length, as the engine gets it on arrival."""
 
 
 def exact(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
@@ -156,7 +156,7 @@ def noisy(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tupl
 
 
 def shuffled(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """Right as a distribution, and for each request worth nothing: somebody else's length."""
+    """Right as a distribution, and for each request worth nothing: another request's length."""
     lengths = [arrival.output_tokens for arrival in arrivals]
     rng.shuffle(lengths)
     return [(length, length) for length in lengths]

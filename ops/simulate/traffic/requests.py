@@ -1,4 +1,4 @@
-"""What is a request of a simulation, and where do requests come from?
+"""Requests of a simulation and their sources.
 
 Traces, generators and recorded traffic all come as a `Source`: requests in order of arrival, as often as they
 are asked for, so that several policies serve the very same ones. Nothing holds all of them in memory.
