@@ -77,7 +77,7 @@ class PoolObserver:
     on_rows: Callable[[int], None] = lambda rows: None
     """Requests that have arrived or ended since, for a progress bar."""
     admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
-    """Whether a request that arrives is queued; its row is the last one. See `reach.py`."""
+    """Whether a request that arrives is queued; its row is the last one. See `admission.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
     """An answer, by its row, is complete."""
     on_event: Callable[[SimulatedPool], None] = lambda pool: None

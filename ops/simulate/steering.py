@@ -14,9 +14,9 @@ from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.statistics import RecentShare
+from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import PoolObserver, SimulatedPool
-from ops.simulate.reach import Reach
 
 KEPT_LENGTHS = 500
 """Last answers that the spread of lengths is taken of."""
@@ -26,7 +26,7 @@ class Steering:
     """For one run; `watch` goes to the pool."""
 
     def __init__(self, mode: ControlMode, slo: SloLimits) -> None:
-        self.reach = Reach(slo)
+        self.admission = SimulatedAdmission(slo)
         """Admission, which the loop makes stricter or looser."""
         self._mode = mode
         self._slo = slo
@@ -45,7 +45,7 @@ class Steering:
     @property
     def watch(self) -> PoolObserver:
         """Hooks of the loop and of admission."""
-        return PoolObserver(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
+        return PoolObserver(self.look, admits=self.admission.admits, on_ended=self.admission.ended)
 
     @property
     def moves(self) -> list[Move]:
@@ -61,7 +61,7 @@ class Steering:
             self._setters = {
                 **queue_setters(pool.flow),
                 Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
-                Knob.ADMISSION: partial(setattr, self.reach, "strictness"),
+                Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
             }
             rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
             self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
@@ -94,8 +94,8 @@ class Steering:
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,
-            expected_late=self.reach.expected_late.value or 0.0,
-            mistaken=self.reach.mistaken.value or 0.0,
+            expected_late=self.admission.expected_late.value or 0.0,
+            mistaken=self.admission.mistaken.value or 0.0,
         )
 
     def _quantiles(self) -> tuple[int, int]:

@@ -158,7 +158,7 @@ def _served(
     case: ControlCase, mode: ControlMode, setting: Setting = REST
 ) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
-    steering.reach.strictness = setting.strictness
+    steering.admission.strictness = setting.strictness
     # Forecasts are made only where something depends on them.
     foresees = mode is not ControlMode.OFF or setting.strictness > 0
     pool = SimulatedPool(

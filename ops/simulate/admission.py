@@ -22,7 +22,7 @@ from ops.simulate.traffic.requests import SimulatedRequest
 REPLAY_EVERY_S = 1.0
 
 
-class Reach(TargetGate):
+class SimulatedAdmission(TargetGate):
     """For one run: `PoolObserver.admits`."""
 
     def __init__(self, slo: SloLimits) -> None:
@@ -36,27 +36,27 @@ class Reach(TargetGate):
         self._forecasts: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
         """Of admitted requests, by row: the forecast before and after calibration."""
         self._pool: SimulatedPool | None = None
-        self._surfaces: ForecastCache | None = None
+        self._cache: ForecastCache | None = None
 
     def admits(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
         """Whether a request that arrives now gets in line."""
-        if self._surfaces is None:
+        if self._cache is None:
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
-            self._surfaces = ForecastCache(
+            self._cache = ForecastCache(
                 pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
-        surfaces, now_s = self._surfaces, pool.now_s
+        cache, now_s = self._cache, pool.now_s
         median, high = self._predictions.predict(request)
         size = Size(request.input_tokens, 1, 1, DECLARED_TOKENS, is_exact=False)
-        surfaces.refresh(now_s)
-        raw = surfaces.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
+        cache.refresh(now_s)
+        raw = cache.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
         bucket = bucket_of(raw, request.tier, is_exact=False)
         corrected = self._calibration.correct(raw, bucket)
         if self.keeps_out(corrected, self._targets_s) is not None:
             return False
         self._forecasts[len(pool.records) - 1] = request, bucket, raw, corrected
-        surfaces.arrived(
+        cache.arrived(
             QueueEntry(
                 "", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
             )
