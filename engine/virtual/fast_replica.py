@@ -15,6 +15,7 @@ The plain loop is the twin of the runs: both give the same instants, orders and 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -22,7 +23,7 @@ from engine.core.core import EngineConfig, EngineCore
 from engine.core.plan import Plan
 from engine.core.scheduler import schedule
 from engine.entry import OUTPUT_TOKEN_COST
-from engine.messages import StepTime, Submit
+from engine.messages import StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
 from engine.sequence import Sequence
@@ -52,6 +53,8 @@ class StepsTaken:
     wait_until_s: float | None = None
     """Nothing was computed: the policy waits on purpose until then, unless something arrives."""
     num_tokens: int = 0
+    service: Mapping[str, TenantService] | None = None
+    """By tenant, where the replica counts it."""
 
 
 @dataclass(slots=True)
@@ -92,15 +95,15 @@ class SimulatedReplica:
         step_time: StepTime,
     ) -> None:
         """`step_time` is what the scheduler takes steps to last, `timing` what they do last."""
-        clock = VirtualClock()
-        runner = VirtualRunner(
-            clock,
+        self.clock = VirtualClock()
+        self.runner = VirtualRunner(
+            self.clock,
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             context_tokens=context_tokens,
             step_time=step_time,
         )
-        self.core = EngineCore(runner, VirtualTexts(), config, clock)
+        self.core = EngineCore(self.runner, VirtualTexts(), config, self.clock)
         """Whose scheduler it is; its own steps are not taken."""
         self.table = self.core.table
         self.table.step_time = step_time

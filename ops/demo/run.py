@@ -30,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from engine.messages import StepTime
+from engine.messages import TIER_RANKS, StepTime
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -38,13 +38,14 @@ from ops.demo.logbook import events_of
 from ops.demo.prompts import Prompts
 from ops.demo.replay import Board, PlannedRequest, replay
 from ops.demo.report import MIN_BACKLOG_S, DemoEvidence, Sample, build_report, verdict
-from ops.demo.simulate import VirtualEngine, VirtualRequest, simulate
+from ops.demo.simulate import PastRequest, simulate
 from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import summary
 from ops.demo.trace import ReplayPlan, load_slice, plan
 from ops.demo.watch import DemoSampler
 from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
 from ops.settings.settings import SHIPPED_MODEL
+from ops.simulate.machines.machines import profile_machine
 
 OVERLOAD = 1.8
 """Offered load over measured capacity; limits refuse some of it, and the prefix cache has some already."""
@@ -61,6 +62,7 @@ MAX_DRAIN_S = 65.0
 calibration."""
 PLAIN_EVERY_S = 5.0
 PLAIN_WIDTH = 120
+SIMULATED_CONTEXT_TOKENS = 4096
 INTERRUPTED = 130
 
 
@@ -232,15 +234,17 @@ def _account(
         if event.tenant in stage.names
     ]
     engine = watch.status["engines"][0]
-    virtual = VirtualEngine(
-        step_time=msgspec.convert(engine["step_time"], StepTime),
+    machine = profile_machine(
+        "demo",
+        msgspec.convert(engine["step_time"], StepTime),
+        kv_tokens=engine["kv_blocks"]["total"] * engine["block_tokens"],
+        context_tokens=SIMULATED_CONTEXT_TOKENS,
         max_sequences=engine["max_sequences"],
         max_batched_tokens=engine["max_batched_tokens"],
-        num_blocks=engine["kv_blocks"]["total"],
         block_tokens=engine["block_tokens"],
     )
-    arrivals = _virtual_requests(board, stage)
-    simulated = {policy: simulate(policy, arrivals, virtual) for policy in ("vtc", "fcfs")}
+    arrivals = _past_requests(board, stage)
+    simulated = {policy: simulate(policy, arrivals, machine) for policy in ("vtc", "fcfs")}
     evidence = DemoEvidence(
         cast=CAST,
         replay=replayed,
@@ -270,18 +274,18 @@ def _account(
     return {"ok": not failed, "failed": failed} | report
 
 
-def _virtual_requests(board: Board, stage: DemoTenants) -> list[VirtualRequest]:
-    """The requests as they were answered, for the simulation; those that were cut, as they were planned."""
+def _past_requests(board: Board, stage: DemoTenants) -> list[PastRequest]:
+    """What was really asked and answered, for the simulation; of what was cut, what was planned."""
     found = []
     for place, sent in enumerate(board.sent):
         if sent.refusal is not None or sent.planned is None:
             continue
         account = sent.account if sent.ok and sent.account.get("estimate") else None
         found.append(
-            VirtualRequest(
+            PastRequest(
                 request_id=account["request_id"] if account else f"cut-{place}",
                 tenant=sent.tenant,
-                tier=sent.tier,
+                tier=TIER_RANKS[sent.tier],
                 weight=stage.weights[sent.tenant],
                 arrival_s=max(0.0, sent.sent_s),
                 input_tokens=account["actual"]["input_tokens"] if account else sent.planned.input_tokens,

@@ -1,4 +1,4 @@
-"""What does an engine on virtual time do with an open loop of requests under a policy?
+"""Runs an open loop of requests on one engine on virtual time, without a gateway.
 
 One `VirtualReplica`, fed with arrivals at their instants; it runs the scheduler, the KV bookkeeping and the
 core of a real engine, and its clock moves by a stated step-time model. Nothing is measured with a real clock,
@@ -13,37 +13,24 @@ from dataclasses import dataclass, field
 
 from engine.core.core import EngineConfig, StepResult
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from engine.messages import SamplingParams, StepTime, Submit
+from engine.messages import SamplingParams, Submit
 from engine.scheduling.policy import Policy
 from engine.virtual.replica import VOCABULARY, VirtualReplica
-from ops.simulate.traffic.arrivals import Arrival, Predictions, exact
+from ops.simulate.machines.machines import Machine
+from ops.simulate.traffic.arrivals import Predictions, exact
+from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
 
 IDLE_STEPS = 1000
 """Steps in a row that compute nothing and move no time: then the engine hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMachine:
-    """The engine that is simulated."""
-
-    name: str
-    step_time: StepTime
-    kv_tokens: int
-    max_sequences: int
-    max_batched_tokens: int
-    context_tokens: int
-    block_tokens: int = 16
-    padded: bool = False
-    """Shapes are padded: a step takes the time of its padded work."""
-    keeps_rows: bool = False
-    """Padded, and who ended keeps a row until its whole batch has."""
 
 
 @dataclass(slots=True)
 class ServedRequest:
     """What became of one request; times are seconds on the virtual clock."""
 
-    arrival: Arrival
+    arrival: SimulatedRequest
+    started_s: float = -1.0
+    """When it first ran."""
     first_s: float = -1.0
     last_s: float = -1.0
     longest_gap_s: float = 0.0
@@ -61,12 +48,12 @@ class ServedRequest:
     @property
     def ttft_s(self) -> float:
         """From arrival to the first token; infinite if none came."""
-        return self.first_s - self.arrival.at_s if self.first_s >= 0 else float("inf")
+        return self.first_s - self.arrival.arrival_s if self.first_s >= 0 else float("inf")
 
     @property
     def e2e_s(self) -> float:
         """From arrival to the last token; infinite if the answer is not complete."""
-        return self.last_s - self.arrival.at_s if self.done else float("inf")
+        return self.last_s - self.arrival.arrival_s if self.done else float("inf")
 
     @property
     def tpot_s(self) -> float:
@@ -83,7 +70,7 @@ class ServedRequest:
 
 @dataclass(slots=True)
 class Moment:
-    """After one step: service so far and who waits."""
+    """After one step: its service, and the tenants that wait."""
 
     at_s: float
     service: dict[str, int]
@@ -144,8 +131,8 @@ class EngineRun:
 
 def run_load(
     policy: str | Callable[[], Policy],
-    arrivals: Sequence[Arrival],
-    machine: EngineMachine,
+    arrivals: Sequence[SimulatedRequest],
+    machine: Machine,
     *,
     predictions: Predictions = exact,
     seed: int = 0,
@@ -159,7 +146,7 @@ def run_load(
 
     `policy`: a name, or what makes the choices. `max_output_tokens` is what requests declare, the longest
     answer of all by default: a declared maximum that equals the answer would tell its length. `watch` keeps
-    a `Moment` a step, `watch_running` notes in it who runs. `while_waiting`: ends when nobody waits.
+    a `Moment` a step, `watch_running` adds what runs to it. `while_waiting`: ends when no request waits.
 
     Raises ValueError for a request that the engine refuses, RuntimeError when it hangs.
     """
@@ -200,8 +187,8 @@ class _Load:
     def __init__(
         self,
         policy: str | Callable[[], Policy],
-        arrivals: Sequence[Arrival],
-        machine: EngineMachine,
+        arrivals: Sequence[SimulatedRequest],
+        machine: Machine,
         predictions: Predictions,
         seed: int,
         max_output_tokens: int | None,
@@ -213,7 +200,7 @@ class _Load:
                 max_sequences=machine.max_sequences,
                 max_waiting=len(arrivals) + 1,
             ),
-            num_blocks=machine.kv_tokens // machine.block_tokens,
+            num_blocks=machine.num_blocks,
             block_tokens=machine.block_tokens,
             context_tokens=machine.context_tokens,
             step_time=machine.step_time,
@@ -226,22 +213,23 @@ class _Load:
         self._predicted = predictions(arrivals, random.Random(seed))
         self._most = max_output_tokens or max((each.output_tokens for each in arrivals), default=1)
         self._next = 0
-        self._tenants = {name: number for number, name in enumerate(sorted({a.tenant for a in arrivals}))}
+        self._received_s: list[float] = []
 
     @property
     def next_arrival_s(self) -> float | None:
         """When the next request arrives; None: no more will."""
-        return self.served[self._next].arrival.at_s if self._next < len(self.served) else None
+        return self.served[self._next].arrival.arrival_s if self._next < len(self.served) else None
 
     def submit_due(self) -> None:
         """Submits what has arrived by now."""
         now_s = self.replica.clock.now_s
-        while self._next < len(self.served) and self.served[self._next].arrival.at_s <= now_s:
+        while self._next < len(self.served) and self.served[self._next].arrival.arrival_s <= now_s:
             self._submit(self._next, now_s)
+            self._received_s.append(now_s)
             self._next += 1
 
     def wait(self, result: StepResult, idle_steps: int) -> None:
-        """The engine waits on purpose: time passes until it asks for it, or until somebody arrives."""
+        """The engine waits on purpose: time passes until the instant that it names, or the next arrival."""
         clock = self.replica.clock
         instants = [at_s for at_s in (result.wait_until_s, self.next_arrival_s) if at_s is not None]
         if not instants or idle_steps > IDLE_STEPS:
@@ -264,13 +252,16 @@ class _Load:
                 served.last_s = now_s
                 served.emitted_tokens += len(delta.token_ids)
             if delta.outcome is not None:
+                served.started_s = self._received_s[int(delta.sequence_id)] + (
+                    delta.outcome.scheduled_s or 0.0
+                )
                 served.finish = delta.outcome.finish
                 served.preemptions = delta.outcome.preemptions
                 served.recomputed_tokens = delta.outcome.recomputed_tokens
                 served.cached_tokens = delta.outcome.cached_tokens
 
     def moment(self, result: StepResult, *, with_running: bool) -> Moment:
-        """Who had what in the step, and who waits."""
+        """Service by tenant in the step, and the tenants that wait."""
         table = self.replica.core.table
         running: dict[str, int] = {}
         kv_tokens: dict[str, int] = {}
@@ -298,7 +289,7 @@ class _Load:
         deadline_in_s = arrival.deadline_in_s
         if deadline_in_s is not None:
             # It arrived while a step ran: part of its time has passed.
-            deadline_in_s = max(1e-9, arrival.at_s + deadline_in_s - now_s)
+            deadline_in_s = max(1e-9, arrival.arrival_s + deadline_in_s - now_s)
         refused = self.replica.submit(
             Submit(
                 sequence_id=str(number),
@@ -319,15 +310,14 @@ class _Load:
         if refused is not None:
             raise ValueError(f"request {number} ({arrival}) was refused: {refused.message}")
 
-    def _prompt(self, arrival: Arrival, number: int) -> list[int]:
-        """Tokens that no other prompt begins with, after the part that its tenant's prompts share."""
+    def _prompt(self, arrival: SimulatedRequest, number: int) -> list[int]:
+        """Its prefix blocks, then tokens that no other prompt has there."""
         base = VOCABULARY - 1
-        shared = min(arrival.shared_tokens, arrival.input_tokens)
-        own = [1 + number // base**place % base for place in range(3)] + [1] * (arrival.input_tokens - shared)
-        common = [1 + (self._tenants[arrival.tenant] + 31 * arrival.prefix) % base] * shared
-        return (common + own)[: arrival.input_tokens]
+        blocks = [1 + block % base for block in arrival.prefix_blocks for _ in range(PREFIX_BLOCK_TOKENS)]
+        own = [1 + number // base**place % base for place in range(3)]
+        return (blocks + own + [1] * arrival.input_tokens)[: arrival.input_tokens]
 
 
-def tenants_of(arrivals: Collection[Arrival]) -> dict[str, float]:
+def tenants_of(arrivals: Collection[SimulatedRequest]) -> dict[str, float]:
     """Weight by tenant."""
     return {arrival.tenant: arrival.weight for arrival in arrivals}

@@ -1,18 +1,20 @@
-"""What do a gateway's queue and the engines behind it do with these requests, on virtual time?
+"""A gateway's queue and the engines behind it, on virtual time.
 
 The flow controller that serves, in front of any number of simulated replicas. The gateway decides whenever a
-request arrives or ends, and knows then what every replica has emitted by that instant. What a replica does
-between is its own affair: it takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`),
-and where a request reaches it in the middle of a run the run ends with the step under way.
+request arrives or ends, and knows then what every replica has emitted by that instant. Between
+decisions a replica takes steps one by one, or many at a time (`engine/virtual/fast_replica.py`); where a
+request reaches it in the middle of a run the run ends with the step under way.
 
-`runs=False` takes every step by itself: the plain loop, and the twin of the other.
+`runs=False` takes every step by itself: the plain loop, and the twin of the other. `stepwise=True` takes the
+steps of whole engine cores (`stepped_replica.py`), and the gateway decides after each.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.core.core import EngineConfig
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
@@ -28,6 +30,7 @@ from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from ops.simulate.figures.records import Records
 from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
+from ops.simulate.stepped_replica import SteppedReplica
 from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
 
 LOOKAHEAD_SEQUENCES = 2
@@ -68,15 +71,17 @@ class Member:
 
 @dataclass(slots=True)
 class PoolObserver:
-    """What is told after every decision; see `ops/simulate/figures/fairness.py`."""
+    """Hooks into a run; see `ops/simulate/figures/fairness.py`."""
 
     on_decision: Callable[[SimulatedPool], None] = lambda pool: None
     on_rows: Callable[[int], None] = lambda rows: None
     """Requests that have arrived or ended since, for a progress bar."""
     admits: Callable[[SimulatedPool, SimulatedRequest], bool] = lambda pool, request: True
-    """Whether a request that arrives, in the row that is the last one, gets in line; see `reach.py`."""
+    """Whether a request that arrives is queued; its row is the last one. See `admission.py`."""
     on_ended: Callable[[SimulatedPool, int], None] = lambda pool, row: None
     """An answer, by its row, is complete."""
+    on_event: Callable[[SimulatedPool], None] = lambda pool: None
+    """Before every decision; more requests may `arrive`."""
 
 
 class SimulatedPool:
@@ -94,7 +99,13 @@ class SimulatedPool:
         padded: bool = False,
         runs: bool = True,
         watch: PoolObserver | None = None,
+        stepwise: bool = False,
+        declared_tokens: int = DECLARED_TOKENS,
+        flow: Mapping[str, Any] | None = None,
     ) -> None:
+        """`stepwise`: replicas are whole engine cores (`SteppedReplica`), and the gateway decides after every
+        step. `declared_tokens`: `max_tokens` of requests, at least the answer's length. `flow`: further
+        options of the `FlowController`."""
         self.policy = policy
         self.machine = machine
         self.records = Records()
@@ -105,21 +116,27 @@ class SimulatedPool:
         self.queued: dict[str, int] = {}
         """Requests that wait in the gateway, by tenant."""
         self.emptied: set[str] = set()
-        """Tenants of whom nothing waited at some instant; whoever watches empties it."""
+        """Tenants that had no waiting request at some instant; the observer empties it."""
         self._predictions = predictions if predictions is not None else Learned()
         self._prefix_caching = prefix_caching
         self._runs = runs
+        self._padded = padded
+        self._stepwise = stepwise
+        self._declared_tokens = declared_tokens
         self._watch = watch or PoolObserver()
         self.flow = FlowController(
             make_policy(policy, options).order,
             ServiceCounters(),
-            max_queued=MOST_QUEUED,
-            max_queued_per_tenant=MOST_QUEUED,
-            queue_ttl_s=NEVER_S,
-            window=WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
-            log_records=1,
+            **{
+                "max_queued": MOST_QUEUED,
+                "max_queued_per_tenant": MOST_QUEUED,
+                "queue_ttl_s": NEVER_S,
+                "window": WindowRule(LOOKAHEAD_SEQUENCES, KV_WINDOW),
+                "log_records": 1,
+                **(flow or {}),
+            },
         )
-        config = EngineConfig(
+        self._config = EngineConfig(
             policy=policy,
             policy_options=options or PolicyOptions(),
             max_batched_tokens=machine.max_batched_tokens,
@@ -127,57 +144,60 @@ class SimulatedPool:
             max_waiting=MOST_QUEUED,
             prefix_caching=prefix_caching,
         )
-        self.members = [
-            Member(
-                number,
-                f"replica-{number}",
-                SimulatedReplica(
-                    config,
-                    machine.timing,
-                    make_shapes(padded=padded, keeps_rows=policy in KEEPS_ROWS),
-                    num_blocks=machine.num_blocks,
-                    block_tokens=machine.block_tokens,
-                    context_tokens=machine.context_tokens,
-                    step_time=machine.step_time,
-                ),
-                Replica(
-                    f"replica-{number}",
-                    machine.max_sequences,
-                    machine.num_blocks * machine.block_tokens,
-                    machine.step_time,
-                    machine.max_batched_tokens,
-                ),
-            )
-            for number in range(replicas)
-        ]
+        self.members = [self._member(number) for number in range(replicas)]
         self._by_id = {member.replica_id: member for member in self.members}
         self._sizes = [member.size for member in self.members]
         self._events: list[tuple[float, int, int]] = []
         """A heap of ends of steps and runs: instant, replica, ticket."""
         self._live: dict[str, tuple[int, SimulatedRequest]] = {}
         """Row and request of what has not ended, by entry id."""
+        self._arrivals: Iterator[SimulatedRequest] = iter(())
+        self._coming: SimulatedRequest | None = None
         self._emitted: dict[str, int] = {}
         """Of what runs: output tokens that `service` holds."""
+
+    def _member(self, number: int) -> Member:
+        machine, replica_id = self.machine, f"replica-{number}"
+        make = SteppedReplica if self._stepwise else SimulatedReplica
+        engine = make(
+            self._config,
+            machine.timing,
+            make_shapes(
+                padded=self._padded or machine.padded,
+                keeps_rows=machine.keeps_rows or self.policy in KEEPS_ROWS,
+            ),
+            num_blocks=machine.num_blocks,
+            block_tokens=machine.block_tokens,
+            context_tokens=machine.context_tokens,
+            step_time=machine.step_time,
+        )
+        size = Replica(
+            replica_id,
+            machine.max_sequences,
+            machine.num_blocks * machine.block_tokens,
+            machine.step_time,
+            machine.max_batched_tokens,
+        )
+        return Member(number, replica_id, engine, size)
 
     # ------------------------------------------------------------ the loop
 
     def run(self, requests: Iterable[SimulatedRequest], *, until_s: float = float("inf")) -> None:
         """Serves `requests` (in order of arrival) to their end, or until `until_s`. Raises `PoolStuck`."""
-        arrivals = iter(requests)
-        coming = next(arrivals, None)
+        self._arrivals = iter(requests)
+        self._coming = next(self._arrivals, None)
         events = self._events
         while True:
+            coming = self._coming
             while events and self.members[events[0][1]].ticket != events[0][2]:
                 heapq.heappop(events)
             arrival_s = coming.arrival_s if coming is not None else float("inf")
             end_s = events[0][0] if events else float("inf")
             if min(arrival_s, end_s) > until_s:
-                self.now_s = until_s
                 break
             if coming is not None and arrival_s <= end_s:
                 self.now_s = max(self.now_s, arrival_s)
                 self._decide(None, arriving=coming)
-                coming = next(arrivals, None)
             elif events:
                 self.now_s, number, _ = heapq.heappop(events)
                 self._end(self.members[number])
@@ -200,7 +220,13 @@ class SimulatedPool:
         if happened is not None:
             for sequence in happened.first:
                 self._first(sequence)
-            if happened.finished:
+            if happened.service is not None:
+                for tenant, had in happened.service.items():
+                    self._serve(
+                        tenant,
+                        had.computed_tokens * INPUT_TOKEN_COST + had.emitted_tokens * OUTPUT_TOKEN_COST,
+                    )
+            if happened.finished or self._stepwise:
                 self._decide(member, finished=happened.finished)
                 return
         self._begin(member)
@@ -212,14 +238,17 @@ class SimulatedPool:
         arriving: SimulatedRequest | None = None,
         finished: Iterable[Sequence] = (),
     ) -> None:
-        """The gateway hears of an arrival, or of answers that ended at `member`, and gives the turns there
-        are."""
+        """The gateway's decision after an arrival, or after answers that ended at `member`: dispatches what
+        may go."""
         if arriving is not None or len(self.flow):
             self._settle_emitted(member)
         for sequence in finished:
             self._finish(sequence)
         if arriving is not None:
-            self._arrive(arriving)
+            self.arrive(arriving)
+            # Before the turns: a source may look at the pool.
+            self._coming = next(self._arrivals, None)
+        self._watch.on_event(self)
         for turn in self.flow.dispatch(self.now_s, self._sizes):
             self._send(turn, member)
         self._watch.on_decision(self)
@@ -264,7 +293,8 @@ class SimulatedPool:
 
     # ------------------------------------------------------------ what the gateway does
 
-    def _arrive(self, request: SimulatedRequest) -> None:
+    def arrive(self, request: SimulatedRequest) -> None:
+        """A request arrives now; for `PoolObserver.on_event`."""
         row = self.records.arrive(request)
         self._watch.on_rows(1)
         machine = self.machine
@@ -290,25 +320,35 @@ class SimulatedPool:
             request.weight,
             high,
         )
-        ticket = Ticket(entry, 1, request.input_tokens + median, max_tokens=most)
+        ticket = Ticket(
+            entry,
+            1,
+            request.input_tokens + median,
+            max_tokens=most,
+            reserved_cost_per_s=request.reserved_cost_per_s,
+            prefix_hashes=request.prefix_hashes,
+        )
+        if self.flow.enqueue(ticket, self.now_s) is not None:
+            self.records.refused[row] = 1
+            return
         self._live[entry_id] = (row, request)
         self.queued[request.tenant] = self.queued.get(request.tenant, 0) + 1
-        full = self.flow.enqueue(ticket, self.now_s)
-        assert full is None, "the queue takes all of a simulation"
 
     def _most_tokens(self, request: SimulatedRequest) -> int:
         machine = self.machine
         room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
-        return max(request.output_tokens, min(DECLARED_TOKENS, room - request.input_tokens))
+        return max(request.output_tokens, min(self._declared_tokens, room - request.input_tokens))
 
     def _send(self, turn: Dispatch, cause: Member | None) -> None:
         entry = turn.ticket.entry
         row, request = self._live[entry.entry_id]
         self.records.dispatched_s[row] = self.now_s
+        self.records.displaced_tokens[row] = sum(each.kv_tokens for each in turn.displaced)
         self.queued[request.tenant] -= 1
         if not self.queued[request.tenant]:
             self.emptied.add(request.tenant)
         member = self._by_id[turn.replica_id]
+        self.records.replica[row] = member.number
         engine = member.engine
         if engine.in_run:
             steps = engine.steps_begun(self.now_s, at_now=_is_before(member, cause))
@@ -339,6 +379,8 @@ class SimulatedPool:
 
     def _prompt(self, request: SimulatedRequest, row: int) -> list[int]:
         """Token ids below 2^31: a block's id for each token of it; what no id covers is of this row alone."""
+        if request.prompt:
+            return list(request.prompt)
         if not self._prefix_caching:
             return [0] * request.input_tokens
         tokens: list[int] = []
@@ -354,7 +396,8 @@ class SimulatedPool:
         self.records.first_s[row] = self.now_s
         self.flow.progress(sequence.submit.sequence_id, 1, 1)
         self._emitted[sequence.submit.sequence_id] = 0
-        self._serve(request.tenant, sequence.computed_prompt_tokens * INPUT_TOKEN_COST)
+        if not self._stepwise:
+            self._serve(request.tenant, sequence.computed_prompt_tokens * INPUT_TOKEN_COST)
 
     def _finish(self, sequence: Sequence) -> None:
         entry_id = sequence.submit.sequence_id
@@ -364,8 +407,10 @@ class SimulatedPool:
         records.cached_tokens[row] = sequence.cached_tokens
         records.preemptions[row] = sequence.preemptions
         records.recomputed_tokens[row] = sequence.recomputed_tokens
-        emitted = sequence.emitted_tokens
-        self._serve(request.tenant, (emitted - self._emitted.pop(entry_id)) * OUTPUT_TOKEN_COST)
+        records.set_back[row] = sequence.times_set_back
+        emitted, known = sequence.emitted_tokens, self._emitted.pop(entry_id)
+        if not self._stepwise:
+            self._serve(request.tenant, (emitted - known) * OUTPUT_TOKEN_COST)
         self.flow.finish(entry_id, sequence.computed_prompt_tokens, emitted, self.now_s)
         self._predictions.ended(request)
         self._watch.on_ended(self, row)
@@ -375,13 +420,12 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, cause: Member | None) -> None:
-        """Tells the flow controller of all output beyond its prediction: what lies below is charged
-        already."""
+        """Reports output beyond its prediction to the flow controller: what lies below is charged already."""
         progress = self.flow.progress
         for member in self.members:
             engine = member.engine
             ahead = 0
-            """Of what the books of the engine say, not emitted yet (negative: emitted and not in them)."""
+            """Tokens in the engine's sequences, not emitted yet (negative: emitted and not in them)."""
             if engine.in_run:
                 ahead = -engine.steps_ended(self.now_s, at_now=_is_before(member, cause))
             elif member.is_busy:
@@ -411,7 +455,7 @@ _OWN_TOKENS = 1 << 30
 
 
 def _is_before(member: Member, cause: Member | None) -> bool:
-    """Whether, of two things at one instant, the member's own comes before the cause of a decision: arrivals
+    """Whether, of two events at one instant, the member's own comes before the cause of a decision: arrivals
     come first, then replicas by number."""
     return cause is not None and member.number < cause.number
 

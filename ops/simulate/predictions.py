@@ -1,7 +1,9 @@
-"""How long does the gateway take an answer to become, when its request arrives?"""
+"""Predictions of output lengths on arrival."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.entry import QueueEntry
@@ -13,7 +15,7 @@ HIGH = 0.9
 
 
 class Predictions(Protocol):
-    """Told of every answer that ends."""
+    """Predicts outputs, and learns from answers that end."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """Median and 90th percentile of the output, in tokens."""
@@ -56,19 +58,23 @@ class Exact:
         """Nothing to learn."""
 
 
-class Alike:
+@dataclass(frozen=True, slots=True)
+class Constant:
     """The same for all: no forecast."""
 
+    median_tokens: int = 64
+    high_tokens: int = 512
+
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
-        """64 and 512 tokens."""
-        return 64, 512
+        """See `Predictions`."""
+        return self.median_tokens, self.high_tokens
 
     def ended(self, request: SimulatedRequest) -> None:
         """Nothing is learned."""
 
 
-PREDICTIONS: dict[str, type[Learned] | type[Exact] | type[Alike]] = {
+PREDICTIONS: dict[str, Callable[[], Predictions]] = {
     "learned": Learned,
     "exact": Exact,
-    "none": Alike,
+    "none": Constant,
 }

@@ -1,4 +1,4 @@
-"""How do several policies serve the very same requests?"""
+"""Runs several policies on the very same requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Who asks for what, and who serves it. Raises ValueError for numbers that make no sense."""
+    """Requests and the replicas that serve them. Raises ValueError for numbers that make no sense."""
 
     source: Source
     machine: Machine
@@ -37,7 +37,7 @@ class Scenario:
     padded: bool = False
     """Shapes are padded, as on devices that know no ragged batches."""
     claims: dict[str, str] = field(default_factory=dict)
-    """What somebody published of such a scenario, by policy, to print beside it."""
+    """Published results of such a scenario, by policy, to print beside it."""
     shortfall: Shortfall | None = None
     """What is added to simulated times; None: nothing."""
 

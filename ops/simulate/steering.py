@@ -1,8 +1,8 @@
-"""How does the control loop fare at a simulated pool?
+"""The control loop on a simulated pool.
 
 The loop that serves (`gateway/flow/control_rules.py`), with the knobs of the queue and of admission, looks at
-the virtual pool as often as at a real one. What engines and clients would tell it is read off the records and
-the schedulers.
+the simulated pool as often as at a real one. What engines and clients would report is read from the records
+and the schedulers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from engine.step_time.model import predict_step_s
 from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observation
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.statistics import RecentShare
+from ops.simulate.admission import SimulatedAdmission
 from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import PoolObserver, SimulatedPool
-from ops.simulate.reach import Reach
 
 KEPT_LENGTHS = 500
 """Last answers that the spread of lengths is taken of."""
 
 
 class Steering:
-    """For one run; `watch` is what the pool tells."""
+    """For one run; `watch` goes to the pool."""
 
     def __init__(self, mode: ControlMode, slo: SloLimits) -> None:
-        self.reach = Reach(slo)
-        """Who is admitted: looked at by whoever lets requests in, turned by the loop."""
+        self.admission = SimulatedAdmission(slo)
+        """Admission, which the loop makes stricter or looser."""
         self._mode = mode
         self._slo = slo
         self._control: Control | None = None
@@ -44,8 +44,8 @@ class Steering:
 
     @property
     def watch(self) -> PoolObserver:
-        """The loop, and whoever lets requests in."""
-        return PoolObserver(self.look, admits=self.reach.admits, on_ended=self.reach.ended)
+        """Hooks of the loop and of admission."""
+        return PoolObserver(self.look, admits=self.admission.admits, on_ended=self.admission.ended)
 
     @property
     def moves(self) -> list[Move]:
@@ -61,7 +61,7 @@ class Steering:
             self._setters = {
                 **queue_setters(pool.flow),
                 Knob.TOKEN_BUDGET: partial(_set_token_budget, pool),
-                Knob.ADMISSION: partial(setattr, self.reach, "strictness"),
+                Knob.ADMISSION: partial(setattr, self.admission, "strictness"),
             }
             rests = {Knob.LOOKAHEAD: pool.flow.window.lookahead_sequences}
             self._control = Control(self._mode, bounds_of(self._mode, self._setters, rests))
@@ -74,7 +74,7 @@ class Steering:
         arrived = len(records) - self._rows
         self._open += range(self._rows, len(records))
         self._rows = len(records)
-        # Of those refused no target is kept or missed: a gateway's attainment is of whoever got in line.
+        # A refused request neither meets nor misses a target: attainment is of queued requests.
         ended = [row for row in self._open if records.last_s[row] >= 0]
         self._open = [row for row in self._open if records.last_s[row] < 0 and not records.refused[row]]
         for row in ended:
@@ -94,8 +94,8 @@ class Steering:
             attainment=self._attainment.value,
             queued=len(pool.flow),
             evictions=evictions,
-            expected_late=self.reach.expected_late.value or 0.0,
-            mistaken=self.reach.mistaken.value or 0.0,
+            expected_late=self.admission.expected_late.value or 0.0,
+            mistaken=self.admission.mistaken.value or 0.0,
         )
 
     def _quantiles(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How many requests a second does each policy sustain, on each trace?
+"""Sustained load of each policy on each trace.
 
 Goodput as DistServe (OSDI 2024) defines it: the highest rate at which a stated share of all submitted
 requests meets the SLO. The trace keeps its shape: all its gaps are stretched or shrunk alike. Found by

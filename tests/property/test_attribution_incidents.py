@@ -16,11 +16,14 @@ import pytest
 
 from engine.step_time.model import PRIOR
 from gateway.explain.attribution import Cause, Metric, RequestFacts, judge
-from ops.simulate.step_pool import PoolMachine, PoolRequest
+from ops.simulate.machines.machines import profile_machine
+from ops.simulate.traffic.requests import SimulatedRequest
 from tests.support.incident_pool import IncidentPool, Reader
 
 SHARE = 0.95
-MACHINE = PoolMachine(PRIOR, max_sequences=8, max_batched_tokens=256, num_blocks=4096, context_tokens=40_000)
+MACHINE = profile_machine(
+    "prior", PRIOR, max_sequences=8, max_batched_tokens=256, kv_tokens=65_536, context_tokens=40_000
+)
 """About 2,500 tokens a second at full batch."""
 
 
@@ -33,16 +36,20 @@ def _stream(
     *,
     tier: int = 1,
     seed: int = 0,
-) -> list[PoolRequest]:
+) -> list[SimulatedRequest]:
     """Arrivals at random, of about the same size."""
     draw = random.Random(f"{tenant} {seed}")
-    requests: list[PoolRequest] = []
+    requests: list[SimulatedRequest] = []
     at_s = start_s + draw.expovariate(per_s)
     while at_s < end_s:
         scale = draw.uniform(0.7, 1.3)
         requests.append(
-            PoolRequest(
-                at_s, tenant, max(1, round(tokens[0] * scale)), max(1, round(tokens[1] * scale)), tier
+            SimulatedRequest(
+                at_s,
+                tenant,
+                max(1, round(tokens[0] * scale)),
+                max(1, round(tokens[1] * scale)),
+                tier=tier,
             )
         )
         at_s += draw.expovariate(per_s)
@@ -53,7 +60,7 @@ def _stream(
 class Incident:
     """What is sent, what goes wrong, and whose misses must have which cause."""
 
-    requests: Callable[[], list[PoolRequest]]
+    requests: Callable[[], list[SimulatedRequest]]
     expected: Callable[[RequestFacts, Metric], Cause]
     targets: dict[Metric, float]
     at_least: int
@@ -66,7 +73,7 @@ class Incident:
 
     def verdicts(self) -> list[tuple[RequestFacts, Metric, Cause, Cause]]:
         """(request, metric, cause found, cause expected) of every miss."""
-        pool = IncidentPool(MACHINE, policy=self.policy, readers=self.readers, limited_s=self.limited_s)
+        pool = IncidentPool(self.policy, MACHINE, self.readers, self.limited_s)
         facts = pool.live_through(self.requests(), kill_s=self.kill_s, down_s=self.down_s)
         assert len(facts) == len(self.requests())
         missed = [
@@ -82,7 +89,7 @@ class Incident:
         ]
 
 
-def _calm() -> list[PoolRequest]:
+def _calm() -> list[SimulatedRequest]:
     """A third of what the engine can do, of five tenants."""
     return [
         request
@@ -117,7 +124,7 @@ INCIDENTS = {
     ),
     # Two hundred tenants with one request each come at once: nobody has a backlog of its own.
     "flooded by many": Incident(
-        lambda: [PoolRequest(1.0 + number / 1000, f"crowd-{number}", 64, 48) for number in range(200)],
+        lambda: [SimulatedRequest(1.0 + number / 1000, f"crowd-{number}", 64, 48) for number in range(200)],
         _by_tenant({}, Cause.CAPACITY),
         {Metric.TTFT: 1.0, Metric.E2E: 2.0},
         at_least=100,
@@ -140,8 +147,8 @@ INCIDENTS = {
     "one giant": Incident(
         lambda: (
             _calm()
-            + [PoolRequest(2.0 + 3 * number, "giant", 12_000, 20) for number in range(3)]
-            + [PoolRequest(2.5 + 3 * number, "novel", 64, 1500) for number in range(3)]
+            + [SimulatedRequest(2.0 + 3 * number, "giant", 12_000, 20) for number in range(3)]
+            + [SimulatedRequest(2.5 + 3 * number, "novel", 64, 1500) for number in range(3)]
         ),
         _giants,
         {Metric.TTFT: 1.0, Metric.E2E: 2.0},
@@ -149,7 +156,7 @@ INCIDENTS = {
     ),
     # A tenant sends forty at once, beside others that have what they need.
     "own backlog": Incident(
-        lambda: _calm() + [PoolRequest(3.0 + number / 1000, "eager", 64, 48) for number in range(80)],
+        lambda: _calm() + [SimulatedRequest(3.0 + number / 1000, "eager", 64, 48) for number in range(80)],
         _by_tenant({"eager": Cause.QUOTA}, Cause.SCHEDULING),
         {Metric.TTFT: 1.0, Metric.E2E: 1.5},
         at_least=40,

@@ -11,7 +11,9 @@ import pytest
 
 from ops.bench.fairness import few_places
 from ops.bench.fairness import virtual as fairness_virtual
-from ops.simulate.step_pool import PoolRequest, VirtualPool
+from ops.simulate.pool import PoolObserver, SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
 pytestmark = pytest.mark.long
 
@@ -58,35 +60,36 @@ def test_jain_index_is_one_for_all_alike_and_one_nth_for_one_who_has_all() -> No
     assert fairness_virtual.jain_index([0.0, 0.0]) == 1.0
 
 
-def full_of_batch() -> VirtualPool:
+def full_of_batch(watch: PoolObserver | None = None) -> SimulatedPool:
     """An engine all of whose places decode batch streams, and more of them wait."""
-    pool = VirtualPool(fairness_virtual.MACHINE)
-    requests = [PoolRequest(0.0, "night", 40, 150 + number, BATCH) for number in range(60)]
+    pool = fairness_virtual.fair_pool("vtc", fairness_virtual.MACHINE, Exact(), watch=watch)
+    requests = [SimulatedRequest(0.0, "night", 40, 150 + number, tier=BATCH) for number in range(60)]
     pool.run(requests, until_s=1.0)
     assert pool.flow.num_in_flight == pool.machine.max_sequences + 2
     return pool
 
 
 def test_an_interactive_request_starts_within_two_steps_of_an_engine_full_of_batch() -> None:
-    pool = full_of_batch()
-    engine = pool.engines["replica-0"]
+    observer = PoolObserver()
+    pool = full_of_batch(observer)
+    engine = pool.members[0].engine
     preemptions = engine.core.table.preemptions
     at_s = pool.now_s + 1e-6
-    record_at = len(pool.served)
+    records, day = pool.records, len(pool.records)
     steps: list[int] = []
 
-    def watch(pool: VirtualPool) -> None:
-        if len(pool.served) > record_at and pool.served[record_at].first_s < 0:
+    def watch(pool: SimulatedPool) -> None:
+        if len(records) > day and records.first_s[day] < 0:
             steps.append(engine.core.snapshot("").step)
 
-    pool.run([PoolRequest(at_s, "day", 40, 20, INTERACTIVE)], until_s=at_s + 60.0, on_time=watch)
-    day = pool.served[record_at]
+    observer.on_event = watch
+    pool.run([SimulatedRequest(at_s, "day", 40, 20, tier=INTERACTIVE)], until_s=at_s + 60.0)
     # The step under way when it came, and the one that computes its prompt.
     assert len(set(steps)) <= 2
-    assert 0 < day.first_s - day.request.at_s < 0.1
-    assert day.displaced_tokens > 0
+    assert 0 < records.ttft_s(day) < 0.1
+    assert records.displaced_tokens[day] > 0
     assert engine.core.table.preemptions == preemptions, "paused, and no block freed"
-    assert all(each.ended_s > 0 for each in pool.served), "the displaced ones went on"
+    assert all(last_s > 0 for last_s in records.last_s), "the displaced ones went on"
 
 
 def test_a_jump_changes_nobodys_service() -> None:
@@ -96,10 +99,11 @@ def test_a_jump_changes_nobodys_service() -> None:
         pool = full_of_batch()
         rng = random.Random(3)
         requests = [
-            PoolRequest(1.5 + rng.random() * 3, "day", 40, 20, INTERACTIVE) for _ in range(40 if jumps else 0)
+            SimulatedRequest(1.5 + rng.random() * 3, "day", 40, 20, tier=INTERACTIVE)
+            for _ in range(40 if jumps else 0)
         ]
-        pool.run(sorted(requests, key=lambda each: each.at_s))
+        pool.run(sorted(requests, key=lambda each: each.arrival_s))
         costs[jumps] = {flow.tenant_id: flow.service_cost for flow in pool.flow.tenants()}
-        assert sum(each.displaced_tokens > 0 for each in pool.served) == len(requests)
+        assert sum(tokens > 0 for tokens in pool.records.displaced_tokens) == len(requests)
     assert costs[True]["night"] == costs[False]["night"] == sum(40 + 2 * (150 + n) for n in range(60))
     assert costs[True]["day"] == 40 * (40 + 2 * 20)

@@ -1,4 +1,4 @@
-"""Each kind of policy wins where it should, and loses where it should.
+"""Strengths and weaknesses of each kind of policy.
 
 Small versions of the benchmarks of `fairgate bench policies`: virtual time, fixed seeds, few requests.
 Each test also shows that its case was met: that there was a queue, a flood, padding, a preemption.
@@ -29,7 +29,8 @@ from ops.bench.policies.workloads import (
     unlike_prompts,
 )
 from ops.simulate.engine_run import EngineRun, run_load, tenants_of
-from ops.simulate.traffic.arrivals import Arrival, all_at_once, exact, shuffled
+from ops.simulate.traffic.arrivals import all_at_once, exact, shuffled
+from ops.simulate.traffic.requests import SimulatedRequest
 
 SEED = 7
 OVERLOAD_S = 90.0
@@ -85,7 +86,7 @@ def test_a_window_catches_the_clump_that_a_static_batch_misses() -> None:
 def gap_over_bound(policy: str) -> float:
     """The largest service difference of the two clients of the published overload, over 2U."""
     setting = PUBLISHED["overload"]
-    arrivals = [each for each in setting.arrivals(SEED) if each.at_s < OVERLOAD_S]
+    arrivals = [each for each in setting.arrivals(SEED) if each.arrival_s < OVERLOAD_S]
     weights = tenants_of(arrivals)
     run = run_load(policy, arrivals, A10G_LLAMA_2_7B, until_s=OVERLOAD_S, watch=True)
     both = sum(moment.backlogged == set(weights) for moment in run.moments)
@@ -101,7 +102,7 @@ def test_service_of_backlogged_tenants_stays_together_in_an_overload(policy: str
 
 
 def test_short_requests_do_not_feel_long_prompts_when_their_tier_goes_first() -> None:
-    arrivals = at_load([each for each in long_prompts(SEED) if each.at_s < 40], 0.6, LONG_CONTEXT)
+    arrivals = at_load([each for each in long_prompts(SEED) if each.arrival_s < 40], 0.6, LONG_CONTEXT)
     tiers = [replace(each, tier=0 if each.kind == "short" else 1) for each in arrivals]
     alone = run_load("fcfs", [each for each in arrivals if each.kind == "short"], LONG_CONTEXT)
     fcfs = run_load("fcfs", arrivals, LONG_CONTEXT)
@@ -154,7 +155,7 @@ def test_tokens_match_weights_when_more_sequences_run_than_slots() -> None:
 def test_every_policy_serves_every_request_of_a_busy_hour() -> None:
     rng = random.Random(SEED)
     arrivals = [
-        Arrival(
+        SimulatedRequest(
             number * 0.3, f"tenant-{number % 3}", rng.randint(8, 900), rng.randint(1, 60), tier=number % 2
         )
         for number in range(50)

@@ -1,4 +1,4 @@
-"""Steps taken many at a time give what steps taken one by one give.
+"""Runs of steps give what the same steps give one by one.
 
 Three ways through the same requests: a pool that takes runs, its twin that does not, and for one replica the
 core of a real engine on a virtual clock. They must agree on every instant to the last bit, on who was served

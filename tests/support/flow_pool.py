@@ -1,6 +1,6 @@
 """The flow controller in front of an ideal engine.
 
-The real controller; the engine is a few places that each serve so many cost tokens a second, the highest rank
+The real controller; the engine is a few places that each serve `rate` cost tokens a second, the highest rank
 first, a displaced request going on later. Time is virtual and nothing is random but what a test makes so.
 """
 

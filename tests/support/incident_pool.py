@@ -1,26 +1,26 @@
-"""Incidents on purpose, on virtual time, and their effect on each request.
+"""A simulated pool with incidents: a killed engine, slow readers, requests that waited for their limits.
 
-A `VirtualPool` (the real controller, real engine cores) in which an engine can be killed, a reader can be
-slow, and a request may have waited for its tenant's limits before it came. It keeps the load as the gateway
-does, and knows of every request what the gateway knows at its end.
+It keeps the load as the gateway does, and knows of every request what the gateway knows at its end.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.core.core import EngineConfig
-from engine.messages import Refused, Submit
-from engine.virtual.replica import VirtualReplica
+from engine.messages import Submit
+from engine.sequence import Sequence, SequenceStatus
 from gateway.domain.outcomes import RequestOutcome
 from gateway.explain.attribution import RequestFacts
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
-from ops.simulate.step_pool import PoolRequest, PoolServed, VirtualPool
+from ops.simulate.machines.machines import Machine
+from ops.simulate.pool import Member, PoolObserver, SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
 TICK_S = 0.05
 """How often readers read."""
@@ -28,7 +28,7 @@ TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Takes so many tokens a second, and `buffer_tokens` may wait for it."""
+    """Takes `tokens_per_s`; up to `buffer_tokens` may wait for it."""
 
     tokens_per_s: float
     buffer_tokens: int
@@ -37,88 +37,75 @@ class Reader:
 @dataclass(slots=True)
 class _Reading:
     reader: Reader
-    sequence_id: str
-    replica_id: str
+    row: int
     tokens: int
     lease_tokens: int
-    began_s: float = -1.0
     rests_since_s: float = -1.0
     stalled_s: float = 0.0
 
 
-@dataclass
-class IncidentPool(VirtualPool):
-    """One replica unless it is told otherwise."""
+class IncidentPool(SimulatedPool):
+    """One replica. `readers`: slow ones, by tenant. `limited_s`: by tenant, how long its requests waited for
+    its limits before they came."""
 
-    readers: dict[str, Reader] = field(default_factory=dict)
-    """Slow ones, by tenant."""
-    limited_s: dict[str, float] = field(default_factory=dict)
-    """By tenant: so long its requests waited for its limits before they came."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self, policy: str, machine: Machine, readers: Mapping[str, Reader], limited_s: Mapping[str, float]
+    ) -> None:
+        super().__init__(
+            policy,
+            machine,
+            predictions=Exact(),
+            prefix_caching=False,
+            watch=PoolObserver(on_event=lambda pool: self._read()),
+            stepwise=True,
+            declared_tokens=0,
+        )
         self.log = LoadLog()
         self.facts: list[RequestFacts] = []
+        self._readers = readers
+        self._limited_s = limited_s
         self._reading: dict[str, _Reading] = {}
-        self._lengths: dict[str, int] = {}
-        for replica_id in self.engines:
-            self._open_door(replica_id)
-        self._all_sizes = list(self.sizes)
-        self.log.serving(0.0, len(self.sizes))
+        self._limit_leases(self.members[0])
+        self.log.serving(0.0, 1)
 
     def as_machine(self) -> FluidMachine:
         """As attribution sees it."""
         machine = self.machine
         return FluidMachine(
-            machine.step_time,
-            machine.max_sequences,
-            machine.max_batched_tokens,
-            machine.kv_tokens,
-            self.replicas,
+            machine.step_time, machine.max_sequences, machine.max_batched_tokens, machine.kv_tokens, 1
         )
 
     # ------------------------------------------------------------ time
 
     def live_through(
-        self, requests: Iterable[PoolRequest], *, kill_s: float | None = None, down_s: float = 0.0
+        self, requests: Iterable[SimulatedRequest], *, kill_s: float | None = None, down_s: float = 0.0
     ) -> list[RequestFacts]:
-        """Serves them all to their end; at `kill_s` the first replica dies, and is back after `down_s`."""
-        events: list[tuple[float, int, object]] = [
-            (request.at_s, number, request) for number, request in enumerate(requests)
-        ]
-        if kill_s is not None:
-            events += [(kill_s, -2, "kill"), (kill_s + down_s, -1, "back")]
-        heapq.heapify(events)
+        """Serves them all to their end; at `kill_s` the replica dies, and is back after `down_s`."""
+        pending = deque(sorted(requests, key=lambda request: request.arrival_s))
+        incidents = deque([] if kill_s is None else [(kill_s, self._kill), (kill_s + down_s, self._restart)])
         next_tick_s = TICK_S
-        while events or self._records:
-            event_s = events[0][0] if events else float("inf")
-            step_s = self._steps[0][0] if self._steps else float("inf")
-            self.now_s = min(event_s, step_s, next_tick_s)
-            if self.now_s == step_s:
-                _, _, replica_id, result = heapq.heappop(self._steps)
-                self._stepping.discard(replica_id)
-                self._collect(result)
-            elif self.now_s == event_s:
-                what = heapq.heappop(events)[2]
-                if isinstance(what, PoolRequest):
-                    self.arrive(what)
-                elif what == "kill":
-                    self._kill()
-                else:
-                    self._restart()
-            else:
+        while pending or self._live or incidents:
+            until_s = min(next_tick_s, incidents[0][0]) if incidents else next_tick_s
+            due = []
+            while pending and pending[0].arrival_s <= until_s:
+                due.append(pending.popleft())
+            self.run(due, until_s=until_s)
+            self.now_s = until_s
+            if incidents and incidents[0][0] == until_s:
+                incidents.popleft()[1]()
+            if until_s == next_tick_s:
                 next_tick_s += TICK_S
-            self._read()
-            self.pump()
+            self._decide(None)
         return self.facts
 
     # ------------------------------------------------------------ what the gateway notes
 
-    def arrive(self, request: PoolRequest) -> PoolServed:
-        record = super().arrive(request)
-        assert not record.refused
+    def arrive(self, request: SimulatedRequest) -> None:
+        super().arrive(request)
+        row = len(self.records) - 1
+        assert not self.records.refused[row]
         self.log.arrived(
-            str(len(self.served)),
+            str(row),
             request.tenant,
             request.tier,
             request.weight,
@@ -126,26 +113,21 @@ class IncidentPool(VirtualPool):
             request.input_tokens,
             request.output_tokens,
         )
-        return record
 
-    def _collect(self, result: object) -> None:
-        before = dict(self._records)
-        super()._collect(result)  # type: ignore[arg-type]
-        for entry_id in before.keys() - self._records.keys():
-            self._ended(entry_id, before[entry_id], RequestOutcome.COMPLETED)
+    def _finish(self, sequence: Sequence) -> None:
+        entry_id = sequence.sequence_id
+        _, request = self._live[entry_id]
+        super()._finish(sequence)
+        self._ended(entry_id, request, RequestOutcome.COMPLETED)
 
-    def _ended(self, entry_id: str, record: PoolServed, outcome: RequestOutcome) -> None:
-        request = record.request
+    def _ended(self, entry_id: str, request: SimulatedRequest, outcome: RequestOutcome) -> None:
         is_complete = outcome is RequestOutcome.COMPLETED
         self.log.ended(
-            entry_id,
-            self.now_s,
-            request.input_tokens,
-            0,
-            request.output_tokens,
-            is_complete=is_complete,
+            entry_id, self.now_s, request.input_tokens, 0, request.output_tokens, is_complete=is_complete
         )
         reading = self._reading.pop(entry_id, None)
+        first_s = self.records.first_s[int(entry_id)]
+        limited_s = self._limited_s.get(request.tenant, 0.0)
         self.facts.append(
             RequestFacts(
                 Job(
@@ -153,55 +135,53 @@ class IncidentPool(VirtualPool):
                     request.tenant,
                     request.tier,
                     request.weight,
-                    request.at_s,
+                    request.arrival_s,
                     request.input_tokens,
                     request.output_tokens,
                 ),
-                arrived_s=request.at_s - self.limited_s.get(request.tenant, 0.0),
+                arrived_s=request.arrival_s - limited_s,
                 outcome=outcome,
-                first_token_s=record.first_s if record.first_s >= 0 else None,
+                first_token_s=first_s if first_s >= 0 else None,
                 last_token_s=self.now_s if is_complete else None,
                 ended_s=self.now_s,
-                limited_s=self.limited_s.get(request.tenant, 0.0),
+                limited_s=limited_s,
                 stalled_s=reading.stalled_s if reading is not None else 0.0,
             )
         )
 
     # ------------------------------------------------------------ slow readers
 
-    def _open_door(self, replica_id: str) -> None:
-        """Whoever reads slowly gets its lease bit by bit, as the engine's client does it."""
-        engine = self.engines[replica_id]
-        submit = engine.submit
+    def _limit_leases(self, member: Member) -> None:
+        """A slow reader gets its lease bit by bit, as the engine's client does it."""
+        submit = member.engine.submit
 
-        def guarded(
-            wanted: Submit, *, output_tokens: int | None = None, gateway_id: str = "virtual"
-        ) -> Refused | None:
-            reader = self.readers.get(wanted.tenant_id)
+        def limited(wanted: Submit, output_tokens: int) -> None:
+            reader = self._readers.get(wanted.tenant_id)
             if reader is not None:
-                tokens = wanted.lease_tokens
-                wanted = replace(wanted, lease_tokens=min(tokens, reader.buffer_tokens))
+                lease_tokens = min(output_tokens, reader.buffer_tokens)
+                wanted = replace(wanted, lease_tokens=lease_tokens)
                 self._reading[wanted.sequence_id] = _Reading(
-                    reader, wanted.sequence_id, replica_id, tokens, wanted.lease_tokens
+                    reader, int(wanted.sequence_id), output_tokens, lease_tokens
                 )
-            return submit(wanted, output_tokens=output_tokens, gateway_id=gateway_id)
+            submit(wanted, output_tokens)
 
-        engine.submit = guarded  # type: ignore[method-assign]
+        member.engine.submit = limited  # type: ignore[method-assign]
 
     def _read(self) -> None:
+        member = self.members[0]
         for entry_id, reading in self._reading.items():
-            emitted = self._emitted.get(entry_id, 0)
-            if reading.began_s < 0 and emitted:
-                reading.began_s = self.now_s
-            if emitted >= reading.lease_tokens and reading.rests_since_s < 0:
-                reading.rests_since_s = self.now_s
-            if reading.began_s < 0:
+            began_s = self.records.first_s[reading.row]
+            sequence = member.engine.table.sequences.get(entry_id)
+            if began_s < 0 or sequence is None:
                 continue
-            read = int((self.now_s - reading.began_s) * reading.reader.tokens_per_s)
+            is_ahead = member.is_busy and sequence.state is SequenceStatus.RUNNING
+            if sequence.emitted_tokens - is_ahead >= reading.lease_tokens and reading.rests_since_s < 0:
+                reading.rests_since_s = self.now_s
+            read = int((self.now_s - began_s) * reading.reader.tokens_per_s)
             lease = min(reading.tokens, reading.reader.buffer_tokens + read)
             if lease > reading.lease_tokens:
                 reading.lease_tokens = lease
-                self.engines[reading.replica_id].core.top_up(reading.sequence_id, lease)
+                member.engine.core.top_up(entry_id, lease)
                 if reading.rests_since_s >= 0:
                     reading.stalled_s += self.now_s - reading.rests_since_s
                     reading.rests_since_s = -1.0
@@ -209,34 +189,24 @@ class IncidentPool(VirtualPool):
     # ------------------------------------------------------------ a dead engine
 
     def _kill(self) -> None:
-        """Everything on the first replica is lost with it."""
-        replica_id = next(iter(self.engines))
-        del self.engines[replica_id]
-        self._steps = [step for step in self._steps if step[2] != replica_id]
-        heapq.heapify(self._steps)
-        self._stepping.discard(replica_id)
-        self.sizes = [size for size in self.sizes if size.replica_id != replica_id]
-        self.log.serving(self.now_s, len(self.sizes))
-        for entry_id, record in list(self._records.items()):
-            if record.replica_id == replica_id:
-                del self._records[entry_id]
-                self.flow.finish(entry_id, 0, self._emitted.pop(entry_id, 0), self.now_s)
-                self._ended(entry_id, record, RequestOutcome.ENGINE_LOST)
+        """All that is on the replica is lost with it."""
+        member = self.members[0]
+        member.is_busy = True
+        member.ticket += 1
+        self._sizes.clear()
+        self.log.serving(self.now_s, 0)
+        for entry_id, (row, request) in list(self._live.items()):
+            if self.records.dispatched_s[row] >= 0:
+                del self._live[entry_id]
+                sequence = member.engine.table.sequences.get(entry_id)
+                emitted = sequence.emitted_tokens if sequence is not None else 0
+                self.flow.finish(entry_id, 0, emitted, self.now_s)
+                self._ended(entry_id, request, RequestOutcome.ENGINE_LOST)
 
     def _restart(self) -> None:
-        machine = self.machine
-        replica_id = self._all_sizes[0].replica_id
-        self.engines[replica_id] = VirtualReplica(
-            EngineConfig(
-                policy=self.policy,
-                max_sequences=machine.max_sequences,
-                max_batched_tokens=machine.max_batched_tokens,
-            ),
-            num_blocks=machine.num_blocks,
-            block_tokens=machine.block_tokens,
-            context_tokens=machine.context_tokens,
-            step_time=machine.step_time,
-        )
-        self._open_door(replica_id)
-        self.sizes = [*self._all_sizes]
-        self.log.serving(self.now_s, len(self.sizes))
+        member = self._member(0)
+        member.idle_since_s = member.engine.now_s = self.now_s
+        self.members[0] = self._by_id[member.replica_id] = member
+        self._sizes.append(member.size)
+        self._limit_leases(member)
+        self.log.serving(self.now_s, 1)

@@ -1,4 +1,4 @@
-"""Gateway and engine on a virtual clock.
+"""A gateway's queue and an engine on a virtual clock.
 
 The real flow controller in front of a real engine core; only the model's arithmetic and the passing of time
 are virtual. Used by the tests of fairness and of forecasts.
@@ -57,7 +57,7 @@ class Done:
 
 
 class VirtualGateway:
-    """One gateway, one engine, no network. `on_end` is told of every job that ends, and may add others."""
+    """One gateway, one engine, no network. `on_end` gets every job that ends, and may add others."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Tenants' streams from the lifecycle to the engine, on a virtual clock.
 
-The real lifecycle, books, ledger, quota store and queue in front of a real engine core; only the model's
+The real lifecycle, holds, ledger, quota store and queue in front of a real engine core; only the model's
 arithmetic and the passing of time are virtual. Time stands still while the gateway works: it moves with the
-engine's steps and, when there is nothing to compute, to the moment that somebody sleeps until.
+engine's steps and, when there is nothing to compute, to the next instant that a task sleeps until.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Watched:
 
 
 class CoreUpstream:
-    """An engine core as an upstream: commands at once, deltas with the step that made them."""
+    """An engine core as an upstream: commands immediately, deltas with the step that made them."""
 
     replica_id = "engine-0"
     is_up = True
@@ -233,7 +233,7 @@ class VirtualStreams:
                     stream = self.streams[delta.sequence_id.rpartition(".")[0]]
                     stream.came_s += [self.clock()] * len(delta.token_ids)
             else:
-                assert self._sleepers, f"nothing runs and nobody waits for a time: {self._stuck()}"
+                assert self._sleepers, f"nothing runs and no task waits for a time: {self._stuck()}"
                 self.clock.advance(max(0.0, self._sleepers[0][0] - self.clock()))
             self.on_step()
             while self._sleepers and self._sleepers[0][0] <= self.clock():

@@ -18,9 +18,10 @@ from engine.scheduling.policy import Policy, make_policy
 from ops.bench.engine.workload import SHIPPED_WORKLOAD, load_workload, sample_workload
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
 from ops.reporting import table
-from ops.simulate.engine_run import EngineMachine, EngineRun, run_load
+from ops.simulate.engine_run import EngineRun, run_load
 from ops.simulate.figures.figures import percentile
-from ops.simulate.traffic.arrivals import Arrival
+from ops.simulate.machines.machines import Machine
+from ops.simulate.traffic.requests import SimulatedRequest
 
 MACHINE = A100_LLAMA_3_8B
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096)
@@ -39,7 +40,7 @@ TENANTS = 4
 def run(
     policy: str = "vtc",
     *,
-    machine: EngineMachine = MACHINE,
+    machine: Machine = MACHINE,
     step_tokens: Sequence[int] = STEP_TOKENS,
     chunk_tokens: Sequence[int] = CHUNK_TOKENS,
     requests: int = REQUESTS,
@@ -79,12 +80,12 @@ def run(
     }
 
 
-def mixed_arrivals(requests: int, *, rate_per_s: float | None) -> list[Arrival]:
+def mixed_arrivals(requests: int, *, rate_per_s: float | None) -> list[SimulatedRequest]:
     """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: all at once."""
     drawn = sample_workload(load_workload(SHIPPED_WORKLOAD), requests)
     return [
-        Arrival(
-            at_s=0.0 if rate_per_s is None else request.arrival / rate_per_s,
+        SimulatedRequest(
+            arrival_s=0.0 if rate_per_s is None else request.arrival / rate_per_s,
             tenant=f"tenant-{number % TENANTS}",
             input_tokens=LONG_PROMPT_TOKENS if number % LONG_EVERY == 0 else request.prompt_tokens,
             output_tokens=request.output_tokens,
@@ -119,7 +120,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _one(
-    policy: str, arrivals: Sequence[Arrival], machine: EngineMachine, step: int, chunk: int
+    policy: str, arrivals: Sequence[SimulatedRequest], machine: Machine, step: int, chunk: int
 ) -> EngineRun:
     sized = replace(machine, max_batched_tokens=step, max_sequences=min(machine.max_sequences, step))
     return run_load(_chunked(policy, chunk or machine.context_tokens), arrivals, sized)
@@ -139,7 +140,7 @@ def _chunked(policy: str, chunk_tokens: int) -> Callable[[], Policy]:
 
 
 def _latencies(run: EngineRun) -> dict[str, float | None]:
-    first = [each.first_s - each.arrival.at_s for each in run.served]
+    first = [each.first_s - each.arrival.arrival_s for each in run.served]
     gaps = [each.longest_gap_s for each in run.served if each.emitted_tokens > 1]
     return {
         "ttft_p50_s": percentile(first, 0.5),
@@ -149,6 +150,6 @@ def _latencies(run: EngineRun) -> dict[str, float | None]:
     }
 
 
-def _step_time(machine: EngineMachine) -> dict[str, Any]:
+def _step_time(machine: Machine) -> dict[str, Any]:
     step_time = machine.step_time
     return {name: getattr(step_time, name) for name in step_time.__struct_fields__}

@@ -1,9 +1,9 @@
-"""Do the times that requests are told hold as often as they say, on stationary load?
+"""Benchmark of estimates on arrival: how often times stay below their p50 and p90 under stationary load.
 
 Several tenants of unlike lengths, sizes and tiers send requests at random (Poisson), each load for itself;
-what every request was told on arrival is compared with what it had, after a warm-up. In the last scenario
+the estimate of every request on arrival is compared with what it had, after a warm-up. In the last scenario
 requests are quoted first, in groups of `TOGETHER` that quote together and all redeem: those are reported
-apart, as what is told to clients that promise nothing is no promise. On virtual time: the figures depend on
+apart: estimates without a quote are no promise. On virtual time: the figures depend on
 neither the machine nor what else runs on it (`calibration_pool.py`).
 """
 
@@ -17,16 +17,21 @@ from statistics import NormalDist
 from typing import Any
 
 from engine.messages import StepTime
-from ops.bench.estimates.calibration_pool import CalibratedPool, Told
+from ops.bench.estimates.calibration_pool import CalibratedPool, EstimateOutcome
 from ops.reporting import table
-from ops.simulate.step_pool import PoolMachine, PoolRequest, VirtualPool
+from ops.simulate.machines.machines import profile_machine
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
-MACHINE = PoolMachine(
+MACHINE = profile_machine(
+    "8B",
     # About a model of 8B on one GPU of 2023: 20 ms a step, 10,000 prompt tokens a second.
     StepTime(20e-3, 100e-6, 2e-9, 200e-6, samples=1000, relative_error=0.02),
     max_sequences=32,
     max_batched_tokens=512,
-    num_blocks=8192,
+    kv_tokens=131_072,
+    context_tokens=8192,
 )
 LOADS = (0.5, 0.8, 0.95)
 REQUESTS = 5_000
@@ -99,7 +104,9 @@ def capacity(seed: int) -> float:
     """Requests a second that keep every place taken, by the work that they are."""
     rng = random.Random(f"{seed} capacity")
     requests = [_request(rng, 0.0) for _ in range(1500)]
-    pool = VirtualPool(MACHINE, max_queued_per_tenant=10_000)
+    pool = SimulatedPool(
+        "vtc", MACHINE, predictions=Exact(), prefix_caching=False, stepwise=True, declared_tokens=0
+    )
     pool.run([replace(each, tier=1) for each in requests], until_s=60.0)
     mean_cost = sum(each.cost for each in requests) / len(requests)
     return sum(pool.service.values()) / pool.now_s / mean_cost
@@ -110,25 +117,25 @@ def scenario(
 ) -> Report:
     """One load, until `requests` were judged after the first `warm_up`; with `quotes` as many of them
     binding."""
-    ended: list[Told] = []
+    ended: list[EstimateOutcome] = []
     counted = 0
 
-    def note(told: Told) -> None:
+    def note(outcome: EstimateOutcome) -> None:
         nonlocal counted
-        ended.append(told)
-        counted += len(ended) > warm_up and told.binding == quotes
+        ended.append(outcome)
+        counted += len(ended) > warm_up and outcome.binding == quotes
 
-    pool = CalibratedPool(MACHINE, max_queued_per_tenant=10_000, max_tokens=MAX_TOKENS, on_end=note)
+    pool = CalibratedPool(MACHINE, max_tokens=MAX_TOKENS, on_end=note)
     rng = random.Random(f"{seed} {per_s}")
     stream = _quoting(pool, rng, per_s) if quotes else _poisson(rng, per_s)
 
-    def until_enough() -> Iterator[PoolRequest]:
+    def until_enough() -> Iterator[SimulatedRequest]:
         for request in stream:
             if counted >= requests:
                 return
             yield request
 
-    pool.run(until_enough())
+    pool.pool.run(until_enough())
     judged = ended[warm_up:]
     groups = {"plain": [each for each in judged if not each.binding]}
     if quotes:
@@ -142,7 +149,7 @@ def scenario(
     }
 
 
-def _figures(judged: Sequence[Told]) -> Report:
+def _figures(judged: Sequence[EstimateOutcome]) -> Report:
     """Coverage at both quantiles and pinball loss of every figure."""
     figures: Report = {"requests": len(judged)}
     for what in WHATS:
@@ -163,7 +170,7 @@ def _figures(judged: Sequence[Told]) -> Report:
 def _curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[float, float]]:
     """Reliability: nominal share, and the share of truths below the quantile between p50 and p90 and beyond.
 
-    Only two quantiles are told. Between and around them the curve takes the logarithm of a time for normal,
+    Estimates have two quantiles. Between and around them the curve takes the logarithm of a time for normal,
     with these two quantiles: what it shows beside them is the shape, not a promise.
     """
     normal = NormalDist()
@@ -176,23 +183,23 @@ def _curve(pairs: Sequence[tuple[tuple[float, float], float]]) -> list[tuple[flo
 
 
 def coverage(pairs: Sequence[tuple[tuple[float, float], float]]) -> Report:
-    """Of (told p50 and p90, actual) pairs: shares at or under each, pinball losses, and the whole curve."""
+    """Of (p50 and p90, actual) pairs: shares at or under each, pinball losses, and the whole curve."""
     if not pairs:
         return {"p50": None, "p90": None}
     count = len(pairs)
     return {
-        "p50": round(sum(actual <= told[0] for told, actual in pairs) / count, 4),
-        "p90": round(sum(actual <= told[1] for told, actual in pairs) / count, 4),
-        "pinball_p50": round(sum(pinball(told[0], actual, 0.5) for told, actual in pairs) / count, 5),
-        "pinball_p90": round(sum(pinball(told[1], actual, 0.9) for told, actual in pairs) / count, 5),
+        "p50": round(sum(actual <= estimate[0] for estimate, actual in pairs) / count, 4),
+        "p90": round(sum(actual <= estimate[1] for estimate, actual in pairs) / count, 4),
+        "pinball_p50": round(sum(pinball(estimate[0], actual, 0.5) for estimate, actual in pairs) / count, 5),
+        "pinball_p90": round(sum(pinball(estimate[1], actual, 0.9) for estimate, actual in pairs) / count, 5),
         "mean_actual": round(sum(actual for _, actual in pairs) / count, 5),
         "curve": _curve(pairs),
     }
 
 
-def pinball(told: float, actual: float, quantile: float) -> float:
+def pinball(estimate: float, actual: float, quantile: float) -> float:
     """The loss that a true quantile minimises."""
-    return max(quantile * (actual - told), (quantile - 1) * (actual - told))
+    return max(quantile * (actual - estimate), (quantile - 1) * (actual - estimate))
 
 
 def holds(figures: Report) -> bool:
@@ -202,48 +209,48 @@ def holds(figures: Report) -> bool:
     return times and counts and figures["above_max_cost"] == 0
 
 
-def _actual(told: Told, what: str) -> float | None:
-    times = told.times
+def _actual(outcome: EstimateOutcome, what: str) -> float | None:
+    times = outcome.times
     if what == "tpot":
-        return times.tpot_s(told.emitted_tokens)
+        return times.tpot_s(outcome.emitted_tokens)
     actual: float | None = getattr(times, f"{what}_s")
     return actual
 
 
-def _poisson(rng: random.Random, per_s: float) -> Iterator[PoolRequest]:
+def _poisson(rng: random.Random, per_s: float) -> Iterator[SimulatedRequest]:
     at_s = 0.0
     while True:
         at_s += rng.expovariate(per_s)
         yield _request(rng, at_s)
 
 
-def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator[PoolRequest]:
+def _quoting(pool: CalibratedPool, rng: random.Random, per_s: float) -> Iterator[SimulatedRequest]:
     """Beside a steady stream, groups that quote at one instant and all come within a second."""
     plain = _poisson(rng, per_s)
     coming = next(plain)
     group_s = QUOTED_EVERY_S
     while True:
-        while coming.at_s < group_s:
+        while coming.arrival_s < group_s:
             yield coming
             coming = next(plain)
         group = sorted(
             (_request(rng, group_s + rng.uniform(0, REDEEM_WITHIN_S)) for _ in range(TOGETHER)),
-            key=lambda each: each.at_s,
+            key=lambda each: each.arrival_s,
         )
         for request in group:
             pool.quote(request)
         for request in group:
-            while coming.at_s < request.at_s:
+            while coming.arrival_s < request.arrival_s:
                 yield coming
                 coming = next(plain)
             yield request
         group_s += QUOTED_EVERY_S
 
 
-def _request(rng: random.Random, at_s: float) -> PoolRequest:
+def _request(rng: random.Random, at_s: float) -> SimulatedRequest:
     sender = rng.choices(SENDERS, [each.share for each in SENDERS])[0]
     output = round(sender.median_output * exp(rng.gauss(0.0, LENGTH_SPREAD)))
-    return PoolRequest(
+    return SimulatedRequest(
         at_s,
         sender.tenant,
         rng.randint(10, sender.longest_input),

@@ -1,4 +1,4 @@
-"""How does reliability look? The curves of a calibration report as SVG."""
+"""Plots the reliability curves of a calibration report as SVG."""
 
 from __future__ import annotations
 

@@ -1,26 +1,24 @@
-"""What is a request told on arrival, and what then happens to it, on virtual time?
+"""The gateway's estimator in front of a simulated pool: estimates of requests on arrival, and their outcomes.
 
-The virtual pool (`ops/simulate/step_pool.py`) with the gateway's own estimator in front: it sees engines only
-through their snapshots, twenty a second, learns lengths from answers that ended, and corrects itself by them.
-The true length of an answer is known to the virtual engine alone.
+The estimator sees engines only through their snapshots, twenty a second, learns lengths from answers that
+ended, and corrects itself by them. The true length of an answer is known to the simulated engine alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from engine.core.core import StepResult
 from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.messages import TIER_RANKS, Ready, Snapshot
-from engine.virtual.replica import VirtualReplica
 from gateway.domain.estimate import Estimate, Times
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.forecast_cache import Size
-from gateway.flow.types import QueueFull, Ticket
-from ops.simulate.step_pool import PoolRequest, PoolServed, VirtualPool
+from ops.simulate.machines.machines import Machine
+from ops.simulate.pool import Member, PoolObserver, SimulatedPool
+from ops.simulate.traffic.requests import SimulatedRequest
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Tier
 
@@ -30,144 +28,131 @@ TIERS = {rank: tier for tier, rank in TIER_RANKS.items()}
 
 
 class WatchedEngine:
-    """An upstream of which only the size and the last snapshot are asked."""
+    """Implements what the estimator reads of an upstream: its size and last snapshot."""
 
     is_up = True
     model = None
 
-    def __init__(self, replica_id: str, engine: VirtualReplica, ready: Ready) -> None:
-        self.replica_id = replica_id
-        self.ready: Ready | None = ready
+    def __init__(self, member: Member, policy: str) -> None:
+        engine, size = member.engine, member.size
+        self.replica_id = member.replica_id
+        self.ready: Ready | None = Ready(
+            member.replica_id, engine.runner.info, policy, engine.runner.block_tokens,
+            engine.runner.num_blocks, size.max_sequences, size.max_batched_tokens, 1,
+        )  # fmt: skip
         self.snapshot: Snapshot | None = None
-        self._engine = engine
+        self._core = engine.core
 
-    def look(self) -> None:
-        """A snapshot arrives."""
-        self.snapshot = self._engine.core.snapshot(self.replica_id)
+    def take_snapshot(self) -> None:
+        """As one that arrives."""
+        self.snapshot = self._core.snapshot(self.replica_id)
 
 
-@dataclass(slots=True)
-class Told:
-    """One request: what it was told, and what became of it."""
+@dataclass(frozen=True, slots=True)
+class EstimateOutcome:
+    """One request that has ended: its estimate and its outcome."""
 
-    served: PoolServed
     estimate: Estimate
-    binding: bool = False
-    """It was told by a quote, some time before it came."""
-    cost_nanousd: int = 0
-    emitted_tokens: int = 0
-
-    @property
-    def times(self) -> Times:
-        """As the gateway would have noted them."""
-        served = self.served
-        return Times(served.request.at_s, served.dispatched_s, served.first_s, served.ended_s, served.ended_s)
+    times: Times
+    emitted_tokens: int
+    cost_nanousd: int
+    binding: bool
+    """The estimate is a quote, made some time before the request came."""
 
 
-@dataclass
-class CalibratedPool(VirtualPool):
-    """`on_end` is told of every request that was told something, once it has ended."""
+class CalibratedPool:
+    """A pool whose requests are estimated on arrival; `on_end` gets each when it has ended."""
 
-    max_tokens: int = 512
-    on_end: Callable[[Told], None] = lambda told: None
-    told: dict[str, Told] = field(default_factory=dict)
-    quoted: dict[int, Estimate] = field(default_factory=dict)
-    """By the identity of a request: the quote that it comes with."""
-
-    def __post_init__(self) -> None:
-        VirtualPool.__post_init__(self)
-        machine = self.machine
-        self.prices = uniform_book({MODEL: Price(100, 50, 300)})
-        self.upstreams = []
-        for replica_id, engine in self.engines.items():
-            ready = Ready(
-                replica_id, engine.runner.info, self.policy, machine.block_tokens, machine.num_blocks,
-                machine.max_sequences, machine.max_batched_tokens, 1,
-            )  # fmt: skip
-            self.upstreams.append(WatchedEngine(replica_id, engine, ready))
-        upstreams: Any = self.upstreams
+    def __init__(
+        self, machine: Machine, *, max_tokens: int, on_end: Callable[[EstimateOutcome], None]
+    ) -> None:
+        self.pool = SimulatedPool(
+            "vtc",
+            machine,
+            predictions=self,
+            prefix_caching=False,
+            watch=PoolObserver(admits=self._arrive, on_ended=self._judge),
+            stepwise=True,
+            declared_tokens=max_tokens,
+            flow={"max_queued_per_tenant": 10_000},
+        )
+        self._max_tokens = max_tokens
+        self._on_end = on_end
+        self._prices = uniform_book({MODEL: Price(100, 50, 300)})
+        self._upstreams = [WatchedEngine(member, "vtc") for member in self.pool.members]
+        upstreams: Any = self._upstreams
         self.estimates = Estimator(
-            flow=self.flow,
+            flow=self.pool.flow,
             upstreams=upstreams,
             lengths=LengthForecast(),
-            prices=lambda: self.prices,
+            prices=lambda: self._prices,
             model=MODEL,
             cache_s=WATCH_EVERY_S,
             # Virtual time: a replay takes none of it, and is due as often as it may be.
             stopwatch=lambda: 0.0,
         )
         self._watched_s = -1.0
-        self._outstanding: dict[int, QueueEntry] = {}
-        self.estimates.surfaces.promised = lambda now_s: list(self._outstanding.values())
+        self._quoted: dict[int, tuple[Estimate, QueueEntry]] = {}
+        """Open quotes, by the identity of their request."""
+        self._open: dict[int, tuple[SimulatedRequest, Estimate, bool]] = {}
+        """By row: the request, its estimate, and whether that is a quote."""
+        self.estimates.surfaces.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
 
-    def watch(self) -> None:
-        """What the gateway does twenty times a second, when that is due."""
-        if self.now_s - self._watched_s >= WATCH_EVERY_S:
-            self._watched_s = self.now_s
-            for upstream in self.upstreams:
-                upstream.look()
-            self.estimates.watch(self.now_s)
-
-    def size(self, request: PoolRequest) -> Size:
-        """As the gateway sees it."""
-        return Size(request.input_tokens, 1, 1, self.max_tokens, is_exact=False)
-
-    def tell(self, request: PoolRequest) -> Estimate:
-        """The estimate made on arrival."""
-        tier = Tier(TIERS[request.tier])
-        return self.estimates.estimate(
-            MODEL, request.tenant, request.weight, tier, self.size(request), self.now_s
-        )
-
-    def quote(self, request: PoolRequest) -> None:
+    def quote(self, request: SimulatedRequest) -> None:
         """A quote, made now, for a request that comes later."""
-        self.watch()
-        tier = Tier(TIERS[request.tier])
-        size = self.size(request)
-        offers = self.estimates.offers(MODEL, request.tenant, request.weight, [tier], size, self.now_s)
+        self._watch()
+        now_s, tier = self.pool.now_s, Tier(TIERS[request.tier])
+        offers = self.estimates.offers(
+            MODEL, request.tenant, request.weight, [tier], self._size(request), now_s
+        )
         estimate = offers[tier]
-        self.quoted[id(request)] = estimate
-        self._outstanding[id(request)] = QueueEntry(
-            f"quote {len(self.served)} {len(self._outstanding)}",
-            request.tenant,
-            self.now_s,
-            request.input_tokens,
-            estimate.output_tokens[0],
-            request.tier,
-            request.weight,
-        )
+        name = f"quote {len(self.pool.records)} {len(self._quoted)}"
+        self._quoted[id(request)] = estimate, self._entry(request, name, estimate.output_tokens[0])
 
-    def arrive(self, request: PoolRequest) -> PoolServed:
-        """A request arrives, and is told what to expect."""
-        self.watch()
-        quote = self.quoted.pop(id(request), None)
-        self._outstanding.pop(id(request), None)
-        estimate = self.tell(request)
-        record = PoolServed(request)
-        self.served.append(record)
-        entry_id = str(len(self.served))
-        median = self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self.max_tokens)
-        entry = QueueEntry(
-            entry_id, request.tenant, self.now_s, request.input_tokens, median, request.tier, request.weight
-        )
-        ticket = Ticket(entry, 1, request.input_tokens + median, max_tokens=self.max_tokens)
-        self.estimates.arrived(entry)
-        record.refused = isinstance(self.flow.enqueue(ticket, self.now_s), QueueFull)
-        if not record.refused:
-            self._records[entry_id] = record
-            self.told[entry_id] = Told(record, quote or estimate, quote is not None)
-        return record
+    def predict(self, request: SimulatedRequest) -> tuple[int, int]:
+        """See `Predictions`; the 90th percentile is not known."""
+        return self.estimates.lengths.quantile(request.tenant, MODEL, 0.5, max_tokens=self._max_tokens), 0
 
-    def _collect(self, result: StepResult) -> None:
-        VirtualPool._collect(self, result)
-        for delta in result.deltas.get("virtual", ()):
-            if delta.outcome is None:
-                continue
-            told = self.told.pop(delta.sequence_id)
-            request, emitted = told.served.request, delta.outcome.emitted_tokens
-            told.emitted_tokens = emitted
-            tier = Tier(TIERS[request.tier])
-            told.cost_nanousd = self.prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
-            self.estimates.judge(told.estimate, told.times, emitted)
-            self.estimates.lengths.observe(request.tenant, MODEL, emitted)
-            self.on_end(told)
+    def ended(self, request: SimulatedRequest) -> None:
+        """Learned in `_judge`."""
+
+    def _arrive(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
+        self._watch()
+        quote, _ = self._quoted.pop(id(request), (None, None))
+        tier = Tier(TIERS[request.tier])
+        estimate = self.estimates.estimate(
+            MODEL, request.tenant, request.weight, tier, self._size(request), pool.now_s
+        )
+        row = len(pool.records) - 1
+        self.estimates.arrived(self._entry(request, str(row), self.predict(request)[0]))
+        self._open[row] = request, quote or estimate, quote is not None
+        return True
+
+    def _judge(self, pool: SimulatedPool, row: int) -> None:
+        request, estimate, is_quote = self._open.pop(row)
+        records, emitted = pool.records, request.output_tokens
+        last_s = records.last_s[row]
+        times = Times(records.arrival_s[row], records.dispatched_s[row], records.first_s[row], last_s, last_s)
+        tier = Tier(TIERS[request.tier])
+        cost_nanousd = self._prices.cost_nanousd(MODEL, tier, request.input_tokens, 0, emitted)
+        self.estimates.judge(estimate, times, emitted)
+        self.estimates.lengths.observe(request.tenant, MODEL, emitted)
+        self._on_end(EstimateOutcome(estimate, times, emitted, cost_nanousd, is_quote))
+
+    def _watch(self) -> None:
+        """What the gateway does twenty times a second, when that is due."""
+        now_s = self.pool.now_s
+        if now_s - self._watched_s >= WATCH_EVERY_S:
+            self._watched_s = now_s
+            for upstream in self._upstreams:
+                upstream.take_snapshot()
+            self.estimates.watch(now_s)
+
+    def _size(self, request: SimulatedRequest) -> Size:
+        return Size(request.input_tokens, 1, 1, self._max_tokens, is_exact=False)
+
+    def _entry(self, request: SimulatedRequest, name: str, median: int) -> QueueEntry:
+        now_s = self.pool.now_s
+        return QueueEntry(
+            name, request.tenant, now_s, request.input_tokens, median, request.tier, request.weight
+        )

@@ -1,10 +1,10 @@
-"""Does the control loop do as well as the best that an operator could have set, without swinging?
+"""Benchmark of the control loop against the best fixed settings, and of its reversals.
 
 On virtual time: the same requests with its main knobs (how strictly requests are refused that would miss
 their target, and how many sequences are sent ahead of an engine) at each of several fixed settings, with the
 loop acting from where it rests, and with its advice only. Traffic that changes is judged by segments: in
 each, attainment with the loop may be at most a point below that of the best fixed setting of that segment,
-which nobody could have known before. Who is refused has missed its targets.
+which no operator could have known before. A refused request has missed its targets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.reporting import table
 from ops.simulate.figures.records import Records
 from ops.simulate.figures.slo import SloLimits
-from ops.simulate.machines.machines import Machine, profile_machine
+from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import LOOKAHEAD_SEQUENCES, SimulatedPool
 from ops.simulate.steering import Steering
 from ops.simulate.traffic.requests import SimulatedRequest, Source
@@ -84,20 +84,8 @@ class _Drawn:
 
 def dist_shift(slo: SloLimits) -> ControlCase:
     """The published setting, on the machine that it was published for."""
-    machine = A10G_LLAMA_2_7B
-    requests = tuple(
-        SimulatedRequest(each.at_s, each.tenant, each.input_tokens, each.output_tokens)
-        for each in PUBLISHED[DIST_SHIFT].arrivals(SEED)
-    )
-    served_by = profile_machine(
-        machine.name,
-        machine.step_time,
-        kv_tokens=machine.kv_tokens,
-        context_tokens=machine.context_tokens,
-        max_sequences=machine.max_sequences,
-        max_batched_tokens=machine.max_batched_tokens,
-    )
-    return ControlCase(DIST_SHIFT, _Drawn(DIST_SHIFT, requests), served_by, 1, DIST_SHIFT_SEGMENT_S, slo)
+    drawn = _Drawn(DIST_SHIFT, tuple(PUBLISHED[DIST_SHIFT].arrivals(SEED)))
+    return ControlCase(DIST_SHIFT, drawn, A10G_LLAMA_2_7B, 1, DIST_SHIFT_SEGMENT_S, slo)
 
 
 def run(cases: Sequence[ControlCase], progress: Callable[[str], None] = lambda line: None) -> Report:
@@ -170,8 +158,8 @@ def _served(
     case: ControlCase, mode: ControlMode, setting: Setting = REST
 ) -> tuple[SimulatedPool, list[Move]]:
     steering = Steering(mode, case.slo)
-    steering.reach.strictness = setting.strictness
-    # Where nothing depends on it nobody need foresee who is out of reach.
+    steering.admission.strictness = setting.strictness
+    # Forecasts are made only where something depends on them.
     foresees = mode is not ControlMode.OFF or setting.strictness > 0
     pool = SimulatedPool(
         POLICY,

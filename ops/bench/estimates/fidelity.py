@@ -1,4 +1,4 @@
-"""Does the simulator say what the real engine then does?
+"""Benchmark of the simulator against the real engine.
 
 For each policy a fresh server of the shipped model serves a drawn stream of requests in real time: three
 tenants of unlike rates, prompts and answers of lognormal lengths, answers of exactly the length asked for, at
@@ -187,7 +187,7 @@ async def _capacity(options: FidelityOptions) -> float:
 
 
 async def _for_ever(loops: set[asyncio.Task[None]], seconds: float) -> None:
-    """So long; raises what the first loop that ended did."""
+    """Waits; raises what the first loop that ended raised."""
     done, _ = await asyncio.wait(loops, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for each in done:
         each.result()

@@ -1,4 +1,4 @@
-"""How near is what was simulated to what happened?
+"""Errors of simulated figures against measured ones.
 
 Throughput within 5 %, the median TTFT within 15 %, its 99th percentile within 25 % or one and a half times
 what real runs differ by among themselves, and the same order of policies: by that percentile, of those that

@@ -1,4 +1,4 @@
-"""How good is each layer of the output-length forecast on wordings that it has never seen?
+"""Benchmark of the layers of the output-length forecast on unseen wordings.
 
 Instructions are answered by the shipped model at temperature 1 (`forecast_traffic.py`). Their templates are
 dealt into three parts; each part is forecast by layers that have learned from the other two only. The first
@@ -40,7 +40,7 @@ class LayerScores:
     later: dict[int, tuple[LayerScore, LayerScore]] = field(
         default_factory=lambda: defaultdict(lambda: (LayerScore(), LayerScore()))
     )
-    """After so many tokens (in powers of two): features alone, and with the probe; of the whole length."""
+    """After some tokens (in powers of two): features alone, and with the probe; of the whole length."""
 
     def rows(self) -> dict[str, LayerScore]:
         return {
@@ -135,15 +135,15 @@ def _measure(
         for reading, logits in zip(each.readings, rows, strict=True):
             out = reading.generated
             prior = prior_of(below[0], below[HIGH], out)
-            told = [min(out + more, MAX_TOKENS) for more in remaining_quantiles(logits, prior, QUANTILES)]
+            foreseen = [min(out + more, MAX_TOKENS) for more in remaining_quantiles(logits, prior, QUANTILES)]
             if out == 0:
-                measured.probe.observe(told, actual)
+                measured.probe.observe(foreseen, actual)
             else:
                 plain, probed = measured.later[1 << (out.bit_length() - 1)]
                 plain.observe(
                     [min(out + more, MAX_TOKENS) for more in prior_quantiles(prior, QUANTILES)], actual
                 )
-                probed.observe(told, actual)
+                probed.observe(foreseen, actual)
 
 
 def _gate(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _gate(answered: Sequence[AnsweredInstruction]) -> dict[str, Any]:
     chosen = 0.0
     layers = [0.0, 0.0]
     for each in answered:
-        told = forecast.quantiles(TENANT, MODEL, QUANTILES, features=each.features)
-        chosen += pinball_tokens(told, each.output_tokens)
+        foreseen = forecast.quantiles(TENANT, MODEL, QUANTILES, features=each.features)
+        chosen += pinball_tokens(foreseen, each.output_tokens)
         plain = forecast.sketches.quantiles(TENANT, MODEL, QUANTILES)
         layers[0] += pinball_tokens(plain, each.output_tokens)
         layers[1] += pinball_tokens(

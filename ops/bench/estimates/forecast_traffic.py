@@ -1,9 +1,9 @@
-"""What does the shipped model answer to instructions, and which of them are of the same template?
+"""Answers of the shipped model to instructions, grouped by template.
 
 Instructions as the demo model learned them, answered at temperature 1 by the real engine core, which reads
 the model's state as it does when it serves. A *template* is an instruction's wording with everything that
-varies taken out ("count from N to N"): whoever has seen other numbers in the same words has seen the
-template.
+varies taken out ("count from N to N"): a reader of other numbers in the same words has seen
+the template.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def template_of(family: str, prompt: str) -> str:
     text = re.sub(r"(?<![a-z])[a-z](, [a-z])+(?![a-z])", "L", text)
     text = re.sub(r"N(, N)+", "L", text)
     if family in ("spell", "reverse", "repeat"):
-        # A word that somebody left without quotation marks.
+        # A word without quotation marks.
         text = " ".join(word if word in _FIXED_WORDS else "Q" for word in text.split())
     if family == "facts":
         text = re.sub(r"\bis (an? )?\w+ an? \w+", "is X a K", text)

@@ -21,18 +21,24 @@ from ops.bench.fairness.virtual import (
     QUIET_SHARE,
     STANDARD,
     WARM_UP_REQUESTS,
+    fair_pool,
     stream,
 )
 from ops.bench.policies.figures import quantile
 from ops.reporting import table
-from ops.simulate.step_pool import PoolMachine, PoolRequest, VirtualPool
+from ops.simulate.machines.machines import profile_machine
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
-MACHINE = PoolMachine(
+MACHINE = profile_machine(
+    "the shipped model",
     # As the shipped model on one core.
     StepTime(2e-3, 100e-6, 0.0, 100e-6, samples=1000, relative_error=0.0),
     max_sequences=8,
     max_batched_tokens=512,
-    num_blocks=2048,
+    kv_tokens=32_768,
+    context_tokens=8192,
 )
 INPUT_TOKENS, OUTPUT_TOKENS = (15, 80), (60, 300)
 
@@ -43,20 +49,22 @@ def few_places(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
     """A tenant at 30 % of the capacity beside one at half of it, and beside ten times that."""
     per_s = _capacity() / _mean_cost()
     quiet = _stream("quiet", QUIET_SHARE * per_s, f"{seed} quiet", count=quiet_requests)
+    ends_s = quiet[-1].arrival_s
     rows: dict[str, Report] = {}
     for name, share in (("equal half", EQUAL_SHARE), ("flood", FLOOD_FACTOR * EQUAL_SHARE)):
-        other = _stream("other", share * per_s, f"{seed} other", seconds=quiet[-1].at_s)
+        other = _stream("other", share * per_s, f"{seed} other", seconds=ends_s)
         pool = _pool()
-        pool.run(sorted([*quiet, *other], key=lambda each: each.at_s), until_s=quiet[-1].at_s + 60.0)
-        ttfts = [each.ttft_s for each in pool.served if each.request.tenant == "quiet"]
+        pool.run(sorted([*quiet, *other], key=lambda each: each.arrival_s), until_s=ends_s + 60.0)
+        records = pool.records
+        ttfts = [records.ttft_s(row) for row in records.rows_of("quiet")]
         ttfts = ttfts[min(WARM_UP_REQUESTS, len(ttfts) // 10) :]
         rows[name] = {
             "other_share": share,
             "requests": len(ttfts),
             "ttft_p50_s": round(quantile(ttfts, 0.5), 4),
             "ttft_p99_s": round(quantile(ttfts, 0.99), 4),
-            "refused_of_other": sum(each.refused for each in pool.served),
-            "places_given_up": sum(each.set_back for each in pool.served),
+            "refused_of_other": sum(records.refused),
+            "places_given_up": sum(records.set_back),
         }
     ratio = rows["flood"]["ttft_p99_s"] / rows["equal half"]["ttft_p99_s"]
     return {"rows": rows, "ratio": round(ratio, 4), "most": MAX_RATIO, "ok": ratio <= MAX_RATIO}
@@ -100,14 +108,14 @@ def _mean_cost() -> float:
     return sum(_request(0.0, "all", rng).cost for _ in range(5000)) / 5000
 
 
-def _stream(tenant: str, per_s: float, seed: str, **until: Any) -> list[PoolRequest]:
+def _stream(tenant: str, per_s: float, seed: str, **until: Any) -> list[SimulatedRequest]:
     return stream(tenant, per_s, seed, draw=_request, **until)
 
 
-def _request(at_s: float, tenant: str, rng: random.Random, *, tier: int = STANDARD) -> PoolRequest:
-    return PoolRequest(at_s, tenant, rng.randint(*INPUT_TOKENS), rng.randint(*OUTPUT_TOKENS), tier)
+def _request(at_s: float, tenant: str, rng: random.Random, *, tier: int = STANDARD) -> SimulatedRequest:
+    return SimulatedRequest(at_s, tenant, rng.randint(*INPUT_TOKENS), rng.randint(*OUTPUT_TOKENS), tier=tier)
 
 
-def _pool() -> VirtualPool:
+def _pool() -> SimulatedPool:
     """Its answers end where their requests say, as those of the real pool do."""
-    return VirtualPool(MACHINE, policy=POLICY, max_queued_per_tenant=2_000)
+    return fair_pool(POLICY, MACHINE, Exact())

@@ -28,7 +28,11 @@ from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Replica, ReplicaLoad
 from ops.bench.policies.figures import quantile
 from ops.reporting import table
-from ops.simulate.step_pool import PoolMachine, PoolRequest, PoolServed, VirtualPool
+from ops.simulate.figures.records import Records
+from ops.simulate.machines.machines import profile_machine
+from ops.simulate.pool import SimulatedPool
+from ops.simulate.predictions import Exact
+from ops.simulate.traffic.requests import SimulatedRequest
 
 TRACE_FILE = Path(__file__).parents[1] / "data" / "conversations.csv"
 TRACE_BLOCK_TOKENS = 512
@@ -36,12 +40,13 @@ INPUT_SCALE = 32
 OUTPUT_SCALE = 8
 BLOCK_TOKENS = TRACE_BLOCK_TOKENS // INPUT_SCALE
 REPLICAS = 4
-MACHINE = PoolMachine(
+MACHINE = profile_machine(
+    "a large model on eight GPUs",
     # 16,000 prompt tokens a second and decode steps of about 12 ms: a large model on a node of eight GPUs.
     StepTime(100e-3, INPUT_SCALE / 16_000, 0.0, 1e-3, samples=1000, relative_error=0.0),
     max_sequences=64,
     max_batched_tokens=8192 // INPUT_SCALE,
-    num_blocks=4096,
+    kv_tokens=4096 * BLOCK_TOKENS,
     block_tokens=BLOCK_TOKENS,
     context_tokens=16_384,
 )
@@ -144,11 +149,19 @@ def show(report: Report) -> None:
     )
 
 
-def serve(arrivals: Sequence[PoolRequest], router: Scorer) -> list[PoolServed]:
+def serve(arrivals: Sequence[SimulatedRequest], router: Scorer) -> Records:
     """What became of the requests."""
-    pool = VirtualPool(MACHINE, REPLICAS, scorer=router, max_queued_per_tenant=len(arrivals))
+    pool = SimulatedPool(
+        "vtc",
+        MACHINE,
+        replicas=REPLICAS,
+        predictions=Exact(),
+        stepwise=True,
+        declared_tokens=0,
+        flow={"scorer": router},
+    )
     pool.run(arrivals)
-    return pool.served
+    return pool.records
 
 
 def read_trace(most: int, path: Path = TRACE_FILE) -> list[Conversation]:
@@ -191,7 +204,7 @@ def shared_cache_hits(trace: Sequence[Conversation], num_blocks: int) -> int:
     return hits
 
 
-def _request(each: Conversation) -> PoolRequest:
+def _request(each: Conversation) -> SimulatedRequest:
     """With a prompt whose blocks are equal where the trace's are."""
     base = VOCABULARY - 1
     tokens = [
@@ -200,7 +213,7 @@ def _request(each: Conversation) -> PoolRequest:
         for place in (*range(3), *([3] * (BLOCK_TOKENS - 3)))
     ]
     prompt = tuple(tokens[: max(1, each.input_tokens // INPUT_SCALE)])
-    return PoolRequest(
+    return SimulatedRequest(
         each.at_s,
         "chat",
         len(prompt),
@@ -210,14 +223,13 @@ def _request(each: Conversation) -> PoolRequest:
     )
 
 
-def _row(served: Sequence[PoolServed], shared: int) -> Report:
-    hits = sum(each.cached_tokens // BLOCK_TOKENS for each in served)
-    ttfts = [each.ttft_s for each in served]
-    replicas = sorted({each.replica_id for each in served})
+def _row(records: Records, shared: int) -> Report:
+    hits = sum(tokens // BLOCK_TOKENS for tokens in records.cached_tokens)
+    ttfts = [records.ttft_s(row) for row in range(len(records))]
     return {
         "block_hits": hits,
         "hits_of_shared": round(hits / shared, 4) if shared else 0.0,
         "ttft_p50_s": round(quantile(ttfts, 0.5), 3),
         "ttft_p99_s": round(quantile(ttfts, 0.99), 3),
-        "requests_by_replica": [sum(each.replica_id == name for each in served) for name in replicas],
+        "requests_by_replica": [records.replica.count(number) for number in sorted(set(records.replica))],
     }

@@ -1,6 +1,6 @@
 """Does the queue keep its promises of fairness, on virtual time?
 
-The flow controller that serves in front of an engine's own scheduler (`ops/simulate/step_pool.py`); requests
+The flow controller that serves in front of an engine's own scheduler (`ops/simulate/pool.py`); requests
 from a seeded generator, outputs predicted by their median only, so that charges are corrected all the time.
 Four scenarios:
 
@@ -24,14 +24,19 @@ from typing import Any, Protocol
 from engine.messages import StepTime
 from ops.bench.policies.figures import quantile
 from ops.reporting import table
-from ops.simulate.step_pool import PoolMachine, PoolRequest, PoolServed, VirtualPool
+from ops.simulate.machines.machines import Machine, profile_machine
+from ops.simulate.pool import PoolObserver, SimulatedPool
+from ops.simulate.predictions import Constant, Predictions
+from ops.simulate.traffic.requests import SimulatedRequest
 
-MACHINE = PoolMachine(
+MACHINE = profile_machine(
+    "8B",
     # About a model of 8B on one GPU of 2023: 20 ms a step, 10,000 prompt tokens a second.
     StepTime(20e-3, 100e-6, 0.0, 200e-6, samples=1000, relative_error=0.0),
     max_sequences=32,
     max_batched_tokens=512,
-    num_blocks=8192,
+    kv_tokens=131_072,
+    context_tokens=8192,
 )
 POLICY = "vtc"
 LONGEST_INPUT, LONGEST_OUTPUT = 200, 200
@@ -57,7 +62,7 @@ Report = dict[str, Any]
 class Draw(Protocol):
     """Draws the sizes of one request."""
 
-    def __call__(self, at_s: float, tenant: str, rng: random.Random, *, tier: int) -> PoolRequest: ...
+    def __call__(self, at_s: float, tenant: str, rng: random.Random, *, tier: int) -> SimulatedRequest: ...
 
 
 def run(*, seed: int = 1, progress: Callable[[str], None] = lambda name: None) -> Report:
@@ -82,7 +87,7 @@ def flood(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
     """A tenant at 30 % of the capacity beside others of every appetite."""
     per_s = capacity() / _mean_cost()
     quiet = stream("quiet", QUIET_SHARE * per_s, f"{seed} quiet", count=quiet_requests)
-    ends_s = quiet[-1].at_s
+    ends_s = quiet[-1].arrival_s
     fair_share = 1 - QUIET_SHARE
     rows: dict[str, Report] = {}
     for name, share in (
@@ -94,17 +99,18 @@ def flood(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
         other = stream("other", share * per_s, f"{seed} other", seconds=ends_s) if share else []
         pool = _pool()
         # What the flood left behind need not be served.
-        pool.run(sorted([*quiet, *other], key=lambda each: each.at_s), until_s=ends_s + 60.0)
-        ttfts = [each.ttft_s for each in pool.served if each.request.tenant == "quiet"]
+        pool.run(sorted([*quiet, *other], key=lambda each: each.arrival_s), until_s=ends_s + 60.0)
+        records = pool.records
+        ttfts = [records.ttft_s(row) for row in records.rows_of("quiet")]
         ttfts = ttfts[min(WARM_UP_REQUESTS, len(ttfts) // 10) :]
         rows[name] = {
             "other_share": share,
             "requests": len(ttfts),
             "ttft_p50_s": round(quantile(ttfts, 0.5), 4),
             "ttft_p99_s": round(quantile(ttfts, 0.99), 4),
-            "refused_of_other": sum(each.refused for each in pool.served),
-            "places_given_up": sum(each.set_back for each in pool.served),
-            "most_of_one_request": max(each.set_back for each in pool.served),
+            "refused_of_other": sum(records.refused),
+            "places_given_up": sum(records.set_back),
+            "most_of_one_request": max(records.set_back),
         }
     worst_s = rows["flood"]["ttft_p99_s"]
     ratios = {name: round(worst_s / rows[name]["ttft_p99_s"], 4) for name in ("equal half", "fair share")}
@@ -119,16 +125,16 @@ def flood(seed: int = 1, quiet_requests: int = QUIET_REQUESTS) -> Report:
 def weights(seed: int = 1, seconds: float = 240.0) -> Report:
     """Weights of 1 and 3, both always waiting; the light one in ten times as many requests."""
     light, heavy = WEIGHTS
-    pool = _pool()
     gaps: list[float] = []
 
-    def refill(pool: VirtualPool) -> None:
+    def refill(pool: SimulatedPool) -> None:
         _keep_waiting(pool, "light", 200, weight=light, seed=seed)
         _keep_waiting(pool, "heavy", 20, weight=heavy, seed=seed)
         had = pool.service
         gaps.append(abs(had.get("light", 0) / light - had.get("heavy", 0) / heavy))
 
-    pool.run([_request(0.0, "light", random.Random(seed), weight=light)], until_s=seconds, on_time=refill)
+    pool = _pool(refill)
+    pool.run([_request(0.0, "light", random.Random(seed), weight=light)], until_s=seconds)
     served = [pool.service["light"] / light, pool.service["heavy"] / heavy]
     ratio = pool.service["heavy"] / pool.service["light"]
     deviation = abs(ratio / (heavy / light) - 1)
@@ -151,22 +157,23 @@ def tiers(seed: int = 1) -> Report:
     per_s = capacity() / _mean_cost()
     interactive = stream("day", 0.5 * per_s, f"{seed} day", seconds=90.0, tier=INTERACTIVE)
 
-    def refill(pool: VirtualPool) -> None:
+    def refill(pool: SimulatedPool) -> None:
         _keep_waiting(pool, "office", 20, tier=STANDARD, seed=seed)
         _keep_waiting(pool, "night", 20, tier=BATCH, seed=seed)
 
-    pool = _pool()
-    pool.run(interactive, until_s=90.0, on_time=refill)
+    pool = _pool(refill)
+    pool.run(interactive, until_s=90.0)
+    records = pool.records
     total = sum(pool.service.values())
-    ttfts = [each.ttft_s for each in pool.served if each.request.tenant == "day" and each.first_s >= 0]
-    displaced = [each for each in pool.served if each.displaced_tokens]
+    ttfts = [records.ttft_s(row) for row in records.rows_of("day") if records.first_s[row] >= 0]
+    displaced = [tokens for tokens in records.displaced_tokens if tokens]
     wait_s, bound_s = _longest_aged_wait(seed)
     return {
         "service_shares": {tenant: round(cost / total, 4) for tenant, cost in sorted(pool.service.items())},
         "interactive_ttft_p99_s": round(quantile(ttfts, 0.99), 4),
         "interactive_requests": len(ttfts),
         "requests_that_displaced": len(displaced),
-        "displaced_kv_tokens": sum(each.displaced_tokens for each in displaced),
+        "displaced_kv_tokens": sum(displaced),
         "batch_longest_wait_under_flood_s": round(wait_s, 3),
         "batch_wait_bound_s": bound_s,
         "ok": pool.service.get("night", 0) == 0 and bool(displaced) and wait_s <= bound_s,
@@ -179,7 +186,7 @@ def reservations(seed: int = 1, seconds: float = 120.0) -> Report:
     rows: dict[str, Report] = {}
     for is_reserved in (True, False):
 
-        def refill(pool: VirtualPool, is_reserved: bool = is_reserved) -> None:
+        def refill(pool: SimulatedPool, is_reserved: bool = is_reserved) -> None:
             for number, share in enumerate(RESERVED_SHARES):
                 _keep_waiting(
                     pool,
@@ -192,8 +199,8 @@ def reservations(seed: int = 1, seconds: float = 120.0) -> Report:
             for number in range(4):
                 _keep_waiting(pool, f"flood {number}", 30, tier=INTERACTIVE, seed=seed)
 
-        pool = _pool()
-        pool.run([_request(0.0, "first", random.Random(seed))], until_s=seconds, on_time=refill)
+        pool = _pool(refill)
+        pool.run([_request(0.0, "first", random.Random(seed))], until_s=seconds)
         for number, share in enumerate(RESERVED_SHARES):
             row = rows.setdefault(f"paid {number}", {"reserved_cost_per_s": round(share * full, 1)})
             had = pool.service.get(f"paid {number}", 0) / (share * full * seconds)
@@ -287,10 +294,10 @@ def stream(
     seconds: float = math.inf,
     tier: int = STANDARD,
     draw: Draw | None = None,
-) -> list[PoolRequest]:
+) -> list[SimulatedRequest]:
     """A Poisson stream of `count` requests, or of those within `seconds`; `draw` makes each."""
     rng = random.Random(seed)
-    requests: list[PoolRequest] = []
+    requests: list[SimulatedRequest] = []
     at_s = rng.expovariate(per_s)
     while at_s < seconds and (count is None or len(requests) < count):
         requests.append((draw or _request)(at_s, tenant, rng, tier=tier))
@@ -306,16 +313,16 @@ def _request(
     tier: int = STANDARD,
     weight: float = 1.0,
     reserved: float = 0.0,
-) -> PoolRequest:
+) -> SimulatedRequest:
     output = round(MEDIAN_OUTPUT * rng.lognormvariate(0.0, OUTPUT_SPREAD))
-    return PoolRequest(
+    return SimulatedRequest(
         at_s,
         tenant,
         rng.randint(LONGEST_INPUT // 10, LONGEST_INPUT),
         min(LONGEST_OUTPUT, max(1, output)),
-        tier,
-        weight,
-        reserved,
+        tier=tier,
+        weight=weight,
+        reserved_cost_per_s=reserved,
     )
 
 
@@ -325,7 +332,7 @@ def _mean_cost() -> float:
 
 
 def _keep_waiting(
-    pool: VirtualPool,
+    pool: SimulatedPool,
     tenant: str,
     depth: int,
     *,
@@ -337,40 +344,57 @@ def _keep_waiting(
     """Sends so many that `depth` requests of the tenant wait."""
     waiting = sum(each.num_queued for each in pool.flow.tenants() if each.tenant_id == tenant)
     for _ in range(depth - waiting):
-        rng = random.Random(f"{seed} {tenant} {len(pool.served)}")
+        rng = random.Random(f"{seed} {tenant} {len(pool.records)}")
         pool.arrive(_request(pool.now_s, tenant, rng, tier=tier, weight=weight, reserved=reserved))
 
 
 def _longest_aged_wait(seed: int) -> tuple[float, float]:
     """The longest wait of batch requests that arrive under an interactive flood without end, of a tenant with
     a night of service behind it; and what it may be."""
-    pool = _pool(ageing_s=AGEING_S)
+
+    def refill(pool: SimulatedPool) -> None:
+        _keep_waiting(pool, "day", 60, tier=INTERACTIVE, seed=seed)
+
+    pool = _pool(refill, ageing_s=AGEING_S)
     pool.flow.counters.charge("night", 1.0, 10**9)
     batch = [
         _request(5.0 * number, "night", random.Random(f"{seed} {number}"), tier=BATCH) for number in range(10)
     ]
 
-    def refill(pool: VirtualPool) -> None:
-        _keep_waiting(pool, "day", 60, tier=INTERACTIVE, seed=seed)
-
-    pool.run(batch, until_s=150.0, on_time=refill)
-    waited = [each for each in pool.served if each.request.tenant == "night"]
+    pool.run(batch, until_s=150.0)
     # Up two tiers; then its share of the band, and the longest answer that runs.
     bound_s = 2 * AGEING_S[BATCH] + 5.0
-    return max(_wait_s(each) for each in waited), bound_s
+    return max(pool.records.ttft_s(row) for row in pool.records.rows_of("night")), bound_s
 
 
-def _wait_s(served: PoolServed) -> float:
-    return served.first_s - served.request.at_s if served.first_s >= 0 else math.inf
+def _pool(
+    on_event: Callable[[SimulatedPool], None] = lambda pool: None,
+    ageing_s: Sequence[float] = (math.inf,) * 3,
+) -> SimulatedPool:
+    return fair_pool(
+        POLICY, MACHINE, Constant(MEDIAN_OUTPUT, 0), watch=PoolObserver(on_event=on_event), ageing_s=ageing_s
+    )
 
 
-def _pool(ageing_s: Sequence[float] = (math.inf,) * 3) -> VirtualPool:
-    return VirtualPool(
-        MACHINE,
-        policy=POLICY,
-        ageing_s=ageing_s,
-        predict=lambda request: MEDIAN_OUTPUT,
-        max_queued_per_tenant=2_000,
+def fair_pool(
+    policy: str,
+    machine: Machine,
+    predictions: Predictions,
+    *,
+    watch: PoolObserver | None = None,
+    max_queued_per_tenant: int = 2_000,
+    **flow: Any,
+) -> SimulatedPool:
+    """One engine core whose answers end where their requests say, behind a queue with a limit."""
+    return SimulatedPool(
+        policy,
+        machine,
+        predictions=predictions,
+        prefix_caching=False,
+        watch=watch,
+        stepwise=True,
+        declared_tokens=LONGEST_OUTPUT,
+        flow={"max_queued_per_tenant": max_queued_per_tenant, **flow},
     )
 
 

@@ -1,4 +1,4 @@
-"""Does the batch-or-wait table beat the best fixed batch size and window, on its own objective?
+"""Benchmark of the batch-or-wait table against the best fixed batch size and window, on its own objective.
 
 An engine on a virtual clock serves a stream of requests in batches that run to completion, once with the
 admission `table`, once with the admission `dynamic` (a batch starts when `size` wait or the first has waited
@@ -23,7 +23,7 @@ from engine.scheduling.batch_or_wait.states import Grid
 from engine.scheduling.batch_or_wait.table import BatchOrWaitTable, solve_table
 from engine.scheduling.options import PolicyOptions
 from ops.bench.policies.batch_queue import Arrivals, Fixed, by_fixed
-from ops.bench.policies.batch_replica import BatchReplica, StreamMeasured
+from ops.bench.policies.batch_replica import StreamMeasured, serve
 from ops.reporting import table as print_table
 
 MODEL = BatchModel(
@@ -142,14 +142,14 @@ def serve_by_table(table: BatchOrWaitTable, arrivals: Arrivals) -> StreamMeasure
     """The engine with the admission `table`."""
     options = PolicyOptions(admit="table", batch_or_wait_table=table, batch_size=table.grid.max_batch)
     order = "sjf" if table.grid.short_first else "fcfs"
-    return BatchReplica(table.model, arrivals, table.objective.slo_s, order=order, options=options).run()
+    return serve(table.model, arrivals, table.objective.slo_s, order=order, options=options)
 
 
 def serve_by_fixed(model: BatchModel, arrivals: Arrivals, slo_s: float, policy: Fixed) -> StreamMeasured:
     """The engine with the admission `dynamic`."""
     options = PolicyOptions(admit="dynamic", batch_size=policy.size, window_s=min(policy.window_s, ENDLESS_S))
     order = "sjf" if policy.short_first else "fcfs"
-    return BatchReplica(model, arrivals, slo_s, order=order, options=options).run()
+    return serve(model, arrivals, slo_s, order=order, options=options)
 
 
 def _compare(table: BatchOrWaitTable, streams: list[Arrivals]) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _promising(table: BatchOrWaitTable, streams: list[Arrivals]) -> Iterator[Fix
     for short_first in (False, True) if grid.short_first else (False,):
         for size in range(1, grid.max_batch + 1):
             yield Fixed(size, 0.0, short_first)
-            # With one enough, nobody is ever held up, however long the window.
+            # A size of one never holds a request up, however long the window.
             if size > 1:
                 windows = (Fixed(size, window_s, short_first) for window_s in (*windows_s, float("inf")))
                 yield min(windows, key=cost)

@@ -1,4 +1,4 @@
-"""What does a queue before a server that runs batches to completion do under a fixed size and window?
+"""A queue before a server that runs batches to completion, under a fixed size and window.
 
 Plain arithmetic on arrival times: thousands of times faster than an engine, so that every size and many
 windows can be tried. The engine itself is in `ops.bench.policies.batch_replica`; a test holds the two
@@ -140,7 +140,7 @@ class Queue:
         return batch - longs, longs
 
     def run(self, batch: tuple[int, int], start_s: float) -> float:
-        """Runs so many short and long ones; when the batch ends."""
+        """Runs that many short and long ones; returns when the batch ends."""
         end_s = start_s + self._model.service_s(*batch)
         measured = self.served >= WARM_UP
         if measured and self._requests == 0:
@@ -172,7 +172,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A batch of up to `size` runs when so many wait or the first has waited `window_s`."""
+    """A batch of up to `size` runs when `size` requests wait or the first has waited `window_s`."""
 
     size: int
     window_s: float

@@ -1,4 +1,4 @@
-"""What does it cost to run batches to completion, to pad them, and what do length buckets win back?"""
+"""Benchmarks of static and dynamic batching, of padding, and of length buckets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ops.bench.policies.figures import LatencyTargets, latency_figures, over_see
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, ARENA_TRACE
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import number
-from ops.simulate.engine_run import EngineMachine, run_load
-from ops.simulate.traffic.arrivals import Arrival, all_at_once, from_trace, poisson_times, stream
+from ops.simulate.engine_run import run_load
+from ops.simulate.machines.machines import Machine
+from ops.simulate.traffic.arrivals import all_at_once, from_trace, poisson_times, stream
+from ops.simulate.traffic.requests import SimulatedRequest
 
 REQUESTS = 300
 UNPADDED = A10G_LLAMA_2_7B
@@ -21,13 +23,13 @@ KEEPS_ROWS = replace(UNPADDED, name=f"{UNPADDED.name}, padded batches", keeps_ro
 LOAD = 0.3
 
 
-def arena_lengths(seed: int) -> list[Arrival]:
+def arena_lengths(seed: int) -> list[SimulatedRequest]:
     """Lengths of real chat requests (input p50 40, p99 902; output p50 211, p99 785), Poisson arrivals."""
     rng = random.Random(seed)
     drawn = rng.sample(from_trace(ARENA_TRACE), REQUESTS)
     times = poisson_times(rng, 1.0, 2.0 * REQUESTS)[:REQUESTS]
     return [
-        replace(arrival, at_s=at_s, tenant="one", kind="all")
+        replace(arrival, arrival_s=at_s, tenant="one", kind="all")
         for arrival, at_s in zip(drawn, times, strict=True)
     ]
 
@@ -43,7 +45,7 @@ BATCHING_COLUMNS = (
     ("padding", "padding / tokens computed"),
 )
 
-KINDS: tuple[tuple[str, str, EngineMachine], ...] = (
+KINDS: tuple[tuple[str, str, Machine], ...] = (
     ("static, padded", "static", KEEPS_ROWS),
     ("static, unpadded", "static", UNPADDED),
     ("dynamic, padded", "dynamic", KEEPS_ROWS),
@@ -57,7 +59,7 @@ def batching(policies: Collection[str]) -> Report:
     report = Report("static, dynamic and continuous batching", BATCHING_COLUMNS)
     report.notes.append(f"{UNPADDED.name}; lengths of the arena trace, {REQUESTS} requests a seed")
 
-    def figures(policy: str, machine: EngineMachine, arrivals: Sequence[Arrival]) -> dict[str, float]:
+    def figures(policy: str, machine: Machine, arrivals: Sequence[SimulatedRequest]) -> dict[str, float]:
         run = run_load(policy, arrivals, machine)
         return {
             **latency_figures(run.served),
@@ -79,7 +81,7 @@ def batching(policies: Collection[str]) -> Report:
     return report
 
 
-def unlike_documents(seed: int) -> list[Arrival]:
+def unlike_documents(seed: int) -> list[SimulatedRequest]:
     """Prompts from 16 to 2,048 tokens, as many of each doubling; answers of 8 to 32 tokens; Poisson."""
     rng = random.Random(seed)
 

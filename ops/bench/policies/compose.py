@@ -1,4 +1,4 @@
-"""Do tenants get tokens by weight when more sequences decode than a step has slots?"""
+"""Benchmark of token shares by weight when more sequences decode than a step has slots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINE = replace(A10G_LLAMA_2_7B, kv_tokens=64_000, max_sequences=64, max_batch
 
 @dataclass(frozen=True, slots=True)
 class ComposeTenant:
-    """One tenant: so many sequences, at that weight."""
+    """One tenant: its number of sequences and its weight."""
 
     tenant: str
     sequences: int
@@ -54,7 +54,7 @@ COLUMNS = (
 
 
 def due_a_step(parties: Sequence[ComposeTenant], slots: int) -> dict[str, float]:
-    """Tokens a step by weight; nobody more than one for each sequence, what that leaves to the others."""
+    """Tokens a step by weight, at most one for each sequence; the others share what that leaves."""
     due: dict[str, float] = {}
     left, open_parties = float(slots), list(parties)
     while open_parties:
@@ -115,11 +115,11 @@ def composition(policies: Collection[str]) -> Report:
 def tokens_in_windows(moments: Sequence[Moment], parties: Sequence[ComposeTenant]) -> list[int]:
     """The first party's output tokens in every stretch of `WINDOW_STEPS` steps in which all sequences of all
     parties decoded."""
-    everybody = {party.tenant: party.sequences for party in parties}
+    all_sequences = {party.tenant: party.sequences for party in parties}
     found = []
     sums = [0]
     for moment in moments:
-        if moment.running != everybody or any(moment.computed.values()):
+        if moment.running != all_sequences or any(moment.computed.values()):
             sums = [0]
             continue
         sums.append(sums[-1] + moment.emitted.get(parties[0].tenant, 0))

@@ -1,4 +1,4 @@
-"""How far apart are backlogged tenants on the published overload settings?"""
+"""Benchmark of service differences between backlogged tenants on the published overload settings."""
 
 from __future__ import annotations
 

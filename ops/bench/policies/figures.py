@@ -1,4 +1,4 @@
-"""Which figures does a run of a policy come down to?"""
+"""Figures of a policy's run."""
 
 from __future__ import annotations
 

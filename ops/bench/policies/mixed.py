@@ -1,4 +1,4 @@
-"""Do short requests feel the long ones beside them, and do bad predictions hurt?"""
+"""Benchmarks of short requests among long ones, and of bad predictions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_
 from ops.bench.policies.report import SEEDS, Check, Report
 from ops.bench.policies.workloads import FEW_PLACES, heavy_tail
 from ops.reporting import number
-from ops.simulate.engine_run import EngineMachine, run_load
+from ops.simulate.engine_run import run_load
+from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
-    Arrival,
     all_at_once,
     fixed,
     merged,
@@ -25,10 +25,11 @@ from ops.simulate.traffic.arrivals import (
     stream,
     uniform,
 )
+from ops.simulate.traffic.requests import SimulatedRequest
 
 MIXED_POLICIES = ("fcfs", "hrrn", "vtc", "hybrid")
 INTERACTIVE = "hybrid, short ones in the interactive tier"
-"""The same policy, told what the requests are: the short ones' tier goes first, and prompts advance four at a
+"""The same policy with tiers: the short ones' tier goes first, and prompts advance four at a
 time in steps of a tenth of a second."""
 INTERACTIVE_OPTIONS = PolicyOptions(max_num_partial_prefills=4, target_step_s=0.1)
 BURST_REQUESTS = 300
@@ -39,16 +40,16 @@ class Mix:
     """Short requests with long ones among them."""
 
     name: str
-    machine: EngineMachine
+    machine: Machine
     load: float
-    draw: Callable[[random.Random], list[Arrival]]
+    draw: Callable[[random.Random], list[SimulatedRequest]]
 
-    def arrivals(self, seed: int) -> list[Arrival]:
+    def arrivals(self, seed: int) -> list[SimulatedRequest]:
         """Drawn from `seed`, at the stated load."""
         return at_load(self.draw(random.Random(seed)), self.load, self.machine)
 
 
-def _long_prompts(rng: random.Random) -> list[Arrival]:
+def _long_prompts(rng: random.Random) -> list[SimulatedRequest]:
     seconds = 150.0
     return merged(
         [
@@ -80,7 +81,7 @@ def mixed(policies: Collection[str]) -> Report:
     report = Report("short requests among long ones", COLUMNS)
     for mix in MIXES:
         arrivals = {seed: mix.arrivals(seed) for seed in SEEDS}
-        per_s = len(arrivals[SEEDS[0]]) / arrivals[SEEDS[0]][-1].at_s
+        per_s = len(arrivals[SEEDS[0]]) / arrivals[SEEDS[0]][-1].arrival_s
         report.notes.append(
             f"{mix.name}: {mix.machine.name}; load {number(mix.load)}, {number(per_s)} requests/s,"
             f" {number(sum(each.kind == 'short' for each in arrivals[SEEDS[0]]))} short ones a seed"
@@ -112,7 +113,7 @@ def mixed(policies: Collection[str]) -> Report:
     return report
 
 
-def _alone(mix: Mix, arrivals: Sequence[Arrival]) -> dict[str, float]:
+def _alone(mix: Mix, arrivals: Sequence[SimulatedRequest]) -> dict[str, float]:
     short = [arrival for arrival in arrivals if arrival.kind == "short"]
     run = run_load("fcfs", short, mix.machine)
     figures = latency_figures(run.served)
@@ -124,7 +125,7 @@ def _alone(mix: Mix, arrivals: Sequence[Arrival]) -> dict[str, float]:
     }
 
 
-def _together(name: str, mix: Mix, arrivals: Sequence[Arrival]) -> dict[str, float]:
+def _together(name: str, mix: Mix, arrivals: Sequence[SimulatedRequest]) -> dict[str, float]:
     policy: str | Callable[[], Policy] = name
     if name == INTERACTIVE:
         policy = _interactive

@@ -1,4 +1,4 @@
-"""Which settings did the published fairness experiments use, and on which machine?
+"""Settings of the published fairness experiments, and the machine that they ran on.
 
 The settings of the artifact of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024;
 repository Ying1123/VTC-artifact, `fair_bench/exp_suite.py`, Apache License 2.0): rates, lengths, weights and
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.messages import StepTime
-from ops.simulate.engine_run import EngineMachine
+from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.arrivals import (
-    Arrival,
     even_times,
     fixed,
     from_trace,
@@ -32,10 +31,11 @@ from ops.simulate.traffic.arrivals import (
     stream,
     uniform,
 )
+from ops.simulate.traffic.requests import SimulatedRequest
 
-A10G_LLAMA_2_7B = EngineMachine(
-    name="Llama-2-7B on an A10G, 10,000 tokens of KV cache",
-    step_time=StepTime(
+A10G_LLAMA_2_7B = profile_machine(
+    "Llama-2-7B on an A10G, 10,000 tokens of KV cache",
+    StepTime(
         base_s=30e-3,
         per_token_s=0.2e-3,
         per_context_token_s=8e-9,
@@ -49,9 +49,9 @@ A10G_LLAMA_2_7B = EngineMachine(
     context_tokens=4096,
 )
 
-A100_LLAMA_3_8B = EngineMachine(
-    name="Llama-3-8B on an A100 with 80 GB, 200,000 tokens of KV cache",
-    step_time=StepTime(
+A100_LLAMA_3_8B = profile_machine(
+    "Llama-3-8B on an A100 with 80 GB, 200,000 tokens of KV cache",
+    StepTime(
         base_s=12e-3,
         per_token_s=0.1e-3,
         per_context_token_s=3e-9,
@@ -80,17 +80,17 @@ class Published:
     name: str
     seconds: float
     longest_input: int
-    draw: Callable[[random.Random], list[Arrival]]
+    draw: Callable[[random.Random], list[SimulatedRequest]]
 
-    def arrivals(self, seed: int) -> list[Arrival]:
+    def arrivals(self, seed: int) -> list[SimulatedRequest]:
         """Its requests, drawn from `seed`."""
         return self.draw(random.Random(seed))
 
 
 def _even(
     rates: list[float], seconds: float, *, weights: list[float] | None = None, first_is_on_off: bool = False
-) -> Callable[[random.Random], list[Arrival]]:
-    def draw(rng: random.Random) -> list[Arrival]:
+) -> Callable[[random.Random], list[SimulatedRequest]]:
+    def draw(rng: random.Random) -> list[SimulatedRequest]:
         streams = []
         for number, per_s in enumerate(rates):
             times = even_times(rng, per_s, seconds)
@@ -103,7 +103,7 @@ def _even(
     return draw
 
 
-def _poisson_on_off(rng: random.Random) -> list[Arrival]:
+def _poisson_on_off(rng: random.Random) -> list[SimulatedRequest]:
     lengths = uniform(16, 511)
     return merged(
         [
@@ -115,10 +115,10 @@ def _poisson_on_off(rng: random.Random) -> list[Arrival]:
 
 def short_and_long(
     short: tuple[int, int], long: tuple[int, int], seconds: float = 600.0
-) -> Callable[[random.Random], list[Arrival]]:
+) -> Callable[[random.Random], list[SimulatedRequest]]:
     """8 short ones a second beside 1.5 long ones, both Poisson."""
 
-    def draw(rng: random.Random) -> list[Arrival]:
+    def draw(rng: random.Random) -> list[SimulatedRequest]:
         return merged(
             [
                 stream(poisson_times(rng, 8.0, seconds), "short", fixed(*short), rng),
@@ -129,7 +129,7 @@ def short_and_long(
     return draw
 
 
-def _increase(rng: random.Random) -> list[Arrival]:
+def _increase(rng: random.Random) -> list[SimulatedRequest]:
     lengths = fixed(256, 256)
     return merged(
         [
@@ -139,7 +139,7 @@ def _increase(rng: random.Random) -> list[Arrival]:
     )
 
 
-def _dist_shift(rng: random.Random) -> list[Arrival]:
+def _dist_shift(rng: random.Random) -> list[SimulatedRequest]:
     lengths = fixed(256, 256)
     first = (
         only_while_on(even_times(rng, 0.5, 300), QUIET_S)
@@ -154,7 +154,7 @@ def _dist_shift(rng: random.Random) -> list[Arrival]:
     return merged([stream(first, "client-0", lengths, rng), stream(second, "client-1", lengths, rng)])
 
 
-def _real(rng: random.Random) -> list[Arrival]:
+def _real(rng: random.Random) -> list[SimulatedRequest]:
     return from_trace(ARENA_TRACE)
 
 

@@ -1,4 +1,4 @@
-"""What does a benchmark of policies answer: rows for people and programs, and what was wanted of them?"""
+"""Report of a policy benchmark: rows for people and programs, and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which benchmarks of scheduling policies are there, and how is one run?
+"""The benchmarks of scheduling policies, by name.
 
 All on virtual time and seeded: the same code gives the same figures on every machine.
 """

@@ -1,4 +1,4 @@
-"""Does each template do best what it is for?"""
+"""Benchmark of each policy template on the task that it is made for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ops.bench.policies.report import SEEDS, Check, Report
 from ops.reporting import Spread, number
 from ops.simulate.engine_run import EngineRun, run_load
 from ops.simulate.traffic.arrivals import (
-    Arrival,
     all_at_once,
     even_times,
     fixed,
@@ -23,6 +22,7 @@ from ops.simulate.traffic.arrivals import (
     stream,
     uniform,
 )
+from ops.simulate.traffic.requests import SimulatedRequest
 
 SHORT_UNHURT_S = 0.5
 """A long prompt's time counts only where the short ones' P99 TTFT stays below it."""
@@ -34,13 +34,13 @@ class Task:
 
     template: str
     traffic: str
-    draw: Callable[[int], list[Arrival]]
+    draw: Callable[[int], list[SimulatedRequest]]
     figure: str
     measure: Callable[[EngineRun], float]
     more_is_better: bool
 
 
-def _short_among_long(seed: int) -> list[Arrival]:
+def _short_among_long(seed: int) -> list[SimulatedRequest]:
     rng = random.Random(seed)
     return merged(
         [
@@ -50,7 +50,7 @@ def _short_among_long(seed: int) -> list[Arrival]:
     )
 
 
-def _documents_at_once(seed: int) -> list[Arrival]:
+def _documents_at_once(seed: int) -> list[SimulatedRequest]:
     rng = random.Random(seed)
 
     def lengths(rng: random.Random) -> tuple[int, int]:
@@ -59,7 +59,7 @@ def _documents_at_once(seed: int) -> list[Arrival]:
     return all_at_once(stream(range(120), "long", lengths, rng))
 
 
-def _long_among_short(seed: int) -> list[Arrival]:
+def _long_among_short(seed: int) -> list[SimulatedRequest]:
     rng = random.Random(seed)
     return merged(
         [
@@ -148,7 +148,7 @@ def templates(policies: Collection[str]) -> Report:
     return report
 
 
-def _figures(name: str, task: Task, arrivals: Sequence[Arrival]) -> dict[str, float]:
+def _figures(name: str, task: Task, arrivals: Sequence[SimulatedRequest]) -> dict[str, float]:
     settings = template(name, A100_LLAMA_3_8B.context_tokens)
     machine = replace(
         A100_LLAMA_3_8B,

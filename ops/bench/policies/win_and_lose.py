@@ -1,4 +1,4 @@
-"""Where does each policy win, and where does it lose?
+"""Contests that show each policy's strength and weakness.
 
 One contest: a policy against another on one kind of traffic, by one figure. Every policy has one that it is
 made for and the one that is known to be its weak side; both are shown by the number.
@@ -35,7 +35,8 @@ from ops.bench.policies.workloads import (
 )
 from ops.reporting import Spread, number
 from ops.simulate.engine_run import EngineRun, run_load, tenants_of
-from ops.simulate.traffic.arrivals import PREDICTIONS, Arrival
+from ops.simulate.traffic.arrivals import PREDICTIONS
+from ops.simulate.traffic.requests import SimulatedRequest
 
 Measure = Callable[[EngineRun], float]
 
@@ -275,5 +276,5 @@ def _cached_run(
 
 
 @lru_cache(maxsize=64)
-def _cached_arrivals(traffic: Traffic, seed: int) -> list[Arrival]:
+def _cached_arrivals(traffic: Traffic, seed: int) -> list[SimulatedRequest]:
     return traffic.arrivals(seed)

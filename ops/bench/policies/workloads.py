@@ -1,7 +1,7 @@
-"""Which kinds of traffic tell one policy from another?
+"""Kinds of traffic that tell one policy from another.
 
 Small ones, a few hundred to two thousand requests, on a machine with few places: there the order decides.
-Each takes a seed and returns requests in order of arrival; their rates are set by whoever states the load.
+Each takes a seed and returns requests in order of arrival; the caller's load sets their rates.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from ops.bench.policies.capacity import at_load
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_8B
-from ops.simulate.engine_run import EngineMachine
+from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.arrivals import (
-    Arrival,
     Lengths,
     all_at_once,
     fixed,
@@ -24,8 +23,9 @@ from ops.simulate.traffic.arrivals import (
     stream,
     uniform,
 )
+from ops.simulate.traffic.requests import SimulatedRequest
 
-Draw = Callable[[int], list[Arrival]]
+Draw = Callable[[int], list[SimulatedRequest]]
 PLACES = 16
 
 FEW_PLACES = replace(A10G_LLAMA_2_7B, name="Llama-2-7B on an A10G with 16 places", max_sequences=PLACES)
@@ -41,34 +41,34 @@ FOUR_PLACES = replace(
 LONG_CONTEXT = A100_LLAMA_3_8B
 
 
-def _poisson(requests: int, lengths: Lengths, seed: int) -> list[Arrival]:
+def _poisson(requests: int, lengths: Lengths, seed: int) -> list[SimulatedRequest]:
     rng = random.Random(seed)
     return stream(poisson_times(rng, 1.0, requests), "one", lengths, rng, kind="all")
 
 
-def heavy_tail(seed: int) -> list[Arrival]:
+def heavy_tail(seed: int) -> list[SimulatedRequest]:
     """Short prompts alike; outputs lognormal, median 40, a few of a thousand tokens."""
     return _poisson(500, heavy_tailed(64, 40, 1.3, 1000), seed)
 
 
-def alike(seed: int) -> list[Arrival]:
+def alike(seed: int) -> list[SimulatedRequest]:
     """All requests the same: 64 tokens in, 400 out."""
     return _poisson(200, fixed(64, 400), seed)
 
 
-def brief(seed: int) -> list[Arrival]:
+def brief(seed: int) -> list[SimulatedRequest]:
     """Requests alike and brief: 64 tokens in, 48 out."""
     return _poisson(100, fixed(64, 48), seed)
 
 
-def clumps(seed: int) -> list[Arrival]:
+def clumps(seed: int) -> list[SimulatedRequest]:
     """Every 20 s sixteen requests, all alike, within 40 ms."""
     rng = random.Random(seed)
     times = sorted(20.0 * clump + rng.random() * 0.04 for clump in range(12) for _ in range(PLACES))
     return stream(times, "one", fixed(64, 128), rng, kind="all")
 
 
-def unlike_prompts(seed: int) -> list[Arrival]:
+def unlike_prompts(seed: int) -> list[SimulatedRequest]:
     """One prompt in ten is of 2,000 tokens, the others of 32 to 96; all answers 32 tokens."""
 
     def lengths(rng: random.Random) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def unlike_prompts(seed: int) -> list[Arrival]:
     return _poisson(800, lengths, seed)
 
 
-def long_prompts(seed: int) -> list[Arrival]:
+def long_prompts(seed: int) -> list[SimulatedRequest]:
     """8,000-token prompts among short ones, 1 to 24."""
     rng = random.Random(seed)
     return merged(
@@ -88,7 +88,7 @@ def long_prompts(seed: int) -> list[Arrival]:
     )
 
 
-def with_deadlines(seed: int) -> list[Arrival]:
+def with_deadlines(seed: int) -> list[SimulatedRequest]:
     """Answers of 16 to 128 tokens; half are due in 6 s, half in 30 s."""
     rng = random.Random(seed)
     lengths = uniform(16, 128)
@@ -100,7 +100,7 @@ def with_deadlines(seed: int) -> list[Arrival]:
     )
 
 
-def flood(seed: int) -> list[Arrival]:
+def flood(seed: int) -> list[SimulatedRequest]:
     """A calm tenant with a request every 4 s beside one that sends ten times as much as is free."""
     rng = random.Random(seed)
     return merged(
@@ -111,7 +111,7 @@ def flood(seed: int) -> list[Arrival]:
     )
 
 
-def short_and_long_contexts(seed: int) -> list[Arrival]:
+def short_and_long_contexts(seed: int) -> list[SimulatedRequest]:
     """Two tenants always waiting: prompts of 2,048 and of 128 tokens, answers alike."""
     rng = random.Random(seed)
     return all_at_once(
@@ -119,30 +119,28 @@ def short_and_long_contexts(seed: int) -> list[Arrival]:
     )
 
 
-def tenants_with_prefixes(seed: int) -> list[Arrival]:
+def tenants_with_prefixes(seed: int) -> list[SimulatedRequest]:
     """Eight tenants, each with 1,024 first tokens of its own in all its prompts."""
     rng = random.Random(seed)
     lengths = fixed(1088, 32)
     return merged(
-        stream(poisson_times(rng, 1.0, 50), f"tenant-{number}", lengths, rng, shared_tokens=1024)
+        stream(poisson_times(rng, 1.0, 50), f"tenant-{number}", lengths, rng, prefix_blocks=(number, number))
         for number in range(8)
     )
 
 
-def hot_and_cold(seed: int) -> list[Arrival]:
+def hot_and_cold(seed: int) -> list[SimulatedRequest]:
     """One tenant: half of its prompts begin with one of eight texts of 1,024 tokens, half with their own."""
     rng = random.Random(seed)
     lengths = fixed(1088, 32)
     hot = [
-        stream(
-            poisson_times(rng, 1.0, 25), "one", lengths, rng, kind="hot", shared_tokens=1024, prefix=number
-        )
+        stream(poisson_times(rng, 1.0, 25), "one", lengths, rng, kind="hot", prefix_blocks=(number, number))
         for number in range(8)
     ]
     return merged([*hot, stream(poisson_times(rng, 8.0, 25), "one", lengths, rng, kind="cold")])
 
 
-def two_backlogged(seed: int) -> list[Arrival]:
+def two_backlogged(seed: int) -> list[SimulatedRequest]:
     """Two tenants always waiting: one with few large requests, one with many small ones."""
     rng = random.Random(seed)
     large = stream([0.0] * 60, "large", fixed(512, 256), rng)
@@ -158,12 +156,12 @@ class Traffic:
 
     name: str
     draw: Draw
-    machine: EngineMachine = FEW_PLACES
+    machine: Machine = FEW_PLACES
     load: float | None = None
     """Of the machine; None: as drawn."""
     at_once: bool = False
 
-    def arrivals(self, seed: int) -> list[Arrival]:
+    def arrivals(self, seed: int) -> list[SimulatedRequest]:
         """Drawn from `seed`."""
         arrivals = self.draw(seed)
         if self.at_once:

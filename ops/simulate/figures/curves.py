@@ -1,4 +1,4 @@
-"""What is kept of a run's requests for its plots? A few hundred numbers, whatever the number of requests."""
+"""Samples of a run's requests for its plots: a few hundred numbers, whatever the number of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How unequally were tenants served while they waited?
+"""Service differences between tenants while they waited.
 
 Service is prompt tokens computed + 2 x output tokens, per weight. Looked at every `PERIOD_S` of virtual time:
 two tenants count between two looks if each had a request waiting at the gateway throughout.
@@ -33,7 +33,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class Fairness:
-    """Watches one run: `look` is told of every decision."""
+    """Watches one run: `look` is called after every decision."""
 
     period_s: float = PERIOD_S
     widest_gap: float = 0.0
@@ -93,12 +93,12 @@ class Fairness:
 
     @property
     def jain_index(self) -> float | None:
-        """None: no two tenants ever waited for so long."""
+        """None: no two tenants ever waited together."""
         return jain_index([self.got[tenant] / due for tenant, due in self.due.items() if due > 0])
 
 
 def jain_index(values: Sequence[float]) -> float | None:
-    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything; None of nobody."""
+    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything; None without values."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 

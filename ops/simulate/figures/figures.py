@@ -1,4 +1,4 @@
-"""Which figures does a simulated run come down to?
+"""Figures of a simulated run.
 
 Times are nearest-rank quantiles over *all* requests submitted: one that was refused or never ended counts as
 infinitely slow (null in JSON) and as a miss, so that dropping requests improves nothing (arXiv 2410.14257).
@@ -131,7 +131,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:
     """Share of (estimate, actual) pairs that lie within `factor` of each other.
 
-    Values below `floor` count as `floor`: nobody cares whether 2 ms were 5 ms.
+    Values below `floor` count as `floor`: whether 2 ms were 5 ms does not matter.
     """
     if not pairs:
         return None

@@ -1,4 +1,4 @@
-"""What does a simulation look like as one file for a browser? Everything is in it: nothing is fetched."""
+"""A simulation as one HTML file that fetches nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a comparison of policies look like?
+"""SVG plots that compare policies.
 
 Four panels: the distributions of TTFT and TPOT with their targets, requests a second that met the SLO over
 time beside those that arrived, and attainment by tenant. Needs matplotlib, which is an extra of its own.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#000000")
-"""Told apart by people who see red and green alike (Okabe and Ito, 2008)."""
+"""Distinguishable with red-green colour blindness (Okabe and Ito, 2008)."""
 STYLES = ("-", "--", ":", "-.")
 DPI = 150
 

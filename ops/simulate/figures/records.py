@@ -1,4 +1,4 @@
-"""What became of every request? Columns of numbers, some 60 bytes a request."""
+"""Records of requests in columns of numbers, up to 100 bytes a request."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ class Records:
         """Prompt tokens found in a prefix cache."""
         self.preemptions = array("l")
         self.recomputed_tokens = array("l")
+        self.displaced_tokens = array("i")
+        """KV tokens of lower tiers whose places it took."""
+        self.set_back = array("h")
+        """Places that it lost to a tenant of its tier that was owed one."""
+        self.replica = array("h")
+        """Number of the replica that served it."""
         self.refused = array("b")
         self._numbers: dict[str, int] = {}
 
@@ -47,9 +53,21 @@ class Records:
         self.output_tokens.append(request.output_tokens)
         for instants in (self.dispatched_s, self.first_s, self.last_s):
             instants.append(NEVER_S)
-        for counts in (self.cached_tokens, self.preemptions, self.recomputed_tokens, self.refused):
+        for counts in (
+            self.cached_tokens,
+            self.preemptions,
+            self.recomputed_tokens,
+            self.displaced_tokens,
+            self.set_back,
+            self.replica,
+            self.refused,
+        ):
             counts.append(0)
         return len(self.tenant) - 1
+
+    def rows_of(self, tenant: str) -> list[int]:
+        """Row numbers of one tenant."""
+        return self.rows_by_tenant().get(tenant, [])
 
     def rows_by_tenant(self) -> dict[str, list[int]]:
         """Row numbers, by tenant in order of first arrival."""

@@ -1,11 +1,12 @@
-"""What does a simulation fall short of, by the word of traffic that was really served?
+"""Differences between simulated and measured times, learned from traffic that was really served.
 
 A simulated replica takes steps and nothing else. A real request also waits for messages between gateway and
 engine, for an interpreter that is busy, for a step that took longer than its like. What that comes to is
 measured where traffic was recorded *and* simulated under the policy that served it: request by request, real
 less simulated. It is drawn at random for the requests of another simulation (bootstrapping of residuals,
-Efron 1979), among those whose simulated first token came about as late: who waits for others waits for what
-they fall short of as well. That puts times right as far as it depends neither on the policy nor on the load.
+Efron 1979), among those whose simulated first token came about as late: a request that waits for others
+waits for what they fall short of as well. That puts times right as far as it depends neither on the policy
+nor on the load.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from ops.simulate.figures.records import Records
 
 NEIGHBOURS = 50
-"""Among so many it is drawn: enough to have their slowest ones, few enough to be alike."""
+"""Neighbours it is drawn from: enough to have slow ones, few enough to be alike."""
 
 
 class Residual(NamedTuple):

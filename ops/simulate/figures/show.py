@@ -1,4 +1,4 @@
-"""How are a simulation's figures shown to people: in a terminal, and on a page of their own?"""
+"""Shows a simulation's figures in a terminal and on a page of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which times is a request promised?"""
+"""SLO targets of a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can a GPU do, what does a model ask of it, and how long does a step take then?
+"""GPUs, models, and the step times that follow from them.
 
 A roofline (Williams, Waterman and Patterson, CACM 2009): a step takes the longer of computing its
 products and of reading the weights and the KV that its decodes attend to, at a stated share of what the data
@@ -119,7 +119,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model on so many GPUs of a kind that compute it together; implements `StepTiming`.
+    """A model computed by `gpus` GPUs of a kind together; implements `StepTiming`.
 
     Raises ValueError when the weights do not fit.
     """
@@ -241,6 +241,10 @@ class Machine:
     watts: float = 0.0
     """Of each GPU when it is busy; 0: not known."""
     idle_watts: float = 0.0
+    padded: bool = False
+    """Shapes are padded, as on devices that know no ragged batches."""
+    keeps_rows: bool = False
+    """Padded, and a sequence that has ended keeps its row until its whole batch has."""
 
     @property
     def num_blocks(self) -> int:

@@ -1,4 +1,4 @@
-"""What did an engine learn about its own steps, as a file says?
+"""Reads a machine from the step times that an engine learned.
 
 Either what an engine keeps in its data directory (`<engine>.learned.json`), or JSON with the coefficients
 `base_s`, `per_token_s`, `per_context_token_s` and `per_sequence_s`, at the top or under `step_time`. Sizes

@@ -1,6 +1,6 @@
-"""Which requests arrive when, in a run on virtual time?
+"""Drawn arrivals and predictions for runs on virtual time.
 
-Open loops only: nobody waits for an answer before sending the next request, so a slow policy cannot make its
+Open loops only: no client waits for an answer before its next request, so that a slow policy cannot make its
 own load lighter. Everything is drawn from a seeded generator; the same seed gives the same arrivals.
 """
 
@@ -9,29 +9,10 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-DEFAULT_TIER = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request, with the length its answer will have."""
-
-    at_s: float
-    tenant: str
-    input_tokens: int
-    output_tokens: int
-    kind: str = "all"
-    """Its class in the report (`short`, `long`)."""
-    tier: int = DEFAULT_TIER
-    weight: float = 1.0
-    deadline_in_s: float | None = None
-    shared_tokens: int = 0
-    """So many first tokens are those of all requests of its tenant with the same `prefix`."""
-    prefix: int = 0
-
+from ops.simulate.traffic.requests import STANDARD, SimulatedRequest
 
 Lengths = Callable[[random.Random], tuple[int, int]]
 """Draws (input, output) tokens."""
@@ -57,7 +38,7 @@ def heavy_tailed(input_tokens: int, median_output: int, sigma: float, most_outpu
 
 
 def poisson_times(rng: random.Random, per_s: float, seconds: float) -> list[float]:
-    """Arrival instants of a Poisson stream."""
+    """SimulatedRequest instants of a Poisson stream."""
     times = []
     now_s = rng.expovariate(per_s)
     while now_s < seconds:
@@ -96,57 +77,55 @@ def stream(
     *,
     kind: str = "",
     weight: float = 1.0,
-    tier: int = DEFAULT_TIER,
+    tier: int = STANDARD,
     deadline_in_s: float | None = None,
-    shared_tokens: int = 0,
-    prefix: int = 0,
-) -> list[Arrival]:
+    prefix_blocks: tuple[int, ...] = (),
+) -> list[SimulatedRequest]:
     """One tenant's requests at `times`."""
     arrivals = []
     for at_s in times:
         input_tokens, output_tokens = lengths(rng)
         arrivals.append(
-            Arrival(
+            SimulatedRequest(
                 at_s,
                 tenant,
                 input_tokens,
                 output_tokens,
-                kind or tenant,
+                prefix_blocks,
                 tier,
                 weight,
-                deadline_in_s,
-                shared_tokens,
-                prefix,
+                kind=kind or tenant,
+                deadline_in_s=deadline_in_s,
             )
         )
     return arrivals
 
 
-def merged(streams: Iterable[Sequence[Arrival]]) -> list[Arrival]:
+def merged(streams: Iterable[Sequence[SimulatedRequest]]) -> list[SimulatedRequest]:
     """All streams in order of arrival."""
-    return sorted((arrival for each in streams for arrival in each), key=lambda arrival: arrival.at_s)
+    return sorted((arrival for each in streams for arrival in each), key=lambda arrival: arrival.arrival_s)
 
 
-def all_at_once(arrivals: Iterable[Arrival]) -> list[Arrival]:
+def all_at_once(arrivals: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
     """The same requests, all waiting from the first instant."""
-    return [replace(arrival, at_s=0.0) for arrival in arrivals]
+    return [replace(arrival, arrival_s=0.0) for arrival in arrivals]
 
 
-def slowed(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:
+def slowed(arrivals: Iterable[SimulatedRequest], factor: float) -> list[SimulatedRequest]:
     """The same requests in the same order, with all gaps `factor` times as long."""
-    return [replace(arrival, at_s=arrival.at_s * factor) for arrival in arrivals]
+    return [replace(arrival, arrival_s=arrival.arrival_s * factor) for arrival in arrivals]
 
 
-def from_trace(path: Path) -> list[Arrival]:
+def from_trace(path: Path) -> list[SimulatedRequest]:
     """A CSV file with `arrival_s,tenant,input_tokens,output_tokens`. Raises ValueError naming a bad line."""
     with path.open(newline="", encoding="utf-8") as file:
         return merged([list(_rows(csv.DictReader(file), path))])
 
 
-def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[Arrival]:
+def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[SimulatedRequest]:
     for number, row in enumerate(reader, 2):
         try:
-            yield Arrival(
+            yield SimulatedRequest(
                 float(row["arrival_s"]),
                 row["tenant"],
                 int(row["input_tokens"]),
@@ -161,29 +140,29 @@ def _rows(reader: Iterable[dict[str, str]], path: Path) -> Iterator[Arrival]:
 
 # ---------------------------------------------------------------- predictions of the output's length
 
-Predictions = Callable[[Sequence[Arrival], random.Random], list[tuple[int, int]]]
-"""(median, 90th percentile) of each answer's length, as told to the engine on arrival."""
+Predictions = Callable[[Sequence[SimulatedRequest], random.Random], list[tuple[int, int]]]
+"""(median, 90th percentile) of each answer's length, as the engine gets it on arrival."""
 
 
-def exact(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+def exact(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
     """What will be."""
     return [(arrival.output_tokens, arrival.output_tokens) for arrival in arrivals]
 
 
-def noisy(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+def noisy(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
     """Off by up to 50 % either way, evenly."""
     medians = [max(1, round(arrival.output_tokens * rng.uniform(0.5, 1.5))) for arrival in arrivals]
     return [(median, 2 * median) for median in medians]
 
 
-def shuffled(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
-    """Right as a distribution, and for each request worth nothing: somebody else's length."""
+def shuffled(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
+    """Right as a distribution, and for each request worth nothing: another request's length."""
     lengths = [arrival.output_tokens for arrival in arrivals]
     rng.shuffle(lengths)
     return [(length, length) for length in lengths]
 
 
-def no_predictions(arrivals: Sequence[Arrival], rng: random.Random) -> list[tuple[int, int]]:
+def no_predictions(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
     """The same for all: median and 90th percentile of all answers."""
     lengths = sorted(arrival.output_tokens for arrival in arrivals)
     alike = (lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10])

@@ -1,4 +1,4 @@
-"""Which tenants would send what, if a trace names none?
+"""Generates tenants and their requests.
 
 Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; who
 sends them and when is drawn from a seed. No public trace has tenants, prefixes and arrivals together, so this
@@ -9,9 +9,9 @@ is how the odd ones are had: `SPEC` is `name=number` pairs separated by commas.
 | `tenants` | ordinary tenants, with Zipf shares of the rate | 8 |
 | `skew` | exponent of the Zipf law; 0: all alike | 1 |
 | `rate` | requests a second of the ordinary tenants together | 4 |
-| `seconds` | for so long requests arrive | 300 |
+| `seconds` | duration of the arrivals | 300 |
 | `onoff` | tenants silent every other 30 s, each with an even part of the rate | 0 |
-| `flooder` | one tenant that sends so many times the ordinary rate; 0: none | 0 |
+| `flooder` | one tenant that sends a multiple of the ordinary rate; 0: none | 0 |
 | `long` | tenants with eight times the context (at most 32,768 tokens) | 0 |
 | `hot` | tenants whose prompts begin with the same 2,048 tokens, one each | 0 |
 | `cold` | tenants with prompts as long that share nothing | 0 |

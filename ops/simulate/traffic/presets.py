@@ -1,4 +1,4 @@
-"""Which scenarios are there by name?"""
+"""Scenarios by name."""
 
 from __future__ import annotations
 

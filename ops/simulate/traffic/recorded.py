@@ -1,9 +1,9 @@
-"""What traffic did a gateway record, and what became of it?
+"""Reads the traffic that a gateway recorded, and its outcomes.
 
 From the timelines (who sent how much when, how long the answer became, when its tokens came) and the ledger
 (which model). A request with several sequences becomes as many requests. What ended without a token is
-counted and left out: how long its answer would have become nobody knows. Prompts are not kept, so neither is
-what they had in common: in a simulation no prefix is found in a cache.
+counted and left out: the length of its answer is unknown. Prompts are not kept, and neither is what they had
+in common: in a simulation no prefix is found in a cache.
 """
 
 from __future__ import annotations

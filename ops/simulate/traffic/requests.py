@@ -1,4 +1,4 @@
-"""What is a request of a simulation, and where do requests come from?
+"""Requests of a simulation and their sources.
 
 Traces, generators and recorded traffic all come as a `Source`: requests in order of arrival, as often as they
 are asked for, so that several policies serve the very same ones. Nothing holds all of them in memory.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 
 PREFIX_BLOCK_TOKENS = 512
 """Tokens of one id of `SimulatedRequest.prefix_blocks`."""
@@ -34,6 +36,20 @@ class SimulatedRequest:
     """Rank, see `engine.messages.TIER_RANKS`."""
     weight: float = 1.0
     """Of its tenant."""
+    reserved_cost_per_s: float = 0.0
+    """By its tenant."""
+    prompt: tuple[int, ...] = ()
+    """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
+    kind: str = "all"
+    """Its class in a report (`short`, `long`)."""
+    deadline_in_s: float | None = None
+    prefix_hashes: tuple[int, ...] = ()
+    """Of the prompt, for the gateway's choice of a replica."""
+
+    @property
+    def cost(self) -> int:
+        """Cost tokens of prompt and answer."""
+        return self.input_tokens * INPUT_TOKEN_COST + self.output_tokens * OUTPUT_TOKEN_COST
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""What does a trace file say?
+"""Reads trace files.
 
 CSV, plain or gzip, one request a line in order of arrival, read as it is needed. Columns by name:
 
@@ -90,8 +90,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A file with arrivals; implements `Source`. Raises `BadTrace` where it cannot be read: at once for the
-    header, line by line for the rest."""
+    """A file with arrivals; implements `Source`. Raises `BadTrace` where it cannot be read: immediately for
+    the header, line by line for the rest."""
 
     path: Path
 

@@ -62,8 +62,8 @@ def test_every_eighth_prompt_is_long() -> None:
     arrivals = mixed_arrivals(16, rate_per_s=2.0)
     long = [number for number, arrival in enumerate(arrivals) if arrival.input_tokens == LONG_PROMPT_TOKENS]
     assert long == [0, LONG_EVERY]
-    assert arrivals[-1].at_s > 0
-    assert {arrival.at_s for arrival in mixed_arrivals(16, rate_per_s=None)} == {0.0}
+    assert arrivals[-1].arrival_s > 0
+    assert {arrival.arrival_s for arrival in mixed_arrivals(16, rate_per_s=None)} == {0.0}
 
 
 def test_too_fine_and_too_coarse_both_show() -> None:

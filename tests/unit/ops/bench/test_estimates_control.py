@@ -110,7 +110,7 @@ def served(strictness: float, mode: ControlMode = ControlMode.OFF) -> tuple[Simu
     """Three times as much as can be served within 0.2 s to the first token."""
     slo = SloLimits(ttft_s=0.2, tpot_s=1.0)
     steering = Steering(mode, slo)
-    steering.reach.strictness = strictness
+    steering.admission.strictness = strictness
     pool = SimulatedPool("fcfs", machine(places=2), watch=steering.watch)
     pool.run(crowd(400))
     return pool, steering
@@ -129,9 +129,9 @@ def test_who_would_be_late_is_refused_and_the_others_are_in_time() -> None:
     refused = sum(strict.records.refused)
     assert met(strict) > 4 * met(open_)
     assert met(strict) > 0.75 * (400 - refused), "of those let in"
-    assert steering.reach.expected_late.value is not None
-    assert steering.reach.mistaken.value is not None
-    assert steering.reach.mistaken.value < 0.3
+    assert steering.admission.expected_late.value is not None
+    assert steering.admission.mistaken.value is not None
+    assert steering.admission.mistaken.value < 0.3
 
 
 def test_acting_the_loop_refuses_by_itself_and_with_advice_nobody() -> None:

@@ -24,10 +24,10 @@ from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
 from ops.bench.policies.report import Check
 from ops.bench.policies.run import run_cases
 from ops.reporting import Spread, number, plain
-from ops.simulate.engine_run import EngineMachine, EngineRun, Moment, ServedRequest, run_load
+from ops.simulate.engine_run import EngineRun, Moment, ServedRequest, run_load
+from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
-    Arrival,
     even_times,
     fixed,
     from_trace,
@@ -36,6 +36,7 @@ from ops.simulate.traffic.arrivals import (
     rising_times,
     stream,
 )
+from ops.simulate.traffic.requests import SimulatedRequest
 
 SECOND_A_TOKEN = StepTime(
     base_s=0.0, per_token_s=1.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
@@ -43,9 +44,9 @@ SECOND_A_TOKEN = StepTime(
 SECOND_A_STEP = StepTime(
     base_s=1.0, per_token_s=0.0, per_context_token_s=0.0, per_sequence_s=0.0, samples=0, relative_error=0.0
 )
-SMALL = EngineMachine(
-    name="a second a step",
-    step_time=SECOND_A_STEP,
+SMALL = profile_machine(
+    "a second a step",
+    SECOND_A_STEP,
     kv_tokens=1024,
     max_sequences=2,
     max_batched_tokens=64,
@@ -92,7 +93,9 @@ def test_published_settings_send_what_they_say() -> None:
     assert {(each.input_tokens, each.output_tokens) for each in overload} == {(256, 256)}
     weighted = {each.tenant: each.weight for each in PUBLISHED["overload-weighted"].arrivals(42)}
     assert weighted == {"client-0": 1.0, "client-1": 2.0, "client-2": 3.0, "client-3": 4.0}
-    silent = [each.at_s for each in PUBLISHED["on_off_overload"].arrivals(42) if each.tenant == "client-0"]
+    silent = [
+        each.arrival_s for each in PUBLISHED["on_off_overload"].arrivals(42) if each.tenant == "client-0"
+    ]
     assert all(int(at_s / 60) % 2 == 0 for at_s in silent)
     assert len({each.tenant for each in PUBLISHED["real"].arrivals(42)}) == 27
 
@@ -106,7 +109,7 @@ def test_a_trace_with_a_bad_line_is_refused_by_its_number(tmp_path: Path) -> Non
 
 def test_predictions_are_as_wrong_as_they_say() -> None:
     rng = random.Random(3)
-    arrivals = [Arrival(0.0, "one", 1, rng.randint(10, 1000)) for _ in range(500)]
+    arrivals = [SimulatedRequest(0.0, "one", 1, rng.randint(10, 1000)) for _ in range(500)]
     lengths = [arrival.output_tokens for arrival in arrivals]
     told = {
         name: [median for median, _ in predict(arrivals, random.Random(4))]
@@ -162,12 +165,12 @@ def test_quantiles_attainment_and_numbers() -> None:
     assert quantile(range(1, 101), 0.99) == 99
     assert math.isnan(quantile([], 0.5))
     served = [
-        ServedRequest(Arrival(0.0, "a", 1, 3), first_s=first_s, last_s=first_s + 2, emitted_tokens=3)
+        ServedRequest(SimulatedRequest(0.0, "a", 1, 3), first_s=first_s, last_s=first_s + 2, emitted_tokens=3)
         for first_s in (1, 9)
     ]
     served[0].finish = served[1].finish = "stop"
     assert attainment(
-        [*served, ServedRequest(Arrival(0.0, "a", 1, 3))], LatencyTargets(ttft_s=5, tpot_s=1)
+        [*served, ServedRequest(SimulatedRequest(0.0, "a", 1, 3))], LatencyTargets(ttft_s=5, tpot_s=1)
     ) == pytest.approx(1 / 3)
     assert [number(value) for value in (1234.5, 0.01234, 1.5, math.inf)] == [
         "1,234",
@@ -243,7 +246,7 @@ def test_without_padding_nothing_is_padded() -> None:
 # ---------------------------------------------------------------- the driver
 
 
-def two_seconds_apart() -> list[Arrival]:
+def two_seconds_apart() -> list[SimulatedRequest]:
     return stream([0.5, 2.25, 2.5, 2.75], "one", fixed(16, 3), random.Random(1))
 
 
@@ -275,7 +278,7 @@ def test_a_stated_load_is_that_part_of_what_the_machine_finishes() -> None:
 
 def test_a_request_that_can_never_run_ends_the_run() -> None:
     with pytest.raises(ValueError, match=r"request 0 .* was refused"):
-        run_load("fcfs", [Arrival(0.0, "one", 600, 5)], SMALL)
+        run_load("fcfs", [SimulatedRequest(0.0, "one", 600, 5)], SMALL)
 
 
 class NeverAdmits(PredictedReserve):
@@ -290,7 +293,7 @@ def test_an_engine_that_hangs_is_found_out() -> None:
         return replace(make_policy("fcfs"), admit=NeverAdmits())
 
     with pytest.raises(RuntimeError, match="the engine hangs at"):
-        run_load(hangs, [Arrival(0.0, "one", 5, 5)], SMALL)
+        run_load(hangs, [SimulatedRequest(0.0, "one", 5, 5)], SMALL)
 
 
 def test_unknown_cases_and_policies_are_named() -> None:

@@ -10,16 +10,17 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from engine.messages import StepTime
+from engine.messages import TIER_RANKS, StepTime
 from ops.demo.audit import LogEvent, LogEventKind, audit
 from ops.demo.cast import CAST
-from ops.demo.logbook import events_of
+from ops.demo.logbook import TIER_NAMES, events_of
 from ops.demo.replay import Sent
 from ops.demo.report import DemoEvidence, Sample, build_report, queue_waits_s, verdict
-from ops.demo.simulate import VirtualEngine, VirtualRequest, VirtualRun, simulate
+from ops.demo.simulate import PastRequest, PolicyRun, simulate
 from ops.demo.summary import summary
 from ops.demo.table import TenantRow, View
 from ops.demo.trace import load_slice, plan
+from ops.simulate.machines.machines import profile_machine
 
 STEP_TIME = StepTime(
     base_s=3e-3,
@@ -29,19 +30,21 @@ STEP_TIME = StepTime(
     samples=100,
     relative_error=0.05,
 )
-ENGINE = VirtualEngine(STEP_TIME, max_sequences=16, max_batched_tokens=512, num_blocks=512, block_tokens=16)
+MACHINE = profile_machine(
+    "demo", STEP_TIME, kv_tokens=8192, context_tokens=4096, max_sequences=16, max_batched_tokens=512
+)
 REPLAY = plan(load_slice(), capacity_cost_per_s=3300, overload=1.8, span_s=30)
 TENANTS = {tenant.name: tenant for tenant in CAST}
 
 
 @cache
-def requests() -> tuple[VirtualRequest, ...]:
+def requests() -> tuple[PastRequest, ...]:
     """Predictions are wrong in both directions, as real ones are."""
     return tuple(
-        VirtualRequest(
+        PastRequest(
             request_id=f"r{number}",
             tenant=request.tenant,
-            tier=TENANTS[request.tenant].tier.value,
+            tier=TIER_RANKS[TENANTS[request.tenant].tier.value],
             weight=TENANTS[request.tenant].weight,
             arrival_s=request.arrival_s,
             input_tokens=request.input_tokens,
@@ -53,8 +56,8 @@ def requests() -> tuple[VirtualRequest, ...]:
 
 
 @cache
-def run(policy: str) -> VirtualRun:
-    return simulate(policy, requests(), ENGINE)
+def run(policy: str) -> PolicyRun:
+    return simulate(policy, requests(), MACHINE)
 
 
 @cache
@@ -77,7 +80,7 @@ def evidence(policy: str) -> DemoEvidence:
     sent = [
         Sent(
             request.tenant,
-            request.tier,
+            TIER_NAMES[request.tier],
             request.arrival_s,
             status=200,
             first_token_s=request.arrival_s + waits[request.request_id] + 0.01,

@@ -1,4 +1,4 @@
-"""Do the figures of a simulation say what happened?"""
+"""Figures of a simulation."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_report_has_every_policy_and_every_tenant_and_is_plain_json() -> None:
     assert "published" not in report["policies"][1]
     assert set(report["policies"][0]["tenants"]) == {"t0", "t1"}
     assert report["policies"][0]["energy"]["joules"] > 0
-    assert report["policies"][0]["jain_index"] is None, "nobody ever waited"
+    assert report["policies"][0]["jain_index"] is None, "no tenant ever waited"
     assert sum(seen) == 2 * 2 * 30, "each request arrives and ends, under each policy"
     assert [title.split()[0] for title, _, _ in sections(report)] == [
         "latency",

@@ -1,4 +1,4 @@
-"""Do generated tenants send what their kind says, the same from the same seed?"""
+"""Generated tenants send what their kind says, the same from the same seed."""
 
 from __future__ import annotations
 

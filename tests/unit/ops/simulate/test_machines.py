@@ -1,4 +1,4 @@
-"""Do rooflines say what data sheets and arithmetic say, and profiles what is in them?"""
+"""Rooflines against data sheets and arithmetic; profiles against their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is recorded traffic read as it was?"""
+"""Reading of recorded traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what a simulation falls short of measured request by request, and added without nonsense?"""
+"""Shortfalls are measured request by request, and added without nonsense."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_token_comes_before_its_request_or_out_of_order() -> None:
 
 
 def test_it_is_drawn_among_those_that_waited_about_as_long_in_their_simulation() -> None:
-    """Who goes at once is never given what those behind a long queue fell short of, nor they too little."""
+    """A request without a wait never gets the shortfall of those behind a long queue, nor they too little."""
     prompt, late = [Residual(0.02, 0.001, 0.01)] * NEIGHBOURS, [Residual(2.0, 0.5, 0.6)] * NEIGHBOURS
     records = records_of([(1.0, 0.01, 0.1), (2.0, 0.02, 0.1), (3.0, 2.5, 3.5), (4.0, 9.0, 9.5)])
     Shortfall((*late, *prompt)).add_to(records, "fcfs")

@@ -1,4 +1,4 @@
-"""Which files are traces, and what is said of those that are not?"""
+"""Trace files, and the errors of files that are none."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from engine.scheduling.policy import PolicyPreset
 from engine.virtual.replica import VirtualReplica, virtual_prompt
 from ops.bench.policies.batch_or_wait import serve_by_fixed
 from ops.bench.policies.batch_queue import WARM_UP, Arrivals, Fixed, Queue, StreamOutcome, by_fixed
-from ops.bench.policies.batch_replica import BatchReplica
+from ops.bench.policies.batch_replica import started_batches
 from tests.support.batch_line import by_table
 
 STEP_TIME = StepTime(
@@ -334,12 +334,11 @@ def test_the_engine_runs_just_the_batches_that_the_table_says(table: BatchOrWait
     rate = 0.6 * MODEL.capacity_per_s(4)
     arrivals = Arrivals.poisson(rate, MODEL.long_share, 300, seed=2)
     options = PolicyOptions(admit="table", batch_or_wait_table=watched)
-    replica = BatchReplica(MODEL, arrivals, 1.0, order="sjf", options=options)
-    replica.run()
+    batches = started_batches(MODEL, arrivals, order="sjf", options=options)
 
     # Asked again within the step that a batch starts with, it is the same question.
     said = [decision.batch for (_, decision) in watched.asked if decision.batch]
-    assert [len(batch.arrived_s) for batch in replica.batches] == said
+    assert [len(batch.arrived_s) for batch in batches] == said
     assert sum(said) == 300
     assert 1 < max(said) <= 4
     assert any(decision.batch < min(4, asked["num_waiting"]) for asked, decision in watched.asked)

@@ -1,4 +1,4 @@
-"""Which requests does a simulated gateway refuse, because they would miss their target?
+"""Admission of a simulated gateway: refuses requests that would miss their targets.
 
 The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve: a replay of the
 queue and the engines (`gateway/estimates/forecast_cache.py`), here once a virtual second, off which every
@@ -22,8 +22,8 @@ from ops.simulate.traffic.requests import SimulatedRequest
 REPLAY_EVERY_S = 1.0
 
 
-class Reach(TargetGate):
-    """For one run: `Watch.admits`."""
+class SimulatedAdmission(TargetGate):
+    """For one run: `PoolObserver.admits`."""
 
     def __init__(self, slo: SloLimits) -> None:
         """`slo`: the targets of every request."""
@@ -33,30 +33,30 @@ class Reach(TargetGate):
         self._calibration = Calibration()
         self._predictions = Learned()
         """Its own: a forecast remembers for a while what it was asked, and advice is to change nothing."""
-        self._told: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
-        """Of those let in, by row: the forecast as it came and as it was told."""
+        self._forecasts: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
+        """Of admitted requests, by row: the forecast before and after calibration."""
         self._pool: SimulatedPool | None = None
-        self._surfaces: ForecastCache | None = None
+        self._cache: ForecastCache | None = None
 
     def admits(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
         """Whether a request that arrives now gets in line."""
-        if self._surfaces is None:
+        if self._cache is None:
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.
-            self._surfaces = ForecastCache(
+            self._cache = ForecastCache(
                 pool.flow, self._loads, self._draw, every_s=REPLAY_EVERY_S, stopwatch=lambda: 0.0
             )
-        surfaces, now_s = self._surfaces, pool.now_s
+        cache, now_s = self._cache, pool.now_s
         median, high = self._predictions.predict(request)
         size = Size(request.input_tokens, 1, 1, DECLARED_TOKENS, is_exact=False)
-        surfaces.refresh(now_s)
-        raw = surfaces.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
+        cache.refresh(now_s)
+        raw = cache.read(request.tenant, request.weight, request.tier, size, (median, high), now_s)
         bucket = bucket_of(raw, request.tier, is_exact=False)
-        told = self._calibration.correct(raw, bucket)
-        if self.keeps_out(told, self._targets_s) is not None:
+        corrected = self._calibration.correct(raw, bucket)
+        if self.keeps_out(corrected, self._targets_s) is not None:
             return False
-        self._told[len(pool.records) - 1] = request, bucket, raw, told
-        surfaces.arrived(
+        self._forecasts[len(pool.records) - 1] = request, bucket, raw, corrected
+        cache.arrived(
             QueueEntry(
                 "", request.tenant, now_s, request.input_tokens, median, request.tier, request.weight, high
             )
@@ -64,16 +64,16 @@ class Reach(TargetGate):
         return True
 
     def ended(self, pool: SimulatedPool, row: int) -> None:
-        """`Watch.on_ended`: what was told is compared with what came to be."""
+        """`PoolObserver.on_ended`: compares the forecast with the outcome."""
         records = pool.records
-        request, bucket, raw, told = self._told.pop(row)
+        request, bucket, raw, corrected = self._forecasts.pop(row)
         self._predictions.ended(request)
-        self.learn(told, self._targets_s, missed=not self._slo.met(records, row))
+        self.learn(corrected, self._targets_s, missed=not self._slo.met(records, row))
         arrived_s = records.arrival_s[row]
         self._calibration.observe(
             bucket,
             raw,
-            told,
+            corrected,
             {
                 "wait": records.dispatched_s[row] - arrived_s,
                 "ttft": records.ttft_s(row),
