@@ -18,6 +18,7 @@ from engine.forecast.calibration import Calibration
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from gateway import errors
+from gateway.background import every
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
@@ -39,7 +40,7 @@ from gateway.explain.recorder import RequestRecorder, machine_of
 from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.spans import open_spans
 from gateway.explain.timeline_writer import TimelineWriter
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import LaneRule
 from gateway.flow.placement import LeastLoaded
@@ -281,7 +282,8 @@ class Gateway:
         self.books.start()
         self.limit_events.start()
         self.timelines.start()
-        await self.slo.start()
+        await self.slo.refresh()
+        self.slo.start()
         for count_replicas in self._replica_counts:
             count_replicas()
         for pool in self.pools.values():
@@ -290,14 +292,18 @@ class Gateway:
             self.deps.elsewhere.start(self.under_way.act)
         for upstream in self.deps.upstreams:
             upstream.watch(self._engine_changed.set)
-        self._tasks = [
-            asyncio.create_task(self._keep_lengths(), name="gateway lengths"),
-            asyncio.create_task(self._keep_recovered(), name="gateway recovery"),
-            asyncio.create_task(self._keep_pace(), name="gateway pace"),
-            asyncio.create_task(self._keep_controlled(), name="gateway control"),
-            asyncio.create_task(self._keep_presence(), name="gateway presence"),
-            asyncio.create_task(self._keep_purged(), name="gateway idempotency"),
-        ]
+        beat_s = self.deps.config.gateway_stale_s / BEATS_PER_STALE
+        work = {
+            "lengths": every(SAVE_LENGTHS_EVERY_S, self._save_lengths, log, "the lengths were not saved"),
+            "recovery": self._keep_recovered(),
+            "pace": every(PACE_EVERY_S, self._watch_forecasts, log, "the forecasts were not renewed"),
+            "control": every(
+                CONTROL_EVERY_S, self._control_pools, log, "the control loop failed; it goes on"
+            ),
+            "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
+            "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
+        }
+        self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]
 
     async def stop(self) -> None:
         """Drains: running requests may end, what waits is refused, everything settles."""
@@ -338,28 +344,24 @@ class Gateway:
             self._engine_changed.set()
 
     async def _beat(self) -> list[GatewaySeen]:
-        """One heartbeat; returns every gateway that the database knows. Adoption is `_keep_presence`'s."""
+        """One heartbeat; returns every gateway that the database knows. Adoption is `_live`'s."""
         deps, asked_s = self.deps, self.deps.clock()
         seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
         self._dead = self.presence.beaten(asked_s, seen)
         return seen
 
-    async def _keep_presence(self) -> None:
-        """Says that this gateway lives, and settles what those left that do not any more."""
-        stale_s = self.deps.config.gateway_stale_s
-        while True:
-            try:
-                await self._beat()
-                for dead in self._dead:
-                    if dead.gateway_id not in self._adopting:
-                        self._adopting[dead.gateway_id] = asyncio.create_task(
-                            self._adopt(dead), name=f"adopt {dead.gateway_id}"
-                        )
-            except DatabaseUnavailable as error:
-                log.warning("no heartbeat could be written: %s", type(error).__name__)
-            except Exception:
-                log.exception("the heartbeat failed; it goes on")
-            await asyncio.sleep(stale_s / BEATS_PER_STALE)
+    async def _live(self) -> None:
+        """One heartbeat, and the adoption of dead gateways' requests."""
+        try:
+            await self._beat()
+        except DatabaseUnavailable as error:
+            log.warning("no heartbeat could be written: %s", type(error).__name__)
+            return
+        for dead in self._dead:
+            if dead.gateway_id not in self._adopting:
+                self._adopting[dead.gateway_id] = asyncio.create_task(
+                    self._adopt(dead), name=f"adopt {dead.gateway_id}"
+                )
 
     async def _adopt(self, dead: GatewaySeen) -> None:
         """Beside the heartbeat: engines may take their time to answer."""
@@ -372,35 +374,24 @@ class Gateway:
         finally:
             del self._adopting[dead.gateway_id]
 
-    async def _keep_lengths(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_LENGTHS_EVERY_S)
-            await self._save_lengths()
+    def _watch_forecasts(self) -> None:
+        for pool in self.pools.values():
+            try:
+                pool.estimates.watch(self.deps.clock())
+            except Exception:
+                log.exception("the forecasts of %s were not renewed; they go on", pool.name)
 
-    async def _keep_pace(self) -> None:
-        while True:
-            await asyncio.sleep(PACE_EVERY_S)
-            for pool in self.pools.values():
-                try:
-                    pool.estimates.watch(self.deps.clock())
-                except Exception:
-                    log.exception("the forecasts of %s were not renewed; they go on", pool.name)
+    def _control_pools(self) -> None:
+        for control in self.controls.values():
+            try:
+                control.look(self.deps.clock())
+            except Exception:
+                log.exception("the control loop failed; it goes on")
 
-    async def _keep_controlled(self) -> None:
-        while self.deps.config.control is not ControlMode.OFF:
-            await asyncio.sleep(CONTROL_EVERY_S)
-            for controlling in self.controls.values():
-                try:
-                    controlling.look(self.deps.clock())
-                except Exception:
-                    log.exception("the control loop failed; it goes on")
-
-    async def _keep_purged(self) -> None:
-        while True:
-            await asyncio.sleep(PURGE_EVERY_S)
-            with contextlib.suppress(DatabaseUnavailable):
-                await self.idempotency.purge()
-                await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
+    async def _purge(self) -> None:
+        with contextlib.suppress(DatabaseUnavailable):
+            await self.idempotency.purge()
+            await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
 
     async def _save_lengths(self) -> None:
         data_dir = self.deps.config.data_dir

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.background import BackgroundWriter
 from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
@@ -29,10 +30,8 @@ from tenants.slo import store as slo_store
 from tenants.slo.slo import Missed, Slo, SloBook, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import Database
-from tenants.storage.task_stop import stop
 from tenants.types import Tier
 
-FLUSH_EVERY_S = 1.0
 PURGE_EVERY_S = 3600.0
 REST = 20.0
 """After a judgement none is made for so many times what it took: at most a twentieth of one core."""
@@ -76,8 +75,14 @@ class PoolLoad:
     """Told of each judgement."""
 
 
-class SloMonitor:
+class SloMonitor(BackgroundWriter):
     """Counts, judges, writes. Use from one event loop."""
+
+    task_name = "gateway slo"
+    log = log
+    failed = "missed targets could not be judged; it goes on"
+    unavailable = "targets are looked after later"
+    purge_every_s = PURGE_EVERY_S
 
     def __init__(
         self,
@@ -97,7 +102,6 @@ class SloMonitor:
         self._rest_until_s = -math.inf
         self._tallies: dict[CountKey, SloTally] = {}
         self._missed: list[Missed] = []
-        self._task: asyncio.Task[None] | None = None
         self.book = SloBook()
         """The targets in force."""
         self.pools: dict[str, PoolLoad] = {}
@@ -153,15 +157,9 @@ class SloMonitor:
 
     # ------------------------------------------------------------ start and stop
 
-    async def start(self) -> None:
-        """Reads the targets, then goes on. Raises `DatabaseUnavailable`."""
-        await self.refresh()
-        self._task = asyncio.create_task(self._keep(), name="gateway slo")
-
     async def close(self) -> None:
         """Judges and writes what is left, if the database lets it."""
-        if self._task is not None:
-            await stop([self._task])
+        await super().close()
         self._rest_until_s = -math.inf
         await self.judge_pending()
         await self.flush()
@@ -225,21 +223,13 @@ class SloMonitor:
             )
         )
 
-    async def _keep(self) -> None:
-        purged_s = -math.inf
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            try:
-                await self.refresh()
-                await self.judge_pending()
-                await self.flush()
-                if self._stopwatch() - purged_s >= PURGE_EVERY_S:
-                    await slo_store.purge(self._database, self._wall_clock())
-                    purged_s = self._stopwatch()
-            except DatabaseUnavailable as error:
-                log.warning("targets are looked after later: %s", type(error).__name__)
-            except Exception:
-                log.exception("missed targets could not be judged; it goes on")
+    async def purge(self) -> None:
+        await slo_store.purge(self._database, self._wall_clock())
+
+    async def _work(self) -> None:
+        await self.refresh()
+        await self.judge_pending()
+        await super()._work()
 
 
 def _judge(

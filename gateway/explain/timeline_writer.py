@@ -7,19 +7,17 @@ so. A timeline is an explanation and no account: a crash loses those of the last
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.background import BackgroundWriter
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 from tenants.storage.database import Database
-from tenants.storage.task_stop import stop
 
-FLUSH_EVERY_S = 1.0
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 20_000
 MAX_WRITTEN = 2_000
@@ -28,8 +26,14 @@ MAX_WRITTEN = 2_000
 log = logging.getLogger("fairgate.gateway.timelines")
 
 
-class TimelineWriter:
+class TimelineWriter(BackgroundWriter):
     """Keeps, writes, finds, purges. Use from one event loop."""
+
+    task_name = "gateway timelines"
+    log = log
+    failed = "timelines could not be written; it is tried again"
+    unavailable = "old timelines stay a while"
+    purge_every_s = PURGE_EVERY_S
 
     def __init__(
         self,
@@ -46,7 +50,6 @@ class TimelineWriter:
         self._retention_s = retention_s
         self._max_rows = max_rows
         self._waiting: list[StoredTimeline] = []
-        self._task: asyncio.Task[None] | None = None
         self._dropped = Counter(
             "fairgate_timelines_dropped",
             "Timelines that could not be written in time and were dropped.",
@@ -73,16 +76,6 @@ class TimelineWriter:
                 return each
         return await timelines.find(self._database, request_id)
 
-    def start(self) -> None:
-        """Begins to write and to purge."""
-        self._task = asyncio.create_task(self._keep(), name="gateway timelines")
-
-    async def close(self) -> None:
-        """Writes what is left, if the database lets it."""
-        if self._task is not None:
-            await stop([self._task])
-        await self.flush()
-
     async def flush(self) -> None:
         """Writes what waits; where the database is down it stays for the next time."""
         while self._waiting:
@@ -101,18 +94,3 @@ class TimelineWriter:
         purged = timelines.MAX_PURGED
         while purged >= timelines.MAX_PURGED:
             purged = await timelines.purge(self._database, before_us=before_us, most_rows=self._max_rows)
-
-    async def _keep(self) -> None:
-        purged_s = float("-inf")
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            try:
-                await self.flush()
-                now_s = asyncio.get_running_loop().time()
-                if now_s - purged_s >= PURGE_EVERY_S:
-                    await self.purge()
-                    purged_s = now_s
-            except DatabaseUnavailable as error:
-                log.warning("old timelines stay a while: %s", type(error).__name__)
-            except Exception:
-                log.exception("timelines could not be written; it is tried again")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.messages import ModelInfo, Ready
+from gateway.background import every
 from gateway.upstream.health import saturation
 from gateway.upstream.health.breaker import Breaker, BreakerState
 from gateway.upstream.health.saturation import Saturation
@@ -140,7 +141,10 @@ class ServerMonitor:
         await self.probe()
         self._tasks.append(asyncio.create_task(self._keep_probing()))
         if self._server.metrics_path:
-            self._tasks.append(asyncio.create_task(self._keep_reading()))
+            work = every(
+                READ_METRICS_EVERY_S, self.read_metrics, log, "a metrics page was not read", starts_now=True
+            )
+            self._tasks.append(asyncio.create_task(work))
 
     async def close(self) -> None:
         """Looks at it no more."""
@@ -224,11 +228,6 @@ class ServerMonitor:
         while True:
             await asyncio.sleep(PROBE_EVERY_S if self.is_up else PROBE_DOWN_EVERY_S)
             await self.probe()
-
-    async def _keep_reading(self) -> None:
-        while True:
-            await self.read_metrics()
-            await asyncio.sleep(READ_METRICS_EVERY_S)
 
 
 def now() -> float:
