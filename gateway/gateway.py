@@ -1,4 +1,4 @@
-"""Which parts does a gateway own itself, and in which order do they start and stop?"""
+"""The gateway: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ log = logging.getLogger("fairgate.gateway")
 
 
 class Gateway:
-    """One gateway process's own state; `deps` is everybody else's."""
+    """One gateway process's own state; `deps` is what it shares with others."""
 
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
@@ -146,7 +146,7 @@ class Gateway:
         self._saved_at_observation = 0
 
     def switch_estimates(self) -> bool:
-        """Tells requests nothing any more, or again; returns whether they are told. Until the next start."""
+        """Turns estimates off or on until the next start; returns whether they are on."""
         are_told = not self.estimates.are_told
         for pool in self.pools.values():
             pool.estimates.are_told = are_told
@@ -203,7 +203,7 @@ class Gateway:
             self.timelines,
             self.slo,
             lambda request_id: self.lifecycle.find(request_id),
-            # What other servers do in a step nobody knows.
+            # The step times of other servers are unknown.
             (lambda: None)
             if spec.is_foreign
             else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
@@ -275,7 +275,7 @@ class Gateway:
         """Recovers what an earlier process left, then opens. While the quota store is not ready nothing is
         admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` where another gateway
         serves this database and each would count for itself."""
-        # What was created a moment ago (the owner's key, at the first start) works from the first request on.
+        # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
         others = [each for each in await self._beat() if each.gateway_id != self.deps.gateway_id]
         await self._prepare_counters(others)
@@ -306,7 +306,7 @@ class Gateway:
         self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]
 
     async def stop(self) -> None:
-        """Drains: running requests may end, what waits is refused, everything settles."""
+        """Drains: running requests may end, waiting ones are refused, everything settles."""
         await self.lifecycle.close(self.deps.config.shutdown_grace_s)
         if self.deps.elsewhere is not None:
             await self.deps.elsewhere.close()
@@ -323,7 +323,7 @@ class Gateway:
                 await self.deps.registry.forget(self.deps.gateway_id)
 
     async def _prepare_counters(self, others: list[GatewaySeen]) -> None:
-        """Counters that are right, and an earlier life settled; or, as long as Redis is not ready, both
+        """Rebuilds the counters and settles an earlier life's requests; while Redis is not ready, both
         later."""
         deps = self.deps
         if deps.rebuild_counters:
@@ -364,7 +364,7 @@ class Gateway:
                 )
 
     async def _adopt(self, dead: GatewaySeen) -> None:
-        """Beside the heartbeat: engines may take their time to answer."""
+        """Runs beside the heartbeat: engines may take time to answer."""
         try:
             await recovery.adopt(self.deps, dead, self.deps.config.gateway_stale_s, self.books.live)
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
@@ -407,7 +407,7 @@ class Gateway:
             log.warning("the length forecast could not be saved: %s", error.strerror)
 
     async def _keep_recovered(self) -> None:
-        """An engine that came (back) may hold outcomes that nobody has settled or acknowledged."""
+        """Settles outcomes that an engine which came (back) still holds: neither settled nor acknowledged."""
         while True:
             await self._engine_changed.wait()
             self._engine_changed.clear()
@@ -420,12 +420,12 @@ class Gateway:
                 await asyncio.sleep(RECOVERY_RETRY_S)
                 self._engine_changed.set()
 
-    # ------------------------------------------------------------ what routes ask
+    # ------------------------------------------------------------ for routes
 
     def served(self, name: str, request_id: str) -> ServedModel:
-        """What stands behind a name for this request. Raises `ApiError`: 404 for a name that is none, 503
+        """The served model behind a name for this request. Raises `ApiError`: 404 for an unknown name, 503
         before any replica has announced itself."""
-        # Drawn from the id, so that asking again for one request gives the same answer.
+        # Drawn from the id, so that a repeated call for one request gives the same answer.
         draw = zlib.crc32(request_id.encode()) / 2**32
         try:
             pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
@@ -434,7 +434,7 @@ class Gateway:
         return self.pools[pool].served(name)
 
     def context_tokens(self, name: str) -> int | None:
-        """What every model behind a name takes; None where one has not announced itself. Raises
+        """The context that every model behind a name accepts; None where one has not announced itself. Raises
         `KeyError`."""
         found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
         known = [tokens for tokens in found if tokens is not None]
@@ -451,7 +451,7 @@ class Gateway:
             raise errors.engine_unavailable()
 
     async def bound(self, call: Call, token: str) -> Call:
-        """The call as its quote says: in its tier, at its prices. Raises `ApiError`."""
+        """The call with the tier and the prices of its quote. Raises `ApiError`."""
         try:
             binding = await self.quotes.redeem(token, call)
         except DatabaseUnavailable as error:

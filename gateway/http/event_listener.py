@@ -1,7 +1,7 @@
-"""What does whoever writes an answer hear of its run?
+"""Events of a run for the writer of its answer, with keep-alives.
 
-Its events, one after the other or all that are there; and that there are none, for a stream whose client or
-proxy must not take it for dead.
+One event after the other or all that are there; `Silence` where none came, for a stream that clients or
+proxies would otherwise take for dead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.requests.run import Event, Run, Silence
 
 class EventListener:
     """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
-    client still gets the last word."""
+    client still gets the last event."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -24,7 +24,7 @@ class EventListener:
         self._patience: IdleTimeout | None = None
 
     def note_silence(self, seconds: float) -> None:
-        """`Silence` is an event, too, whenever there is none for so long, from now until `end`. Said again it
+        """From now until `end`, `Silence` is an event whenever none came for `seconds`. A repeated call
         begins anew."""
         if self._patience is None:
             self._listen_on(seconds)
@@ -32,7 +32,7 @@ class EventListener:
             self._patience.wait(seconds)
 
     def end(self) -> None:
-        """Silence is none any more."""
+        """Ends the notes of silence."""
         if self._patience is not None:
             self._patience.end()
             self._patience = None
@@ -41,7 +41,7 @@ class EventListener:
         self._patience = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
 
     def _silent(self, seconds: float) -> None:
-        if not len(self._run.events):  # otherwise it is the client who takes its time
+        if not len(self._run.events):  # otherwise the client takes its time
             self._run.events.put(Silence())
         self._listen_on(seconds)
 
@@ -69,5 +69,5 @@ class EventListener:
             return None
 
     def at_once(self) -> list[Event]:
-        """What is there already: a step's events go out together."""
+        """All events that are there already: a step's events are written together."""
         return self._run.events.take()

@@ -45,7 +45,7 @@ class EndedRequests(Collector):
     def add(
         self, outcome: str, tier: str, times: Times, input_tokens: int, output_tokens: int, cost_nanousd: int
     ) -> None:
-        """One more, with what it was charged."""
+        """Counts one request, with what it was charged."""
         self._requests(outcome, tier).inc()
         self._tokens("input", tier).inc(input_tokens)
         self._tokens("output", tier).inc(output_tokens)
