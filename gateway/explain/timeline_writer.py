@@ -1,8 +1,8 @@
-"""Who writes timelines down, without a request waiting for it?
+"""Writes timelines of finished requests in the background.
 
-What has ended is put on a list; one task writes the list every second, all rows in one statement, and takes
-old rows away. What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, and the metric says
-so. A timeline is an explanation and no account: a crash loses those of the last second.
+Finished timelines are put on a list; one task writes it every second, all rows in one statement, and deletes
+old rows. What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, and the metric says so. A
+timeline explains and accounts for nothing: a crash loses those of the last second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("fairgate.gateway.timelines")
 
 
 class TimelineWriter(BackgroundWriter):
-    """Keeps, writes, finds, purges. Use from one event loop."""
+    """Keeps, writes, finds and purges timelines. Use from one event loop."""
 
     task_name = "gateway timelines"
     log = log
@@ -62,7 +62,7 @@ class TimelineWriter(BackgroundWriter):
         return self._retention_s > 0
 
     def keep(self, request_id: str, tenant_id: str, packed: bytes) -> None:
-        """A request has ended; this is written soon."""
+        """Adds a finished request's timeline, to be written soon."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
@@ -70,7 +70,8 @@ class TimelineWriter(BackgroundWriter):
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed))
 
     async def find(self, request_id: str) -> StoredTimeline | None:
-        """Written already or not; None: there is none (any more). Raises `DatabaseUnavailable`."""
+        """The timeline, written already or not; None: there is none (any more). Raises
+        `DatabaseUnavailable`."""
         for each in reversed(self._waiting):
             if each.request_id == request_id:
                 return each
@@ -85,11 +86,11 @@ class TimelineWriter(BackgroundWriter):
             except DatabaseUnavailable as error:
                 log.warning("timelines wait: %s", type(error).__name__)
                 return
-            # Not before it is durable: until then `find` has it from here.
+            # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
 
     async def purge(self) -> None:
-        """Takes away what is too old or too much."""
+        """Deletes what is too old or beyond `max_rows`."""
         before_us = round((self._wall_clock() - self._retention_s) * 1e6)
         purged = timelines.MAX_PURGED
         while purged >= timelines.MAX_PURGED:

@@ -1,4 +1,4 @@
-"""What must be known of another server to use it?"""
+"""Configuration of another server."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 
 TOKENS_PER_PAUSE = 64
-"""So many tokens of an answer that comes whole may take as long as one pause of a stream."""
+"""Tokens of a whole answer that may take as long as one pause of a stream."""
 WHOLE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a server may take for what."""
+    """Timeouts of a server."""
 
     connect_s: float = 5.0
     first_byte_s: float = 120.0
@@ -24,33 +24,33 @@ class Timeouts:
     probe_s: float = 5.0
 
     def whole_s(self, tokens: int) -> float:
-        """From sending the request to the first byte of an answer that comes whole: the first byte is the end
-        of at most `tokens`."""
+        """From sending the request to the first byte of a whole answer: the first byte comes with the end of
+        at most `tokens`."""
         return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIServer:
-    """One server as the settings name it."""
+    """One server of the settings."""
 
     name: str
     """Unique among all replicas of this gateway."""
     url: str
     model: str
-    """The model's name over there."""
+    """The server's name of the model."""
     api_key: str = field(default="", repr=False)
     max_concurrent: int = 32
     context_tokens: int = 0
-    """0: as the server says."""
+    """0: as the server announces."""
     priority: PriorityStyle = PriorityStyle.NONE
     usage: UsageWish = UsageWish.END
     whole_tokens: int = WHOLE_TOKENS
-    """An answer that nobody reads as a stream is asked for whole when it has at most so many tokens and all
-    of them are covered. A longer one is streamed to here all the same: what it has come to is known
-    meanwhile, and a server that stands still is noticed. 0: every answer is streamed to here."""
+    """An answer that is not read as a stream is asked for whole when it has at most this many tokens and all
+    of them are covered. A longer one is streamed to the gateway all the same: its progress is known
+    meanwhile, and a server that hangs is noticed. 0: every answer is streamed to the gateway."""
     health_path: str = ""
-    """Asked instead of the list of models, of servers whose list does not name what they serve."""
+    """Probed instead of the list of models, for servers whose list does not name what they serve."""
     metrics_path: str = ""
-    """Of its Prometheus page; empty: it is not read."""
+    """Path of its Prometheus page; empty: it is not read."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     breaker: BreakerRule = field(default_factory=BreakerRule)

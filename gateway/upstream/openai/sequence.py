@@ -1,8 +1,8 @@
-"""How does the answer of another server become the deltas of a sequence?
+"""Turns the response of another server into the deltas of a sequence.
 
-Bytes come from `gateway/upstream/http/connection.py`, what they bring is read by `response_reader.py` and
-held by `lease_buffer.py` until it is covered. The reader gets deltas as from our own engine: the last one
-carries the outcome, or iterating raises why there is none.
+Bytes come from `gateway/upstream/http/connection.py`, are read by `response_reader.py` and held by
+`lease_buffer.py` until they are covered. The reader gets deltas as from our own engine: the last one carries
+the outcome, or iterating raises why there is none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gateway.upstream.openai.response_reader import ResponseReader
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
-"""Of an answer, as they came, that wait for the reader or for a lease before the server is held up."""
+"""Bytes of an answer that may wait for the reader or for a lease before the server is held up."""
 LOW_BYTES = 128 * 1024
 AFTER_DONE_S = 5.0
-"""A response that goes on after its last event keeps its connection for no longer."""
+"""A response that goes on after its last event loses its connection after this time."""
 
 
 class OpenAISequence:
@@ -46,9 +46,10 @@ class OpenAISequence:
         on_verdict: Callable[[CallVerdict, str], None],
         on_over: Callable[[], None],
     ) -> None:
-        """`most_tokens` were asked for; `first_byte_s`: how long the answer may take to begin.
+        """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first byte.
         `is_prompt_counted`: by the model's tokenizer, not by an estimate. `on_verdict` is called when the
-        answer begins and when it ends, however; `on_over` once, when the reader has been given everything."""
+        answer begins and when it ends, in any way; `on_over` once, when the reader has been given
+        everything."""
         self.submit = submit
         self.most_tokens = most_tokens
         self.answer = answer
@@ -66,7 +67,7 @@ class OpenAISequence:
         self._is_over = False
         self._was_sent = False
         self._is_lost_whole = False
-        """It was cancelled while the server worked on an answer of which nothing comes before its end."""
+        """It was cancelled while the server worked on a whole answer."""
         self._connection: Connection | None = None
         self._status = 0
         self._refusal = b""
@@ -78,9 +79,9 @@ class OpenAISequence:
         self._is_done = False
         self._waiter: asyncio.Future[None] | None = None
         self.is_held_up = False
-        """Its reader, or its lease, is so far behind that the server is made to wait."""
+        """Its reader, or its lease, is so far behind that the server is held up."""
         self._has_first_words = False
-        """Nobody has taken them yet: they are on their way before more is read, of which a fast server, or a
+        """The first delta is not taken yet: it is passed on before more is read, of which a fast server, or a
         network that delivers in bursts, has a lot by then."""
         self._patience = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._goodbye: asyncio.TimerHandle | None = None
@@ -106,7 +107,7 @@ class OpenAISequence:
         self._fail(CallVerdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
 
     def top_up(self, lease_tokens: int) -> None:
-        """So many tokens are covered in all."""
+        """Sets the number of tokens covered in all."""
         self._lease.top_up(lease_tokens)
         self._pass_on()
 
@@ -142,7 +143,7 @@ class OpenAISequence:
         if self.answer.is_overrun:
             self._abort()
         elif self.answer.is_complete and self._connection is not None:
-            # Its response ends in a moment, and the connection serves another; or it does not.
+            # Its response ends in a moment, and the connection serves another request; or it does not.
             self._goodbye = self._loop.call_later(AFTER_DONE_S, self._abort)
 
     def end(self) -> None:
@@ -159,7 +160,7 @@ class OpenAISequence:
         if self._is_over:
             return
         if self.answer.finish is not None:
-            self._complete()  # the answer is whole; only the goodbye is missing
+            self._complete()  # the answer is whole; only the end of the response is missing
         else:
             self._fail(CallVerdict.FAILED, self._failure("closed", reason))
 
@@ -185,13 +186,13 @@ class OpenAISequence:
         self._unread_bytes -= size
         if self._has_first_words:
             self._has_first_words = False
-            # Not now: whoever waits for them is called at the loop's next turn, and it reads before that.
+            # Not now: the waiting reader runs at the loop's next turn, before this.
             self._loop.call_soon(self._read_on)
         if self.is_held_up and self._waiting_bytes < LOW_BYTES:
             self._hold_up(False)
         return delta
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ received data
 
     def _take(self, pieces: Sequence[BufferedChunk]) -> None:
         answer = self.answer
@@ -217,7 +218,7 @@ class OpenAISequence:
                 self._connection.pause()
 
     def _complete(self) -> None:
-        """The answer is complete: what it really was is known now."""
+        """The answer is complete: its real count is known now."""
         tokens, basis = self.answer.count.final()
         finish = self.answer.finish
         assert finish is not None
@@ -228,7 +229,7 @@ class OpenAISequence:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Everything that is covered now, as one delta."""
+        """Passes on everything that is covered now, as one delta."""
         if self._error is not None or self._is_done:
             return
         pieces, end = self._lease.take(), self._lease.ended()
@@ -266,7 +267,7 @@ class OpenAISequence:
             uncertain_tokens=self.most_tokens if self._is_lost_whole else 0,
         )
 
-    # ------------------------------------------------------------ what went wrong
+    # ------------------------------------------------------------ failures
 
     @property
     def _has_begun(self) -> bool:
@@ -280,15 +281,15 @@ class OpenAISequence:
             return
         self._over(verdict, str(error))
         self._abort()
-        # What is covered was passed on already; what is not is of no use without an end.
+        # What is covered was passed on already; the rest is of no use without an end.
         self._error = error
         self._leave()
         self._wake()
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
     def _over(self, verdict: CallVerdict, reason: str) -> None:
-        """The server has no more to say about it."""
+        """The call is over for the server."""
         self._is_over = True
         self._patience.end()
         self._on_verdict(verdict, reason)

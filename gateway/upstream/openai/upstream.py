@@ -1,12 +1,12 @@
 """Any server that speaks OpenAI's API as an upstream: vLLM, SGLang, TensorRT-LLM, another Fairgate.
 
-What holds here and what does not: budgets are exact (the server is asked for no more than could be held, and
-what it sends is passed on only as far as it is covered); queueing, tiers and fairness end at the dispatch
-(such a server cannot pause a sequence, so a stream whose rate is used up is shaped here while the server runs
-on); device time is not counted. A sequence that is cancelled closes its connection, which makes servers stop.
+Budgets are exact: the server is asked for no more than could be held, and its output is passed on only as far
+as it is covered. Queueing, tiers and fairness end at the dispatch: such a server cannot pause a sequence, so
+a stream whose rate is used up is shaped here while the server runs on. Device time is not counted. A
+cancelled sequence closes its connection, which makes servers stop.
 
-An answer is asked for as a stream, or whole where nobody wants it piece by piece and all of it is covered.
-No outcome is kept over there: what a gateway that dies had running is settled by its last report.
+An answer is asked for as a stream, or whole where it is not read piece by piece and all of it is covered. The
+server keeps no outcome: what a dead gateway had running is settled by its last report.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class OpenAIUpstream:
         self._sending: set[asyncio.Task[None]] = set()
         self._load = LoadEstimate(server.name)
         self._moving: dict[str, _FailoverSequence] = {}
-        """What was sent here first, wherever it is now."""
+        """What was sent here first, wherever it runs now."""
         self.stand_ins: Sequence[OpenAIUpstream] = ()
-        """Other replicas of the model, for what this one does not begin."""
+        """Other replicas of the model, for sequences that this one does not begin."""
         self.requests = 0
         self.whole_requests = 0
         """Of these, those whose answers were asked for whole."""
 
-    # ------------------------------------------------------------ its state
+    # ------------------------------------------------------------ state
 
     @property
     def replica_id(self) -> str:
@@ -99,12 +99,12 @@ class OpenAIUpstream:
 
     @property
     def failures(self) -> int:
-        """Calls that the server did not answer as it should."""
+        """Calls that the server did not answer properly."""
         return self._watch.failures
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """As our own engine would say it, of this gateway's sequences; times as they were observed."""
+        """A snapshot as of our own engine, of this gateway's sequences; times as observed."""
         if not self._watch.is_up:
             return None
         now_s = now()
@@ -142,22 +142,22 @@ class OpenAIUpstream:
         self._watchers.append(on_change)
 
     async def start(self) -> None:
-        """Looks at the server once, and from then on again and again."""
+        """Probes the server, and begins to do so regularly."""
         await self._watch.start()
 
     async def probe(self) -> None:
-        """Looks at the server now."""
+        """Probes the server now."""
         await self._watch.probe()
 
     async def read_metrics(self) -> bool:
-        """Reads its Prometheus page now; whether that says something."""
+        """Reads its Prometheus page now; returns whether that worked."""
         return await self._watch.read_metrics()
 
     async def wait_until_up(self, timeout_s: float) -> bool:
         return await self._watch.wait_until_up(timeout_s)
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Ends all sequences."""
         await self._watch.close()
         await stop(self._sending)
         for sequence in list(self._sequences.values()):
@@ -189,13 +189,13 @@ class OpenAIUpstream:
                 sequence.cancel(cause)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Does nothing: no outcome is kept."""
 
     async def set_policy(self, name: str) -> None:
-        """Nothing: the server has its own."""
+        """Does nothing: the server has its own."""
 
     def set_token_budget(self, share: float) -> None:
-        """Nothing: the server has its own."""
+        """Does nothing: the server has its own."""
 
     async def explain(self) -> Explained:
         raise UpstreamLost("it does not tell its decisions")
@@ -206,7 +206,7 @@ class OpenAIUpstream:
     # ------------------------------------------------------------ attempts
 
     def _first(self, moving: _FailoverSequence) -> OpenAISequence:
-        """The first attempt, on this server or, where it takes nothing now, on another one."""
+        """The first attempt, on this server or, where it is not available, on another one."""
         try:
             return self._begin(moving.submit, moving.wording)
         except UpstreamUnavailable as error:
@@ -216,7 +216,7 @@ class OpenAIUpstream:
             return elsewhere
 
     def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
-        """Another attempt, somewhere."""
+        """Another attempt, on any replica."""
         replica = None if moving.is_cancelled else next_replica(moving.tried, self.stand_ins, error)
         if replica is None:
             return None
@@ -307,7 +307,7 @@ class _FailoverSequence:
 
 
 class _Call:
-    """One call, and what its server must be told with when it ends."""
+    """One call, and the monitor's epoch for its end."""
 
     __slots__ = ("_epoch", "_watch")
 
