@@ -344,7 +344,7 @@ class Gateway:
             self._engine_changed.set()
 
     async def _beat(self) -> list[GatewaySeen]:
-        """One heartbeat; returns every gateway that the database knows. Adoption is `_live`'s."""
+        """One heartbeat; returns every gateway that the database knows. `_live` adopts."""
         deps, asked_s = self.deps, self.deps.clock()
         seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
         self._dead = self.presence.beaten(asked_s, seen)

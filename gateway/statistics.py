@@ -14,7 +14,7 @@ class RecentShare:
         """Between 0 and 1; None: nothing has been noted."""
 
     def note(self, share: float) -> None:
-        """One more case, of which the share `value` was true."""
+        """One more case, true to the part `share`."""
         self.value = share if self.value is None else self.value + MEMORY * (share - self.value)
 
 

@@ -49,7 +49,7 @@ _answers = msgspec.msgpack.Decoder(ActionResult)
 
 @dataclass(slots=True)
 class _Open:
-    heard: list[ActionResult]
+    answers: list[ActionResult]
     expected: int | None
     """None: not known yet."""
     ends_with_one: bool
@@ -68,8 +68,8 @@ class PeerRequests:
         self._redis: Any = redis_client.Redis.from_pool(pool)
         # Pub/sub ignores database numbers: two installations in one Redis must not hear one another.
         number = self._redis.connection_pool.connection_kwargs.get("db", 0)
-        self._everybody = f"{prefix}:{number}:gateways"
-        self._own = f"{self._everybody}:{secrets.token_hex(8)}"
+        self._all_gateways = f"{prefix}:{number}:gateways"
+        self._own = f"{self._all_gateways}:{secrets.token_hex(8)}"
         self._answer_s = answer_s
         self._act: Callable[[RequestAction], Awaitable[ActionResult]] | None = None
         self._numbers = itertools.count(1)
@@ -82,7 +82,7 @@ class PeerRequests:
     def start(self, act: Callable[[RequestAction], Awaitable[ActionResult]]) -> None:
         """Begins to answer others with `act`, which must not raise."""
         self._act = act
-        self._task = asyncio.create_task(self._listen(), name="gateway elsewhere")
+        self._task = asyncio.create_task(self._listen(), name="gateway peer requests")
 
     async def close(self) -> None:
         """Stops listening and answering."""
@@ -90,27 +90,27 @@ class PeerRequests:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
-    async def ask(self, ask: RequestAction, *, everybody: bool = False) -> PeerAnswers:
-        """Asks all other gateways; returns when the one that has the request has answered, with `everybody`
+    async def ask(self, ask: RequestAction, *, wants_all: bool = False) -> PeerAnswers:
+        """Asks all other gateways; returns when the one that has the request has answered, with `wants_all`
         when all have. Raises `Unreachable`."""
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
             raise Unreachable
         number = next(self._numbers)
-        waiting = self._open[number] = _Open([], None, not everybody, asyncio.Event())
+        waiting = self._open[number] = _Open([], None, not wants_all, asyncio.Event())
         packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
         try:
             try:
-                heard_by: int = await self._redis.publish(self._everybody, packed)
+                receivers: int = await self._redis.publish(self._all_gateways, packed)
             except (RedisError, OSError, TimeoutError) as error:
                 raise Unreachable from error
-            waiting.expected = heard_by - 1  # this gateway received it, too
+            waiting.expected = receivers - 1  # this gateway received it, too
             _look(waiting)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._answer_s):
                     await waiting.done.wait()
         finally:
             del self._open[number]
-        return PeerAnswers(waiting.heard, max(0, waiting.expected - len(waiting.heard)))
+        return PeerAnswers(waiting.answers, max(0, waiting.expected - len(waiting.answers)))
 
     # ------------------------------------------------------------ received messages
 
@@ -118,18 +118,18 @@ class PeerRequests:
         while True:
             try:
                 async with self._redis.pubsub() as subscription:
-                    await subscription.subscribe(self._everybody, self._own)
+                    await subscription.subscribe(self._all_gateways, self._own)
                     greeted = 0
                     while True:
-                        heard = await subscription.get_message(timeout=HEARTBEAT_S)
-                        if heard is None:
+                        message = await subscription.get_message(timeout=HEARTBEAT_S)
+                        if message is None:
                             continue
-                        if heard["type"] == "subscribe":
+                        if message["type"] == "subscribe":
                             greeted += 1
                             if greeted == 2:
                                 self.is_listening.set()
-                        elif heard["type"] == "message":
-                            self._published(heard["channel"].decode(), heard["data"])
+                        elif message["type"] == "message":
+                            self._published(message["channel"].decode(), message["data"])
             except (RedisError, OSError, TimeoutError):
                 self.is_listening.clear()
                 await asyncio.sleep(RETRY_S)
@@ -146,7 +146,7 @@ class PeerRequests:
     def _asked(self, ask: RequestAction) -> None:
         if ask.reply_to == self._own or len(self._acting) >= MAX_ACTING:
             return
-        task = asyncio.create_task(self._answer(ask), name="gateway elsewhere, act")
+        task = asyncio.create_task(self._answer(ask), name="gateway peer requests, act")
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)
 
@@ -162,11 +162,11 @@ class PeerRequests:
     def _answered(self, answered: ActionResult) -> None:
         waiting = self._open.get(answered.number)
         if waiting is not None:
-            waiting.heard.append(answered)
+            waiting.answers.append(answered)
             _look(waiting)
 
 
 def _look(waiting: _Open) -> None:
-    is_complete = waiting.expected is not None and len(waiting.heard) >= waiting.expected
-    if is_complete or (waiting.ends_with_one and waiting.heard and waiting.heard[-1].is_found):
+    is_complete = waiting.expected is not None and len(waiting.answers) >= waiting.expected
+    if is_complete or (waiting.ends_with_one and waiting.answers and waiting.answers[-1].is_found):
         waiting.done.set()

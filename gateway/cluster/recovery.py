@@ -47,7 +47,7 @@ log = logging.getLogger("fairgate.gateway.recovery")
 
 
 @dataclass(slots=True)
-class _Told:
+class _Inventories:
     """The inventories of all engines that could be asked."""
 
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Told:
                 found.setdefault(outcome.request_id, []).append(outcome)
         return found
 
-    def hears(self, gateway_id: str) -> bool:
+    def is_connected(self, gateway_id: str) -> bool:
         """Whether some engine still has a connection to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
@@ -109,11 +109,11 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
     if not await deps.registry.claim(dead.gateway_id, deps.gateway_id, stale_s):
         return report
     report.open_reserves = len(page)
-    told = await _ask(deps.upstreams, live, adopt=True)
-    if not told.is_complete or told.hears(dead.gateway_id):
+    engines = await _ask(deps.upstreams, live, adopt=True)
+    if not engines.is_complete or engines.is_connected(dead.gateway_id):
         report.left_open = len(page)
         return report
-    await _settle_by(deps, page, live, told, report)
+    await _settle_by(deps, page, live, engines, report)
     if len(page) < PAGE:
         await deps.registry.forget(dead.gateway_id, stale_s)
     log.info("gateway %s is gone, its requests are settled: %s", dead.gateway_id, report)
@@ -128,13 +128,17 @@ async def _settle(
 
 
 async def _settle_by(
-    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], told: _Told, report: RecoveryReport
+    deps: GatewayDeps,
+    page: list[OpenRequest],
+    live: Container[str],
+    engines: _Inventories,
+    report: RecoveryReport,
 ) -> int:
-    by_request = told.outcomes()
+    by_request = engines.outcomes()
     settled = 0
     for each in page:
         outcomes = by_request.get(each.request_id, [])
-        if not outcomes and not told.is_complete:
+        if not outcomes and not engines.is_complete:
             report.left_open += 1
             continue
         settled += await _settle_one(deps, each, outcomes, report)
@@ -145,7 +149,7 @@ async def _settle_by(
             continue
         for each in await deps.ledger.open_requests(request_ids=[request_id]):
             settled += await _settle_one(deps, each, outcomes, report)
-    for upstream, inventory in told.inventories:
+    for upstream, inventory in engines.inventories:
         ids = [each.sequence_id for each in inventory.outcomes if each.request_id not in live]
         if ids:
             upstream.acknowledge(ids)
@@ -159,22 +163,22 @@ async def _settle_one(
     reserve = open_request.reserve
     try:
         prices = await deps.directory.prices_at(reserve.price_version)
-        reckoning = reckon(open_request, outcomes, prices)
+        charge = reckon(open_request, outcomes, prices)
     except UnknownPrice as error:
         # The price was deleted. Better an open request, named in the log, than a wrong charge.
         log.error("request %s stays open: %s", open_request.request_id, error)
         report.left_open += 1
         return False
-    counted = reckoning.counted
+    counted = charge.counted
     row = replace(
         reserve,
         kind="settle",
         gateway_id=deps.gateway_id,
         tier=tier_of(open_request),
-        amounts=reckoning.charged,
-        outcome=reckoning.outcome.value,
+        amounts=charge.charged,
+        outcome=charge.outcome.value,
         at=datetime.fromtimestamp(deps.wall_clock(), UTC),
-        detail=reckoning.detail,
+        detail=charge.detail,
         charged_to=(),
         counted_input=counted.input_tokens,
         counted_output=counted.output_tokens,
@@ -188,16 +192,16 @@ async def _settle_one(
     return True
 
 
-async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Told:
+async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
     """Every engine's outcomes, once nothing of a request outside `live` runs. Only the gateway with the right
     to settle for the dead adopts: otherwise two would each see half of the outcomes."""
-    told = _Told()
+    engines = _Inventories()
     for upstream in upstreams:
         try:
-            told.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
+            engines.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
         except UpstreamLost:
-            told.is_complete = False
-    return told
+            engines.is_complete = False
+    return engines
 
 
 async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -> Inventory:
@@ -211,7 +215,7 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
         if not orphans:
             return inventory
         if loop.time() > until_s:
-            raise UpstreamLost("sequences that nobody reads do not end")
+            raise UpstreamLost("orphaned sequences do not end")
         for running in orphans:
             upstream.cancel(running.sequence_id, "cancelled")
         await asyncio.sleep(POLL_S)

@@ -234,15 +234,15 @@ def judge(
         return [_verdict(*each, None) for each in missed]
     # What ended it early must not end it in the counterfactuals, too.
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
-    everybody = {job.job_id: job for job in jobs} | judged
-    worlds = _Worlds(list(everybody.values()), machine, serving, judged)
+    all_jobs = {job.job_id: job for job in jobs} | judged
+    simulations = _Simulations(list(all_jobs.values()), machine, serving, judged)
     verdicts: dict[int, MissVerdict] = {}
     for index in sorted(range(len(missed)), key=lambda each: missed[each][0].job.arrived_s):
-        verdicts[index] = _verdict(*missed[index], worlds.seen(*missed[index]))
+        verdicts[index] = _verdict(*missed[index], simulations.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
 
 
-class _Worlds:
+class _Simulations:
     """The counterfactuals of some requests. One run serves all of them, except the one without their tenant's
     other requests: that is one run a tenant, and a short one from each request's arrival on."""
 

@@ -338,7 +338,7 @@ class FluidShare:
         machine = self._machine
         places = machine.max_sequences * replicas
         kv_tokens = float(machine.kv_tokens * replicas)
-        everybody: list[list[_LiveJob]] = []
+        placed: list[list[_LiveJob]] = []
         before, self._in_step = self._in_step, []
         had_places = {id(each) for each in before}
         for tier in sorted(self._lines):
@@ -348,14 +348,14 @@ class FluidShare:
             seated = _seat(lines, places, kv_tokens)
             places -= sum(round(each.places) for own in seated for each in own)
             kv_tokens -= sum(each.job.kv_tokens for own in seated for each in own)
-            everybody += seated
+            placed += seated
             had_places -= {id(each) for own in seated for each in own}
         for each in before:
             if id(each) in had_places:
                 each.places = 0.0
-        if not everybody:
+        if not placed:
             return
-        in_step = _feed(everybody, machine, replicas)
+        in_step = _share_steps(placed, machine, replicas)
         step_s = machine.step_s(
             sum(amount for _, amount in in_step) / replicas,
             sum(amount * each.context_tokens for each, amount in in_step) / replicas,
@@ -402,7 +402,7 @@ def _first_s(line: _TenantLine) -> float:
     return line.jobs[0].job.arrived_s
 
 
-def _feed(
+def _share_steps(
     seated: Sequence[list[_LiveJob]], machine: FluidMachine, replicas: int
 ) -> list[tuple[_LiveJob, float]]:
     """The tokens of each step that each job gets: by shares of its time, and of its token budget; a tenant's

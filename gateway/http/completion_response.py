@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 WATCH_AFTER_S = 0.1
-"""A client that disconnects within this time is noticed at its end."""
+"""Delay before the connection is watched."""
 STREAM_HEADERS = encode_headers(
     {
         "content-type": "text/event-stream; charset=utf-8",
@@ -85,7 +85,7 @@ class CompletionResponse:
     async def _whole(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         choices = [Choice(index) for index in range(self._call.sequences)]
         closed: Closed | None = None
-        for event in [await events.next(), *events.at_once()]:
+        for event in [await events.next(), *events.available()]:
             match event:
                 case SequenceOutput(index=index, text=text, logprobs=logprobs):
                     choices[index].add(text, logprobs)
@@ -93,7 +93,7 @@ class CompletionResponse:
                     choices[index].finish = finish
                 case Closed():
                     closed = event
-        assert closed is not None, "whoever wants a whole answer hears of it at its end"
+        assert closed is not None, "a whole answer ends with `Closed`"
         self.closed = closed
         if closed.error is not None:
             await self._refuse(run, send, closed.error)
@@ -117,7 +117,7 @@ class CompletionResponse:
                 return
             await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         writer = self._writer or _ChunkWriter(run.call)
-        batch = [first, *events.at_once()]
+        batch = [first, *events.available()]
         while True:
             body = b"".join([writer.write(event) for event in batch])
             last = batch[-1]
@@ -131,7 +131,7 @@ class CompletionResponse:
             if isinstance(last, Closed):
                 return
             events.note_silence(self._keep_alive_s)
-            batch = [await events.next(), *events.at_once()]
+            batch = [await events.next(), *events.available()]
 
     async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
         """The first event that is written, and whether headers went out before it: with progress they do,

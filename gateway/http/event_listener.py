@@ -21,24 +21,24 @@ class EventListener:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._was_cut = False
-        self._patience: IdleTimeout | None = None
+        self._idle_timeout: IdleTimeout | None = None
 
     def note_silence(self, seconds: float) -> None:
         """From now until `end`, `Silence` is an event whenever none came for `seconds`. A repeated call
         begins anew."""
-        if self._patience is None:
+        if self._idle_timeout is None:
             self._listen_on(seconds)
         else:
-            self._patience.wait(seconds)
+            self._idle_timeout.wait(seconds)
 
     def end(self) -> None:
         """Ends the notes of silence."""
-        if self._patience is not None:
-            self._patience.end()
-            self._patience = None
+        if self._idle_timeout is not None:
+            self._idle_timeout.end()
+            self._idle_timeout = None
 
     def _listen_on(self, seconds: float) -> None:
-        self._patience = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
+        self._idle_timeout = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
 
     def _silent(self, seconds: float) -> None:
         if not len(self._run.events):  # otherwise the client takes its time
@@ -68,6 +68,6 @@ class EventListener:
         except TimeoutError:
             return None
 
-    def at_once(self) -> list[Event]:
+    def available(self) -> list[Event]:
         """All events that are there already: a step's events are written together."""
         return self._run.events.take()

@@ -38,11 +38,15 @@ class ResponseRecorder:
     """Sends, and records what was sent. A client that disconnects, or does not read, stops nothing."""
 
     def __init__(
-        self, send: Send, patience_s: float, most_bytes: int, before_last: Callable[[Kept], Awaitable[None]]
+        self,
+        send: Send,
+        read_s: float,
+        most_bytes: int,
+        before_last: Callable[[Kept], Awaitable[None]],
     ) -> None:
         """`before_last` gets the recorded answer before its last piece is sent."""
         self._send = send
-        self._patience_s = patience_s
+        self._read_s = read_s
         self._room = most_bytes
         self._before_last = before_last
         self._is_gone = False
@@ -64,7 +68,7 @@ class ResponseRecorder:
         if self._is_gone:
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._read_s):
                 await self._send(message)
         except (TimeoutError, OSError):
             self._is_gone = True
@@ -114,8 +118,8 @@ class IdempotentResponse:
                 await self._gateway.idempotency.ended(self._call, self._scope, kept)
 
         # Shorter than the limit of a slow reader, which would end the run.
-        patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2
-        recorder = ResponseRecorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
+        read_s = min(config.write_timeout_s, config.slow_reader_s) / 2
+        recorder = ResponseRecorder(send, read_s, config.max_idempotent_answer_bytes, keep)
         try:
             self._gateway.require_engine(self._call.pool)
             if self._quote is not None:

@@ -1,4 +1,5 @@
-"""Is what a dead gateway left settled exactly once, by whoever has the right to, and by the best word on it?
+"""Adoption: a dead gateway's requests are settled once, by the gateway with the right to, from the best
+source.
 
 The real ledger, registry, quota store and outcome store; only the connection between gateway and engine is
 replaced by direct calls.
@@ -52,7 +53,7 @@ HOLD = Hold(Amounts(5, 5, 1_000, 1), Amounts(5, 20, 6_500, 1), Amounts(5, 100, 3
 
 @dataclass
 class Engine:
-    """What an engine knows, without one: the outcomes it keeps, and whom it hears."""
+    """An engine's knowledge without an engine: the outcomes it keeps, and its connected gateways."""
 
     store: OutcomeStore = field(default_factory=OutcomeStore)
     heard: set[str] = field(default_factory=set)
@@ -224,7 +225,7 @@ async def test_whoever_lives_is_not_adopted(house: House) -> None:
     # It was only slow: its heartbeat comes before the adopter has the right.
     await house.beats("slow")
     assert (await recovery.adopt(adopter, dead, STALE_S, frozenset())).open_reserves == 0
-    # Its heartbeat is late, but an engine still hears it.
+    # Its heartbeat is late, but an engine is still connected to it.
     house.clock.advance(STALE_S + 1)
     await house.beats("one")
     house.engine.heard.add("slow")

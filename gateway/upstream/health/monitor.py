@@ -130,7 +130,7 @@ class ServerMonitor:
                 self._breaker.failed(epoch, now_s)
             case CallVerdict.ABANDONED:
                 self._breaker.abandoned(epoch)
-        self._tell()
+        self._notify()
         return epoch
 
     # ------------------------------------------------------------ probes
@@ -195,7 +195,7 @@ class ServerMonitor:
             self.seen = saturation.read(page.decode("utf-8", "replace") if status == 200 else "")
         except (ConnectFailed, FetchFailed):
             self.seen = None
-        self._tell()
+        self._notify()
         return self.seen is not None
 
     # ------------------------------------------------------------ inside
@@ -212,9 +212,9 @@ class ServerMonitor:
             self._ready is None or self._ready.model.context_tokens != context_tokens
         ):
             self._ready = _ready(server, self._vocabulary, context_tokens, self.window())
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Reports every change of what it may be given; the dispatcher then looks for itself."""
         is_up = self.is_up
         if is_up != self._was_up or self.seen is not None:

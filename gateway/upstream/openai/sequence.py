@@ -83,7 +83,7 @@ class OpenAISequence:
         self._has_first_words = False
         """The first delta is not taken yet: it is passed on before more is read, of which a fast server, or a
         network that delivers in bursts, has a lot by then."""
-        self._patience = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
+        self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
         self._goodbye: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ towards the upstream
@@ -100,7 +100,7 @@ class OpenAISequence:
             return
         self._connection = connection
         self._was_sent = True
-        self._patience.wait(self._first_byte_s)
+        self._idle_timeout.wait(self._first_byte_s)
 
     def not_connected(self, reason: str) -> None:
         """There is no connection; nothing was sent."""
@@ -138,7 +138,7 @@ class OpenAISequence:
         if self._status != 200:
             self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
             return
-        self._patience.wait(self._timeouts.between_s)
+        self._idle_timeout.wait(self._timeouts.between_s)
         self._take(self.answer.feed(data))
         if self.answer.is_overrun:
             self._abort()
@@ -291,7 +291,7 @@ class OpenAISequence:
     def _over(self, verdict: CallVerdict, reason: str) -> None:
         """The call is over for the server."""
         self._is_over = True
-        self._patience.end()
+        self._idle_timeout.end()
         self._on_verdict(verdict, reason)
 
     def _leave(self) -> None:
@@ -308,7 +308,7 @@ class OpenAISequence:
         if self._connection is not None:
             self._connection.pause() if is_full else self._connection.resume()
         if not self._is_over:
-            self._patience.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._timeouts.between_s)
 
     def _read_on(self) -> None:
         if self._connection is not None and not self.is_held_up:
@@ -318,7 +318,7 @@ class OpenAISequence:
         if self._is_over:
             return
         if self.is_held_up or self._has_first_words:
-            self._patience = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
+            self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
         elif self._status == 0:
             self._fail(
                 CallVerdict.FAILED,

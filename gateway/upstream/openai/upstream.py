@@ -61,12 +61,12 @@ class OpenAIUpstream:
             api_key=server.api_key,
         )
         self._sequences: dict[str, OpenAISequence] = {}
-        self._watch = ServerMonitor(
+        self._monitor = ServerMonitor(
             server,
             self._client,
             vocabulary=vocabulary or UNKNOWN_VOCABULARY,
             running=self._sequences.__len__,
-            on_change=self._tell,
+            on_change=self._notify,
         )
         self._watchers: list[Callable[[], None]] = []
         self._sending: set[asyncio.Task[None]] = set()
@@ -87,46 +87,46 @@ class OpenAIUpstream:
 
     @property
     def is_up(self) -> bool:
-        return self._watch.is_up
+        return self._monitor.is_up
 
     @property
     def ready(self) -> Ready | None:
-        return self._watch.ready
+        return self._monitor.ready
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._watch.model
+        return self._monitor.model
 
     @property
     def failures(self) -> int:
         """Calls that the server did not answer properly."""
-        return self._watch.failures
+        return self._monitor.failures
 
     @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot as of our own engine, of this gateway's sequences; times as observed."""
-        if not self._watch.is_up:
+        if not self._monitor.is_up:
             return None
         now_s = now()
         if (latest := self._load.latest(now_s)) is not None:
             return latest
-        ready = self._watch.ready
+        ready = self._monitor.ready
         return None if ready is None else self._load.snapshot(ready, self._sequences.values(), now_s)
 
     def describe(self) -> dict[str, Any]:
         """For the status page."""
-        watch = self._watch
-        seen = watch.seen
+        monitor = self._monitor
+        seen = monitor.seen
         return {
             "replica_id": self.replica_id,
             "kind": "openai",
             "url": self.server.url,
             "model": self.server.model,
             "is_up": self.is_up,
-            "refusal": watch.refusal,
-            "breaker": watch.breaker_state.value,
-            "retry_in_s": round(watch.retry_in_s, 3),
-            "window": watch.window(),
+            "refusal": monitor.refusal,
+            "breaker": monitor.breaker_state.value,
+            "retry_in_s": round(monitor.retry_in_s, 3),
+            "window": monitor.window(),
             "running": len(self._sequences),
             "held_up": sum(sequence.is_held_up for sequence in self._sequences.values()),
             "connections": self._client.connections,
@@ -143,22 +143,22 @@ class OpenAIUpstream:
 
     async def start(self) -> None:
         """Probes the server, and begins to do so regularly."""
-        await self._watch.start()
+        await self._monitor.start()
 
     async def probe(self) -> None:
         """Probes the server now."""
-        await self._watch.probe()
+        await self._monitor.probe()
 
     async def read_metrics(self) -> bool:
         """Reads its Prometheus page now; returns whether that worked."""
-        return await self._watch.read_metrics()
+        return await self._monitor.read_metrics()
 
     async def wait_until_up(self, timeout_s: float) -> bool:
-        return await self._watch.wait_until_up(timeout_s)
+        return await self._monitor.wait_until_up(timeout_s)
 
     async def close(self) -> None:
         """Ends all sequences."""
-        await self._watch.close()
+        await self._monitor.close()
         await stop(self._sending)
         for sequence in list(self._sequences.values()):
             sequence.cancel("cancelled")
@@ -210,10 +210,10 @@ class OpenAIUpstream:
         try:
             return self._begin(moving.submit, moving.wording)
         except UpstreamUnavailable as error:
-            elsewhere = self._move(moving, error)
-            if elsewhere is None:
+            other = self._move(moving, error)
+            if other is None:
                 raise
-            return elsewhere
+            return other
 
     def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
         """Another attempt, on any replica."""
@@ -228,7 +228,9 @@ class OpenAIUpstream:
     def _begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """One attempt, on this server."""
         if not self.is_up:
-            raise UpstreamUnavailable(self._watch.refusal or "it failed too often; it is tried again shortly")
+            raise UpstreamUnavailable(
+                self._monitor.refusal or "it failed too often; it is tried again shortly"
+            )
         server = self.server
         most_tokens = submit.max_tokens
         if wording.most_tokens is not None:
@@ -244,7 +246,7 @@ class OpenAIUpstream:
             timeouts=timeouts,
             first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
             is_prompt_counted=self._tokenize is not None,
-            on_verdict=_Call(self._watch).verdict,
+            on_verdict=_Call(self._monitor).verdict,
             on_over=partial(self._over, submit.sequence_id),
         )
         self._sequences[submit.sequence_id] = sequence
@@ -282,7 +284,7 @@ class OpenAIUpstream:
         if sequence is not None:
             self._load.learn(sequence, len(self._sequences))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -309,11 +311,11 @@ class _FailoverSequence:
 class _Call:
     """One call, and the monitor's epoch for its end."""
 
-    __slots__ = ("_epoch", "_watch")
+    __slots__ = ("_epoch", "_monitor")
 
-    def __init__(self, watch: ServerMonitor) -> None:
-        self._watch = watch
-        self._epoch = watch.begin()
+    def __init__(self, monitor: ServerMonitor) -> None:
+        self._monitor = monitor
+        self._epoch = monitor.begin()
 
     def verdict(self, verdict: CallVerdict, reason: str) -> None:
-        self._epoch = self._watch.verdict(self._epoch, verdict, reason)
+        self._epoch = self._monitor.verdict(self._epoch, verdict, reason)

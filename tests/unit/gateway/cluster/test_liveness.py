@@ -1,4 +1,4 @@
-"""When is a gateway dead, and when does one that stood still notice?"""
+"""Which gateways count as dead, and when one that stood still notices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Li
         clock.advance(2)
     assert found[:5] == [(second, []) for second in (0, 2, 4, 6, 8)]
     assert found[5:] == [(10, ["silent"]), (12, ["silent"])]
-    # The database was away: everybody gets the time to say that he lives.
+    # The database was away: every gateway gets the time to write its heartbeat.
     clock.advance(STALE_S + 1)
     assert beat(presence, clock, silent) == []
     clock.advance(STALE_S - 1)

@@ -1,4 +1,4 @@
-"""Is the ideal fair share what it says it is? Small worlds whose times can be worked out by hand."""
+"""The ideal fair share, on small cases whose times can be computed by hand."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_weights_share_the_places() -> None:
 
 
 def test_the_last_place_goes_to_the_tenant_that_had_least() -> None:
-    """One place for two tenants: after a long answer of the one come six short ones of the other."""
+    """One place for two tenants: a long answer of one, then six short ones of the other."""
     long = [_job(f"a-{number}", "long", input_tokens=1, output_tokens=20) for number in range(2)]
     short = [_job(f"b-{number}", "short", input_tokens=1, output_tokens=2) for number in range(6)]
     found = fair_share([*long, *short], _machine(places=1))
@@ -86,7 +86,7 @@ def test_the_last_place_goes_to_the_tenant_that_had_least() -> None:
 
 
 def test_a_tenant_that_was_idle_is_owed_nothing() -> None:
-    """It comes when the other has had much: from then on they take turns."""
+    """It arrives when the other has had much: from then on they alternate."""
     busy = [_job(f"a-{number}", "busy", input_tokens=1, output_tokens=10) for number in range(20)]
     back = [_job(f"b-{number}", "back", at_s=1.0, input_tokens=1, output_tokens=10) for number in range(5)]
     found = fair_share([*busy, *back], _machine(places=1))
@@ -199,7 +199,7 @@ def test_everybody_ends_nobody_before_it_could_alone_and_the_work_is_conserved(j
         by_itself = alone(job, machine)
         assert found[job.job_id].last_token_s >= by_itself.last_token_s - 1e-6
         assert found[job.job_id].first_token_s <= found[job.job_id].last_token_s
-    # It is busy whenever somebody waits: no later than one after the other from the last arrival on.
+    # It is busy while any job waits: no later than one after the other from the last arrival on.
     latest = max(job.arrived_s for job in jobs) + sum(
         alone(job, machine).last_token_s - job.arrived_s for job in jobs
     )

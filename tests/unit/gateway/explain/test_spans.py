@@ -1,4 +1,4 @@
-"""Is a span what the timeline says?"""
+"""Spans of finished requests against their timelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is a failing server left alone, and when is it tried again?"""
+"""States and transitions of the circuit breaker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Does a question reach the gateway that has the request, and what does the asker hear otherwise?
+"""Questions between gateways: the one that has the request answers; missing answers are reported.
 
-Several gateways' parts over a real Redis; what they do is a plain function here.
+Several gateways' parts over a real Redis; their actions are a plain function here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def test_a_list_has_everybodys_part(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a", "b"))
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), wants_all=True)
     assert sorted(item["id"] for each in heard.answers for item in each.value) == ["a", "b", "c"]
     assert heard.missing == 0
 
@@ -102,7 +102,7 @@ async def test_who_does_not_answer_in_time_is_missing(house: House) -> None:
     asker = await house.gateway(holder("own"), answer_s=0.2)
     await house.gateway(never)
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), wants_all=True)
     assert (len(heard.answers), heard.missing) == (1, 1)
 
 
