@@ -313,8 +313,8 @@ async def test_the_first_words_are_taken_before_more_is_read() -> None:
         more.set()
         await has_more.wait()
         # However long they are not taken: that is not the server's fault.
-        before = running._patience
-        await until(lambda: running._patience is not before)
+        before = running._idle_timeout
+        await until(lambda: running._idle_timeout is not before)
         assert len(running._deltas) == 1
         assert running.answer.finish is None
         assert upstream.describe()["held_up"] == 0
