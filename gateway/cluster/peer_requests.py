@@ -104,7 +104,7 @@ class PeerRequests:
             except (RedisError, OSError, TimeoutError) as error:
                 raise Unreachable from error
             waiting.expected = receivers - 1  # this gateway received it, too
-            _look(waiting)
+            _end_if_complete(waiting)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._answer_s):
                     await waiting.done.wait()
@@ -163,10 +163,10 @@ class PeerRequests:
         waiting = self._open.get(answered.number)
         if waiting is not None:
             waiting.answers.append(answered)
-            _look(waiting)
+            _end_if_complete(waiting)
 
 
-def _look(waiting: _Open) -> None:
+def _end_if_complete(waiting: _Open) -> None:
     is_complete = waiting.expected is not None and len(waiting.answers) >= waiting.expected
     if is_complete or (waiting.ends_with_one and waiting.answers and waiting.answers[-1].is_found):
         waiting.done.set()

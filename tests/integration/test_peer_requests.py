@@ -62,7 +62,7 @@ async def house(redis_url: str) -> AsyncIterator[House]:
         yield House(redis_url, closing)
 
 
-async def test_whoever_has_the_request_answers(house: House) -> None:
+async def test_the_gateway_with_the_request_answers(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a"))
     await house.gateway(holder("third", "b"))
@@ -72,7 +72,7 @@ async def test_whoever_has_the_request_answers(house: House) -> None:
     assert heard.found.tenant_id == "ten_1"
 
 
-async def test_nobody_has_it_and_all_said_so(house: House) -> None:
+async def test_no_gateway_has_it_and_all_said_so(house: House) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", "a"))
     heard = await asker.ask(RequestAction(SHOW, "x", "ten_1"))
@@ -85,7 +85,7 @@ async def test_a_gateway_alone_is_answered_at_once_and_does_not_ask_itself(house
     assert (heard.answers, heard.missing) == ([], 0)
 
 
-async def test_a_list_has_everybodys_part(house: House) -> None:
+async def test_a_list_has_every_gateways_part(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a", "b"))
     await house.gateway(holder("third", "c"))
@@ -153,7 +153,7 @@ async def test_houses_in_other_databases_of_the_same_redis_hear_nothing(house: H
     assert (await asker.ask(RequestAction(SHOW, "a", "t"))).answers == []
 
 
-async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url: str) -> None:
+async def test_garbage_is_not_answered_and_stops_no_gateway(house: House, redis_url: str) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", "a"))
     with redis.Redis.from_url(redis_url) as client:
@@ -163,7 +163,7 @@ async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url:
     assert (await asker.ask(RequestAction(SHOW, "a", "t"))).found is not None
 
 
-async def test_without_redis_nobody_can_be_asked_and_afterwards_everybody_again() -> None:
+async def test_without_redis_no_gateway_can_be_asked_and_afterwards_all_again() -> None:
     own = services.start_redis()
     async with AsyncExitStack() as closing:
         closing.callback(own.stop)

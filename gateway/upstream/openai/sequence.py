@@ -80,11 +80,11 @@ class OpenAISequence:
         self._waiter: asyncio.Future[None] | None = None
         self.is_held_up = False
         """Its reader, or its lease, is so far behind that the server is held up."""
-        self._has_first_words = False
+        self._has_first_delta = False
         """The first delta is not taken yet: it is passed on before more is read, of which a fast server, or a
         network that delivers in bursts, has a lot by then."""
         self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
-        self._goodbye: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ towards the upstream
 
@@ -144,7 +144,7 @@ class OpenAISequence:
             self._abort()
         elif self.answer.is_complete and self._connection is not None:
             # Its response ends in a moment, and the connection serves another request; or it does not.
-            self._goodbye = self._loop.call_later(AFTER_DONE_S, self._abort)
+            self._close_timer = self._loop.call_later(AFTER_DONE_S, self._abort)
 
     def end(self) -> None:
         self._disconnected()
@@ -184,8 +184,8 @@ class OpenAISequence:
                 self._waiter = None
         delta, size = self._deltas.popleft()
         self._unread_bytes -= size
-        if self._has_first_words:
-            self._has_first_words = False
+        if self._has_first_delta:
+            self._has_first_delta = False
             # Not now: the waiting reader runs at the loop's next turn, before this.
             self._loop.call_soon(self._read_on)
         if self.is_held_up and self._waiting_bytes < LOW_BYTES:
@@ -214,7 +214,7 @@ class OpenAISequence:
             self.first_token_s = self.last_token_s
             self._on_verdict(CallVerdict.ANSWERS, "")
             if self._connection is not None:
-                self._has_first_words = True
+                self._has_first_delta = True
                 self._connection.pause()
 
     def _complete(self) -> None:
@@ -317,7 +317,7 @@ class OpenAISequence:
     def _late(self) -> None:
         if self._is_over:
             return
-        if self.is_held_up or self._has_first_words:
+        if self.is_held_up or self._has_first_delta:
             self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
         elif self._status == 0:
             self._fail(
@@ -337,8 +337,8 @@ class OpenAISequence:
 
     def _disconnected(self) -> None:
         self._connection = None
-        if self._goodbye is not None:
-            self._goodbye.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -38,7 +38,9 @@ def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Liveness
     assert beat(presence, clock, silent, quick, seen("me", 99)) == ["silent"]
 
 
-def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Liveness, clock: Clock) -> None:
+def test_no_gateway_is_dead_before_this_one_was_in_touch_long_enough(
+    presence: Liveness, clock: Clock
+) -> None:
     silent = seen("silent", 1e9)
     found = []
     for _ in range(7):

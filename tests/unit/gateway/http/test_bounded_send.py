@@ -39,7 +39,7 @@ async def test_what_is_read_at_once_passes() -> None:
     assert (b"a", b"b") in start["headers"]
 
 
-async def test_a_write_that_nobody_reads_is_given_up() -> None:
+async def test_a_write_that_is_not_read_is_given_up() -> None:
     client = Client()
     bounded = BoundedSend(client.send, 0.02)
     await bounded("one")

@@ -63,7 +63,7 @@ async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> Non
     listener.end()
 
 
-async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
+async def test_no_silence_is_reported_after_the_end() -> None:
     running = run()
     listener = EventListener(running)
     listener.note_silence(AWHILE_S)
