@@ -1,4 +1,4 @@
-"""How do the parts become an HTTP application?"""
+"""Builds the ASGI application: routes, exception handlers, lifespan."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ HANDLERS = [
 
 
 def create_app(deps: GatewayDeps) -> Litestar:
-    """The gateway as an ASGI application. Its lifespan recovers, opens, and at the end drains and settles.
+    """The gateway as an ASGI application. Its lifespan recovers and opens; at the end it drains and settles.
 
-    Raises `ValueError` for a configuration that makes no sense.
+    Raises `ValueError` for an inconsistent configuration.
     """
     gateway = Gateway(deps)
 
@@ -63,13 +63,13 @@ def create_app(deps: GatewayDeps) -> Litestar:
 
 
 def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
-    """Every exception of every route, in OpenAI's shape."""
+    """Answers every exception of every route in OpenAI's shape."""
     status, body, headers = _refusal(request, exception)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 async def _send_refusal(send: Send, request: Request[Any, Any, Any], exception: Exception) -> None:
-    """The same where the framework does not send it."""
+    """The same answer where the framework does not send it."""
     status, body, headers = _refusal(request, exception)
     await send_json(send, status, body, encode_headers(headers))
 
@@ -90,6 +90,6 @@ def _refusal(request: Request[Any, Any, Any], exception: Exception) -> tuple[int
     headers = error.all_headers()
     declared = declared_length(request.scope)
     if declared is not None and declared > gateway.deps.config.max_body_bytes:
-        # Nobody has read the body, and nobody will.
+        # The body was not read and will not be.
         headers["connection"] = "close"
     return error.status, error.body(), headers

@@ -1,6 +1,6 @@
-"""How does a task wait for the first of a few things, and no longer than it may?
+"""Cheaper forms of asyncio's waits and timeouts, for the path of every request.
 
-For the path of every request: what `asyncio` has for it costs more than most of these waits last.
+What `asyncio` has for it costs more than most of these waits last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 async def one_of(*futures: asyncio.Future[Any]) -> None:
-    """Returns when one of them is done; which one, they say themselves. `asyncio.wait` without its sets."""
+    """Returns when one of `futures` is done; the caller checks which. `asyncio.wait` without its sets."""
     for each in futures:
         if each.done():
             return
@@ -34,8 +34,8 @@ async def one_of(*futures: asyncio.Future[Any]) -> None:
 
 
 async def within(timeout_s: float, work: Awaitable[Result]) -> Result:
-    """What `work` returns. Raises `TimeoutError` where that takes longer, and `work` is cancelled then.
-    `asyncio.timeout` without a timer for what need not wait at all."""
+    """The result of `work`. Raises `TimeoutError` and cancels `work` where it takes longer.
+    `asyncio.timeout`, with a timer only where `work` waits at all."""
     steps = work.__await__()
     try:
         waits_for = next(steps)
@@ -48,7 +48,7 @@ async def within(timeout_s: float, work: Awaitable[Result]) -> Result:
 
 @coroutine
 def _rest(steps: Generator[Any, Any, Result], waits_for: Any) -> Generator[Any, Any, Result]:
-    """Goes on with what waits already: what it waits for is told to the task as if it did so only now."""
+    """The rest of a coroutine that has already yielded `waits_for`, which the running task waits for next."""
     while True:
         try:
             try:
@@ -65,12 +65,10 @@ def _rest(steps: Generator[Any, Any, Result], waits_for: Any) -> Generator[Any, 
             return result
 
 
-# Has nothing come for too long?
-#
-# One timer for a whole answer: what comes only moves the deadline, which is looked at when the timer fires.
+# One timer for a whole answer: new data only moves the deadline, which is checked when the timer fires.
 
 LOOK_S = 4.0
-"""The timer looks at the deadline at least so often: one that comes nearer seldom needs another timer."""
+"""Longest interval between two checks of the deadline: with it a nearer deadline rarely needs a new timer."""
 
 
 class IdleTimeout:
@@ -85,7 +83,8 @@ class IdleTimeout:
         self._set(now_s)
 
     def wait(self, seconds: float) -> None:
-        """From now on so long. Where that is earlier than the next look, the timer is set anew."""
+        """Moves the deadline to `seconds` from now. The timer is replaced where that is before its next
+        check."""
         now_s = self._loop.time()
         self._deadline_s = now_s + seconds
         if self._deadline_s < self._look_s:
@@ -93,8 +92,8 @@ class IdleTimeout:
             self._set(now_s)
 
     def end(self) -> None:
-        """Nothing is waited for any more. Who is called is let go of: it holds this, and the two would keep
-        one another, and all that they hold, until the collector of cycles comes by."""
+        """Stops the timer. Drops the reference to the callback, which would keep both in a cycle until the
+        garbage collector runs."""
         self._timer.cancel()
         self._on_late = _nothing
 

@@ -1,4 +1,4 @@
-"""Which refusal is behind an exception? The one table from domain errors to the wire, and to an outcome."""
+"""The one table from domain exceptions to API errors and request outcomes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _ENGINE_REFUSALS = {
     "too_large": "max_tokens",
     "invalid_request": None,
 }
-"""Codes of the engine that are the caller's doing, and the parameter they speak of."""
+"""Engine error codes that the caller caused, and the parameter they concern."""
 
 
 def as_api_error(
     exception: BaseException, request_id: str, waited_s: float = 0.0, tier: str = ""
 ) -> ApiError:
-    """What the client is told. Anything unknown is logged with its trace, and becomes a neutral 500."""
+    """The API error for an exception. An unknown one is logged with its traceback and becomes a neutral
+    500."""
     match exception:
         case ApiError():
             return exception
@@ -102,7 +103,7 @@ def outcome_of(exception: BaseException) -> RequestOutcome:
 
 
 def budget_denied(denied: Denied) -> ApiError:
-    """429: come back soon where the limit refills soon, otherwise a spent budget."""
+    """429: a rate limit where the limit refills soon, otherwise a spent budget."""
     limit = denied.limit
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
     what = f"the {limit.kind.value}'s {describe(limit)}{over}"
@@ -112,7 +113,7 @@ def budget_denied(denied: Denied) -> ApiError:
             " The request is larger than the limit itself: lower max_tokens or n, or shorten the prompt."
         )
     retry_after_s = denied.retry_after_s
-    # Also of a budget that is not spent, but held by requests that may not need it all.
+    # Also for a budget that is not spent but held by requests that may not use all of it.
     if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
         error = errors.rate_limited(
             f"Rate limit reached: {what}. {numbers} Please try again in {go_duration(retry_after_s)}.",
@@ -145,6 +146,6 @@ def _meter_type(meter: Meter) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Capital at the front, full stop at the end."""
+    """The text with a capital first letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else text

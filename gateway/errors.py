@@ -1,13 +1,12 @@
-"""How does a refusal look on the wire? One table from what went wrong to OpenAI's error shape.
+"""API errors in OpenAI's shape: one constructor for each refusal.
 
-    {"error": {"message", "type", "param", "code"}}
+{"error": {"message", "type", "param", "code"}}
 
-`message` names the thing, the limit and the way out. What the SDKs do next is decided by headers: they
-obey `x-should-retry`, then `retry-after-ms`, then `retry-after`, and look at nothing else. By themselves they
-try 408, 409, 429 and everything from 500 on again, so each of those says here whether that is worth it: yes
-where nothing was charged and waiting helps, and then when; no where it would be refused again or charged
-twice. Text of drivers, stack traces and other tenants' data never get here: unknown exceptions become one
-neutral sentence.
+`message` names the subject, the limit and the remedy. SDKs decide by headers: they obey `x-should-retry`,
+then `retry-after-ms`, then `retry-after`, and nothing else. By default they retry 408, 409, 429 and 5xx, so
+each of those says whether a retry helps: yes, and when, where nothing was charged and waiting helps; no where
+it would be refused again or charged twice. Driver texts, stack traces and other tenants' data never get here:
+unknown exceptions become one neutral sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 
 LONGEST_RETRY_S = 120.0
-"""SDKs sleep as long as they are told (one of them without bound): a longer wait is a spent budget."""
+"""SDKs sleep as long as this says (one of them without bound): a longer wait is a spent budget."""
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -28,7 +27,7 @@ RETRY_SOON_S = 2.0
 
 @dataclass
 class ApiError(Exception):
-    """A refusal, ready for the wire. `code` is stable and one of a closed set: metrics count by it."""
+    """An error response. `code` is stable and from a closed set: metrics are labelled with it."""
 
     status: int
     code: str
@@ -51,7 +50,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
-        """The error object of a stream that has begun: it also says what its headers can say no more."""
+        """The error object of a stream that has begun, with what can no longer be sent as headers."""
         found = self.payload()
         found["error"] |= {
             "status": self.status,
@@ -61,7 +60,7 @@ class ApiError(Exception):
         return found
 
     def all_headers(self) -> dict[str, str]:
-        """Own headers plus what tells a client whether and when to come back."""
+        """Its own headers, and those that tell a client whether and when to retry."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["retry-after-ms"] = str(_milliseconds(self.retry_after_s))
@@ -72,15 +71,15 @@ class ApiError(Exception):
 
 
 def _milliseconds(seconds: float) -> int:
-    """Never 0: SDKs take that for no answer."""
+    """Never 0: SDKs ignore that."""
     return max(1, math.ceil(seconds * 1000))
 
 
-# ---------------------------------------------------------------- what the caller got wrong
+# ---------------------------------------------------------------- errors of the caller
 
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """A field that cannot be taken as it is."""
+    """A field whose value is not accepted."""
     return ApiError(400, code, message, param=param)
 
 
@@ -100,7 +99,7 @@ def unsupported_parameter(name: str, message: str) -> ApiError:
 
 
 def wrong_content_type(found: str) -> ApiError:
-    """Something other than JSON."""
+    """The content type is not JSON."""
     shown = f"'{found[:80]}'" if found else "nothing"
     return ApiError(
         415,
@@ -110,7 +109,7 @@ def wrong_content_type(found: str) -> ApiError:
 
 
 def body_too_large(max_body_bytes: int) -> ApiError:
-    """More bytes than the server reads. The connection is closed: what follows is not read."""
+    """The body is larger than the server reads. The connection is closed, as the rest is not read."""
     return ApiError(
         413,
         "request_too_large",
@@ -132,7 +131,7 @@ def body_too_slow(timeout_s: float) -> ApiError:
 
 
 def context_too_long(context_tokens: int, prompt_tokens: int, max_tokens: int | None, param: str) -> ApiError:
-    """Prompt, or prompt and answer together, do not fit in the model's context."""
+    """The prompt, or prompt and answer together, exceed the model's context."""
     if max_tokens is None:
         found = f"your prompt has {prompt_tokens} tokens and leaves no room for an answer"
         advice = "Shorten the prompt."
@@ -151,7 +150,7 @@ def context_too_long(context_tokens: int, prompt_tokens: int, max_tokens: int | 
 
 
 def model_not_found(name: str) -> ApiError:
-    """No such model here, or none that this key may see."""
+    """No such model, or none that this key may see."""
     return ApiError(
         404,
         "model_not_found",
@@ -179,7 +178,7 @@ def invalid_api_key(reason: str) -> ApiError:
 
 
 def scope_missing(scope: str) -> ApiError:
-    """403: a valid key for other things."""
+    """403: a valid key without the scope."""
     return ApiError(
         403,
         "insufficient_permissions",
@@ -201,12 +200,12 @@ def tier_not_allowed(asked: str, tier: str, allowed: list[str]) -> ApiError:
 
 
 def bad_header(name: str, value: str, wanted: str) -> ApiError:
-    """A header of ours, or of an SDK, that cannot be taken as it is."""
+    """A header of ours, or of an SDK, whose value is not accepted."""
     return ApiError(400, "invalid_header", f"Invalid '{name}': '{value[:64]}'. {wanted}", param=name)
 
 
 def already_exists(message: str) -> ApiError:
-    """A name that is taken: it will be the next time, too."""
+    """A name that is taken: a retry will not help."""
     return ApiError(409, "already_exists", message, param="name", should_retry=False)
 
 
@@ -220,23 +219,23 @@ def method_not_allowed(method: str, path: str) -> ApiError:
     return ApiError(405, "method_not_allowed", f"{method[:16]} is not possible on {path[:200]}.")
 
 
-# ---------------------------------------------------------------- what the contract refuses
+# ---------------------------------------------------------------- limits, queue and engine's load
 
 
 def insufficient_quota(message: str) -> ApiError:
-    """A budget that waiting does not refill soon: SDKs must not try again by themselves."""
+    """A budget that does not refill soon: SDKs must not retry by themselves."""
     return ApiError(429, "insufficient_quota", message, type="insufficient_quota", should_retry=False)
 
 
 def rate_limited(message: str, meter_type: str, retry_after_s: float) -> ApiError:
-    """A rate that refills: come back then."""
+    """A rate that refills: retry then."""
     return ApiError(
         429, "rate_limit_exceeded", message, type=meter_type, retry_after_s=retry_after_s, should_retry=True
     )
 
 
 def queue_full(message: str, retry_after_s: float, *, tenant: bool) -> ApiError:
-    """Too much waiting: of this tenant (429), or altogether (503)."""
+    """The queue is full: for this tenant (429) or altogether (503)."""
     if tenant:
         return ApiError(
             429, "tenant_queue_full", message, type="requests", retry_after_s=retry_after_s, should_retry=True
@@ -259,7 +258,7 @@ def queue_timeout(tier: str, waited_s: float, retry_after_s: float) -> ApiError:
     )
 
 
-# ---------------------------------------------------------------- what we cannot do now
+# ---------------------------------------------------------------- outages
 
 
 def engine_unavailable(retry_after_s: float = RETRY_SOON_S) -> ApiError:
@@ -275,8 +274,8 @@ def engine_unavailable(retry_after_s: float = RETRY_SOON_S) -> ApiError:
 
 
 def engine_lost(charged_tokens: int) -> ApiError:
-    """The engine died under a running request. Once tokens were charged, whether to pay for a second attempt
-    is for the caller to say."""
+    """The engine died under a running request. Once tokens were charged, the caller decides whether to pay
+    for another attempt."""
     return ApiError(
         503,
         "engine_lost",
@@ -289,8 +288,8 @@ def engine_lost(charged_tokens: int) -> ApiError:
 
 
 def upstream_error(charged_tokens: int) -> ApiError:
-    """A server that is not our own answered with what is no answer. As with an engine that died, whether to
-    pay for a second attempt is for the caller to say."""
+    """A server that is not ours failed to answer properly. As with an engine that died, the caller decides
+    whether to pay for another attempt."""
     return ApiError(
         502,
         "upstream_error",
@@ -303,7 +302,7 @@ def upstream_error(charged_tokens: int) -> ApiError:
 
 
 def engine_failed() -> ApiError:
-    """The engine gave up on this sequence: it would again."""
+    """The engine gave up on this sequence, and would again."""
     return ApiError(
         500,
         "engine_failed",
@@ -327,7 +326,7 @@ def accounts_unavailable(what: str) -> ApiError:
 
 
 def no_price() -> ApiError:
-    """The operator forgot to price the model: nothing is served unmetered."""
+    """The model has no price: nothing is served unmetered."""
     return ApiError(
         503,
         "model_not_priced",
@@ -350,7 +349,7 @@ def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError
 
 
 def deadline_unreachable(what: str, allowed_s: float, expected_s: float, retry_after_s: float) -> ApiError:
-    """Refused at the gate: by the forecast it would not be in time. `what`: `wait` or `answer`."""
+    """Refused on arrival: by the forecast it would miss its deadline. `what`: `wait` or `answer`."""
     thing = "its turn" if what == "wait" else "its answer"
     return ApiError(
         503,
@@ -364,8 +363,7 @@ def deadline_unreachable(what: str, allowed_s: float, expected_s: float, retry_a
 
 
 def target_unreachable(what: str, target_s: float, expected_s: float, retry_after_s: float) -> ApiError:
-    """Refused at the gate under overload: it would miss its target. `what`: `first token` or
-    `answer`."""
+    """Refused on arrival under overload: it would miss its target. `what`: `first token` or `answer`."""
     return ApiError(
         503,
         "target_unreachable",
@@ -382,7 +380,7 @@ def target_unreachable(what: str, target_s: float, expected_s: float, retry_afte
 
 
 def request_not_found(request_id: str) -> ApiError:
-    """No such request, or another tenant's: nobody learns which."""
+    """No such request, or another tenant's: the answer does not tell which."""
     return ApiError(
         404,
         "request_not_found",
@@ -404,8 +402,7 @@ def request_elsewhere(gateway: str) -> ApiError:
 
 
 def request_cancelled(charged_tokens: int) -> ApiError:
-    """Somebody of its tenant, or an operator, does not want it any more. 499: withdrawn by the client's
-    side."""
+    """Cancelled by its tenant or an operator. 499: withdrawn by the client's side."""
     return ApiError(
         499,
         "request_cancelled",
@@ -416,7 +413,7 @@ def request_cancelled(charged_tokens: int) -> ApiError:
 
 
 def not_waiting(status: str) -> ApiError:
-    """Only what stands in line can change its tier."""
+    """Only a waiting request can change its tier."""
     return ApiError(
         409,
         "request_not_waiting",
@@ -427,7 +424,7 @@ def not_waiting(status: str) -> ApiError:
 
 
 def tier_has_limits(tier: str, meter: str) -> ApiError:
-    """A limit binds one of the two tiers only, and what is held cannot go from one limit to another."""
+    """A limit binds only one of the two tiers, and a hold cannot move from one limit to another."""
     return ApiError(
         409,
         "tier_has_limits",
@@ -439,12 +436,12 @@ def tier_has_limits(tier: str, meter: str) -> ApiError:
 
 
 def client_left() -> ApiError:
-    """Nobody reads this: the client has gone. 499 is what logs of other gateways call it."""
+    """The client has disconnected, so this is not read. 499 as in other gateways' logs."""
     return ApiError(499, "client_left", "The client closed the connection.", should_retry=False)
 
 
 def slow_reader(charged_tokens: int) -> ApiError:
-    """The client did not take what was sent to it."""
+    """The client did not read what was sent to it."""
     return ApiError(
         408,
         "slow_reader",
@@ -490,7 +487,7 @@ def idempotent_run_lost(request_id: str, charged_tokens: int) -> ApiError:
 
 
 def idempotent_answer_too_large(request_id: str) -> ApiError:
-    """It ran and was charged, but the answer is larger than what is kept."""
+    """It ran and was charged, but the answer is larger than what is stored."""
     return ApiError(
         409,
         "idempotent_answer_too_large",
@@ -502,7 +499,7 @@ def idempotent_answer_too_large(request_id: str) -> ApiError:
 
 
 def settlement_pending() -> ApiError:
-    """Generated, but the account of it is not durable yet: a retry would be a second charge."""
+    """Generated, but its settlement is not durable yet: a retry would be a second charge."""
     return ApiError(
         503,
         "settlement_pending",
@@ -513,7 +510,7 @@ def settlement_pending() -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """The gateway stops."""
+    """The gateway is shutting down."""
     return ApiError(
         503,
         "shutting_down",
@@ -525,8 +522,8 @@ def shutting_down() -> ApiError:
 
 
 def internal(request_id: str) -> ApiError:
-    """An exception that nobody foresaw. Its text stays in the log. What was charged by then is not known
-    here, so SDKs do not try again by themselves."""
+    """An unforeseen exception. Its text stays in the log. What was charged by then is not known here, so SDKs
+    do not retry by themselves."""
     return ApiError(
         500,
         "internal_error",

@@ -1,4 +1,4 @@
-"""Which parts does a gateway own itself, and in which order do they start and stop?"""
+"""The gateway: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from engine.forecast.calibration import Calibration
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import make_policy
 from gateway import errors
+from gateway.background import every
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
@@ -39,7 +40,7 @@ from gateway.explain.recorder import RequestRecorder, machine_of
 from gateway.explain.slo_monitor import SloMonitor
 from gateway.explain.spans import open_spans
 from gateway.explain.timeline_writer import TimelineWriter
-from gateway.flow.control_rules import ControlMode, Knob
+from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController
 from gateway.flow.lanes import LaneRule
 from gateway.flow.placement import LeastLoaded
@@ -75,7 +76,7 @@ log = logging.getLogger("fairgate.gateway")
 
 
 class Gateway:
-    """One gateway process's own state; `deps` is everybody else's."""
+    """One gateway process's own state; `deps` is what it shares with others."""
 
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
@@ -147,7 +148,7 @@ class Gateway:
         self._saved_at_observation = 0
 
     def switch_estimates(self) -> bool:
-        """Tells requests nothing any more, or again; returns whether they are told. Until the next start."""
+        """Turns estimates off or on until the next start; returns whether they are on."""
         are_told = not self.estimates.are_told
         for pool in self.pools.values():
             pool.estimates.are_told = are_told
@@ -204,7 +205,7 @@ class Gateway:
             self.timelines,
             self.slo,
             lambda request_id: self.lifecycle.find(request_id),
-            # What other servers do in a step nobody knows.
+            # The step times of other servers are unknown.
             (lambda: None)
             if spec.is_foreign
             else machine_of(dispatcher, len(spec.upstreams), lambda: estimates.step_time),
@@ -276,14 +277,15 @@ class Gateway:
         """Recovers what an earlier process left, then opens. While the quota store is not ready nothing is
         admitted, and `/readyz` says so. Raises `DatabaseUnavailable`, and `Invalid` where another gateway
         serves this database and each would count for itself."""
-        # What was created a moment ago (the owner's key, at the first start) works from the first request on.
+        # What was created a moment ago (the owner's key, at the first start) works for the first request.
         await self.deps.directory.refresh()
         others = [each for each in await self._beat() if each.gateway_id != self.deps.gateway_id]
         await self._prepare_counters(others)
         self.books.start()
         self.limit_events.start()
         self.timelines.start()
-        await self.slo.start()
+        await self.slo.refresh()
+        self.slo.start()
         for count_replicas in self._replica_counts:
             count_replicas()
         for pool in self.pools.values():
@@ -292,17 +294,21 @@ class Gateway:
             self.deps.elsewhere.start(self.under_way.act)
         for upstream in self.deps.upstreams:
             upstream.watch(self._engine_changed.set)
-        self._tasks = [
-            asyncio.create_task(self._keep_lengths(), name="gateway lengths"),
-            asyncio.create_task(self._keep_recovered(), name="gateway recovery"),
-            asyncio.create_task(self._keep_pace(), name="gateway pace"),
-            asyncio.create_task(self._keep_controlled(), name="gateway control"),
-            asyncio.create_task(self._keep_presence(), name="gateway presence"),
-            asyncio.create_task(self._keep_purged(), name="gateway idempotency"),
-        ]
+        beat_s = self.deps.config.gateway_stale_s / BEATS_PER_STALE
+        work = {
+            "lengths": every(SAVE_LENGTHS_EVERY_S, self._save_lengths, log, "the lengths were not saved"),
+            "recovery": self._keep_recovered(),
+            "pace": every(PACE_EVERY_S, self._watch_forecasts, log, "the forecasts were not renewed"),
+            "control": every(
+                CONTROL_EVERY_S, self._control_pools, log, "the control loop failed; it goes on"
+            ),
+            "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
+            "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
+        }
+        self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]
 
     async def stop(self) -> None:
-        """Drains: running requests may end, what waits is refused, everything settles."""
+        """Drains: running requests may end, waiting ones are refused, everything settles."""
         await self.lifecycle.close(self.deps.config.shutdown_grace_s)
         if self.deps.elsewhere is not None:
             await self.deps.elsewhere.close()
@@ -319,7 +325,7 @@ class Gateway:
                 await self.deps.registry.forget(self.deps.gateway_id)
 
     async def _prepare_counters(self, others: list[GatewaySeen]) -> None:
-        """Counters that are right, and an earlier life settled; or, as long as Redis is not ready, both
+        """Rebuilds the counters and settles an earlier life's requests; while Redis is not ready, both
         later."""
         deps = self.deps
         if deps.rebuild_counters:
@@ -339,31 +345,27 @@ class Gateway:
             self._engine_changed.set()
 
     async def _beat(self) -> list[GatewaySeen]:
-        """One heartbeat; returns every gateway that the database knows. Adoption is `_keep_presence`'s."""
+        """One heartbeat; returns every gateway that the database knows. `_live` adopts."""
         deps, asked_s = self.deps, self.deps.clock()
         seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
         self._dead = self.presence.beaten(asked_s, seen)
         return seen
 
-    async def _keep_presence(self) -> None:
-        """Says that this gateway lives, and settles what those left that do not any more."""
-        stale_s = self.deps.config.gateway_stale_s
-        while True:
-            try:
-                await self._beat()
-                for dead in self._dead:
-                    if dead.gateway_id not in self._adopting:
-                        self._adopting[dead.gateway_id] = asyncio.create_task(
-                            self._adopt(dead), name=f"adopt {dead.gateway_id}"
-                        )
-            except DatabaseUnavailable as error:
-                log.warning("no heartbeat could be written: %s", type(error).__name__)
-            except Exception:
-                log.exception("the heartbeat failed; it goes on")
-            await asyncio.sleep(stale_s / BEATS_PER_STALE)
+    async def _live(self) -> None:
+        """One heartbeat, and the adoption of dead gateways' requests."""
+        try:
+            await self._beat()
+        except DatabaseUnavailable as error:
+            log.warning("no heartbeat could be written: %s", type(error).__name__)
+            return
+        for dead in self._dead:
+            if dead.gateway_id not in self._adopting:
+                self._adopting[dead.gateway_id] = asyncio.create_task(
+                    self._adopt(dead), name=f"adopt {dead.gateway_id}"
+                )
 
     async def _adopt(self, dead: GatewaySeen) -> None:
-        """Beside the heartbeat: engines may take their time to answer."""
+        """Runs beside the heartbeat: engines may take time to answer."""
         try:
             await recovery.adopt(self.deps, dead, self.deps.config.gateway_stale_s, self.books.live)
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
@@ -373,35 +375,24 @@ class Gateway:
         finally:
             del self._adopting[dead.gateway_id]
 
-    async def _keep_lengths(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_LENGTHS_EVERY_S)
-            await self._save_lengths()
+    def _watch_forecasts(self) -> None:
+        for pool in self.pools.values():
+            try:
+                pool.estimates.watch(self.deps.clock())
+            except Exception:
+                log.exception("the forecasts of %s were not renewed; they go on", pool.name)
 
-    async def _keep_pace(self) -> None:
-        while True:
-            await asyncio.sleep(PACE_EVERY_S)
-            for pool in self.pools.values():
-                try:
-                    pool.estimates.watch(self.deps.clock())
-                except Exception:
-                    log.exception("the forecasts of %s were not renewed; they go on", pool.name)
+    def _control_pools(self) -> None:
+        for control in self.controls.values():
+            try:
+                control.look(self.deps.clock())
+            except Exception:
+                log.exception("the control loop failed; it goes on")
 
-    async def _keep_controlled(self) -> None:
-        while self.deps.config.control is not ControlMode.OFF:
-            await asyncio.sleep(CONTROL_EVERY_S)
-            for controlling in self.controls.values():
-                try:
-                    controlling.look(self.deps.clock())
-                except Exception:
-                    log.exception("the control loop failed; it goes on")
-
-    async def _keep_purged(self) -> None:
-        while True:
-            await asyncio.sleep(PURGE_EVERY_S)
-            with contextlib.suppress(DatabaseUnavailable):
-                await self.idempotency.purge()
-                await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
+    async def _purge(self) -> None:
+        with contextlib.suppress(DatabaseUnavailable):
+            await self.idempotency.purge()
+            await self._redeemed.purge(round(self.deps.wall_clock() * 1e6))
 
     async def _save_lengths(self) -> None:
         data_dir = self.deps.config.data_dir
@@ -417,7 +408,7 @@ class Gateway:
             log.warning("the length forecast could not be saved: %s", error.strerror)
 
     async def _keep_recovered(self) -> None:
-        """An engine that came (back) may hold outcomes that nobody has settled or acknowledged."""
+        """Settles outcomes that an engine which came (back) still holds: neither settled nor acknowledged."""
         while True:
             await self._engine_changed.wait()
             self._engine_changed.clear()
@@ -430,12 +421,12 @@ class Gateway:
                 await asyncio.sleep(RECOVERY_RETRY_S)
                 self._engine_changed.set()
 
-    # ------------------------------------------------------------ what routes ask
+    # ------------------------------------------------------------ for routes
 
     def served(self, name: str, request_id: str) -> ServedModel:
-        """What stands behind a name for this request. Raises `ApiError`: 404 for a name that is none, 503
+        """The served model behind a name for this request. Raises `ApiError`: 404 for an unknown name, 503
         before any replica has announced itself."""
-        # Drawn from the id, so that asking again for one request gives the same answer.
+        # Drawn from the id, so that a repeated call for one request gives the same answer.
         draw = zlib.crc32(request_id.encode()) / 2**32
         try:
             pool = self.catalogue.choose(name, draw, lambda each: self.pools[each].has_engine)
@@ -444,7 +435,7 @@ class Gateway:
         return self.pools[pool].served(name)
 
     def context_tokens(self, name: str) -> int | None:
-        """What every model behind a name takes; None where one has not announced itself. Raises
+        """The context that every model behind a name accepts; None where one has not announced itself. Raises
         `KeyError`."""
         found = [self.pools[pool].context_tokens for pool, weight in self.catalogue.targets(name) if weight]
         known = [tokens for tokens in found if tokens is not None]
@@ -461,7 +452,7 @@ class Gateway:
             raise errors.engine_unavailable()
 
     async def bound(self, call: Call, token: str) -> Call:
-        """The call as its quote says: in its tier, at its prices. Raises `ApiError`."""
+        """The call with the tier and the prices of its quote. Raises `ApiError`."""
         try:
             binding = await self.quotes.redeem(token, call)
         except DatabaseUnavailable as error:

@@ -1,7 +1,7 @@
-"""What do the response headers say about limits and about the estimate?
+"""Response headers about limits and about the estimate.
 
-OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of
-that meter on the key's path, resets as Go writes durations. The IETF's: `RateLimit-Policy` and `RateLimit`,
+OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, each from the tightest limit of that
+meter on the key's path, resets as Go writes durations. The IETF's: `RateLimit-Policy` and `RateLimit`,
 structured fields that name every hard limit (draft-ietf-httpapi-ratelimit-headers-11). Ours: `x-fairgate-*`.
 """
 
@@ -37,7 +37,7 @@ TOKEN_METERS = (Meter.TOTAL_TOKENS, Meter.INPUT_TOKENS, Meter.OUTPUT_TOKENS)
 
 
 def go_duration(seconds: float) -> str:
-    """`1s`, `6m0s`, `1h0m30s`, `120ms`, as Go writes them; never less than what is meant."""
+    """`1s`, `6m0s`, `1h0m30s`, `120ms`, as Go writes them; rounded up."""
     if not math.isfinite(seconds) or seconds <= 0:
         return "0s"
     if seconds < 1:
@@ -92,7 +92,7 @@ def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _policy(limit: Limit) -> tuple[str, str]:
-    """A limit's name and its policy, which every answer repeats."""
+    """A limit's name and its policy, the same in every answer."""
     name = f'"{policy_name(limit)}"'
     window_s = _window_s(limit)
     within = "" if window_s is None else f";w={window_s}"
@@ -101,7 +101,7 @@ def _policy(limit: Limit) -> tuple[str, str]:
 
 
 def policy_name(limit: Limit) -> str:
-    """What a limit is called in those fields: `key-requests-rate`, `tenant-concurrency`,
+    """A limit's name in those fields: `key-requests-rate`, `tenant-concurrency`,
     `tenant-total_tokens-day-interactive`."""
     shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
     tier = "" if limit.tier is None else limit.tier.value
@@ -117,7 +117,7 @@ def _window_s(limit: Limit) -> int | None:
 
 
 def limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
-    """Everything that headers say about limits."""
+    """All headers about limits."""
     known = list(states)
     return rate_limit_headers(known) | quota_fields(known)
 
@@ -139,12 +139,12 @@ def estimate_headers(estimate: Estimate | None) -> dict[str, str]:
 
 
 def contract_headers(principal: Principal, tier: Tier) -> dict[str, str]:
-    """Whose request this is, and the tier that it really runs in."""
+    """The tenant of this request, and the tier that it runs in."""
     return {"x-fairgate-tenant": header_safe(principal.tenant_name), "x-fairgate-tier": tier.value}
 
 
 def header_safe(text: str) -> str:
-    """Printable ASCII: a tenant's name may hold anything."""
+    """Printable ASCII: a tenant's name may hold any character."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(character if " " <= character <= "~" else "?" for character in text)

@@ -7,20 +7,18 @@ alerts and not accounts: a crash loses up to a second of them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
+from gateway.background import BackgroundWriter
 from gateway.metrics.registry import Metrics
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
 from tenants.quota.store import Granted
 from tenants.storage.database import Database
-from tenants.storage.task_stop import stop
 
-FLUSH_EVERY_S = 1.0
 MAX_WAITING = 10_000
 MAX_REMEMBERED = 10_000
 """Thresholds of which this process has alerted already."""
@@ -28,8 +26,13 @@ MAX_REMEMBERED = 10_000
 log = logging.getLogger("fairgate.gateway.limits")
 
 
-class LimitAlerts:
+class LimitAlerts(BackgroundWriter):
     """Counts, and writes the counts. Use from one event loop."""
+
+    task_name = "gateway limit events"
+    log = log
+    unavailable = "limit events wait"
+    failed = "limit events could not be written; those of the last second are lost"
 
     def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
         self._database = database
@@ -37,7 +40,6 @@ class LimitAlerts:
         self._wall_clock = wall_clock
         self._waiting: dict[EventKey, AlertTally] = {}
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
-        self._task: asyncio.Task[None] | None = None
 
     def note(self, granted: Granted) -> None:
         """Counts what this grant tells of its limits. Costs nothing where no limit is soft or shadow."""
@@ -66,16 +68,6 @@ class LimitAlerts:
         log.warning("soft limit %s has reached %d %% of its amount", key.limit_id, key.level)
         return True
 
-    def start(self) -> None:
-        """Begins to write."""
-        self._task = asyncio.create_task(self._keep(), name="gateway limit events")
-
-    async def close(self) -> None:
-        """Writes what is left, if the database lets it."""
-        if self._task is not None:
-            await stop([self._task])
-        await self.flush()
-
     async def flush(self) -> None:
         """Writes what was counted so far; where the database is down the counts stay for the next time."""
         tallies, self._waiting = self._waiting, {}
@@ -88,11 +80,3 @@ class LimitAlerts:
             for key, tally in tallies.items():
                 newer = self._waiting.get(key)
                 self._waiting[key] = tally if newer is None else tally.with_newer(newer)
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            try:
-                await self.flush()
-            except Exception:
-                log.exception("limit events could not be written; those of the last second are lost")

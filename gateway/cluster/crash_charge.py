@@ -1,14 +1,13 @@
-"""What is charged for a request whose gateway died?
+"""Charges for requests whose gateway died.
 
-Pure. Who knows best decides, and the settle row says who it was (`basis`):
+Pure. The best source decides, and the settle row names it (`basis`):
 
 - `engine`: its outcomes say what was computed and emitted, to the token;
 - `last_report`: no engine knows of it, so the engine died as well, or never got it. Charged is what the last
-  top-up row reported as used by then. What was emitted afterwards, at most up to what was held
-  (`uncertain_tokens`), is not charged: nobody can say what it was, and the doubt is ours. A request that was
-  never topped up is charged nothing.
+  top-up row reported as used. What was emitted afterwards, at most up to what was held (`uncertain_tokens`),
+  is unknown and not charged. A request that was never topped up is charged nothing.
 
-(`gateway` is the third: the engine died under a gateway that lives, see `gateway/requests/lifecycle.py`.)
+(`gateway` is the third: the engine died under a live gateway, see `gateway/requests/lifecycle.py`.)
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tenants.types import Amounts
 
 
 class CrashCharge(msgspec.Struct, frozen=True):
-    """What to write into the settle row."""
+    """The amounts and details of the settle row."""
 
     outcome: RequestOutcome
     charged: Amounts
@@ -39,7 +38,7 @@ class CrashCharge(msgspec.Struct, frozen=True):
 
 
 def reckon(open_request: OpenRequest, outcomes: Sequence[SequenceOutcome], prices: PriceBook) -> CrashCharge:
-    """`outcomes` are all that any engine kept of this request. Raises `UnknownPrice`."""
+    """The charge from `outcomes`, all that any engine kept of this request. Raises `UnknownPrice`."""
     held = open_request.held
     detail: dict[str, Any] = {
         "held": as_list(held),
@@ -92,12 +91,12 @@ def _by_engine(
 
 
 def tier_of(open_request: OpenRequest) -> str:
-    """The tier that it is charged in: that of the newest row, for it may have changed while it waited."""
+    """The tier that it is charged in: that of the newest row, as it may have changed while it waited."""
     return open_request.top_ups[-1].tier if open_request.top_ups else open_request.reserve.tier
 
 
 def within(amounts: Amounts, held: Amounts) -> Amounts:
-    """Never more than was held, meter by meter; GPU time, known only after a step, as it is."""
+    """Bounds each meter by what was held; GPU time, known only after a step, is not bounded."""
     return Amounts(
         **{
             name: getattr(amounts, name)

@@ -1,13 +1,13 @@
-"""How does a gateway ask the others about a request that is not its own?
+"""Asks the other gateways about a request that this one does not have.
 
-A client behind a load balancer need not know which gateway has its request. So an act on a request that is
-neither under way here nor over goes to all gateways of the Redis at once, as a published message; whoever has
-it acts and answers (`gateway/pools/request_actions.py`). Nothing is stored, and the way of a request is not
-touched: this costs round trips only where somebody asks for it.
+A client behind a load balancer need not know which gateway has its request. So an action on a request that is
+neither running here nor over goes to all gateways of the Redis as one published message; the one that has it
+acts and answers (`gateway/pools/request_actions.py`). Nothing is stored, and the request path is not touched:
+this costs round trips only when such an action is asked for.
 
-Published messages are not delivered twice, and may be lost. So the asker waits for as many answers as
-gateways heard the question, at most `ANSWER_S`, and says so where some are missing. A lost answer to an act
-leaves the act done: to cancel again changes nothing, and to move to where it is neither.
+Published messages are not repeated, and may be lost. So the asker waits for as many answers as gateways
+received the question, at most `ANSWER_S`, and reports missing ones. A lost answer leaves the action done: to
+repeat a cancellation or a move changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tenants.storage.redis_options import redis_options
 from tenants.storage.task_stop import stop
 
 ANSWER_S = 5.0
-"""A move writes to the ledger; everything else is answered at once."""
+"""A move writes to the ledger; everything else is answered immediately."""
 TIMEOUT_S = 2.0
 RETRY_S = 0.25
 HEARTBEAT_S = 1.0
@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 16
 MAX_ASKING = 256
 """Questions that wait for their answers here at one time."""
 MAX_ACTING = 256
-"""Questions of others that are under way here at one time; what comes beyond is not answered."""
+"""Other gateways' questions in progress here at one time; further ones are not answered."""
 
 log = logging.getLogger("fairgate.gateway.elsewhere")
 
@@ -49,7 +49,7 @@ _answers = msgspec.msgpack.Decoder(ActionResult)
 
 @dataclass(slots=True)
 class _Open:
-    heard: list[ActionResult]
+    answers: list[ActionResult]
     expected: int | None
     """None: not known yet."""
     ends_with_one: bool
@@ -66,10 +66,10 @@ class PeerRequests:
             url, max_connections=MAX_CONNECTIONS, timeout=timeout_s, **redis_options(timeout_s)
         )
         self._redis: Any = redis_client.Redis.from_pool(pool)
-        # Published messages know no database: two houses in one Redis must not hear one another.
+        # Pub/sub ignores database numbers: two installations in one Redis must not hear one another.
         number = self._redis.connection_pool.connection_kwargs.get("db", 0)
-        self._everybody = f"{prefix}:{number}:gateways"
-        self._own = f"{self._everybody}:{secrets.token_hex(8)}"
+        self._all_gateways = f"{prefix}:{number}:gateways"
+        self._own = f"{self._all_gateways}:{secrets.token_hex(8)}"
         self._answer_s = answer_s
         self._act: Callable[[RequestAction], Awaitable[ActionResult]] | None = None
         self._numbers = itertools.count(1)
@@ -77,59 +77,59 @@ class PeerRequests:
         self._acting: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.is_listening = asyncio.Event()
-        """What others ask and answer is heard."""
+        """Set while subscribed: questions and answers arrive."""
 
     def start(self, act: Callable[[RequestAction], Awaitable[ActionResult]]) -> None:
         """Begins to answer others with `act`, which must not raise."""
         self._act = act
-        self._task = asyncio.create_task(self._listen(), name="gateway elsewhere")
+        self._task = asyncio.create_task(self._listen(), name="gateway peer requests")
 
     async def close(self) -> None:
-        """Hears nothing any more."""
+        """Stops listening and answering."""
         await stop([*self._acting, *([self._task] if self._task is not None else [])])
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await self._redis.aclose()
 
-    async def ask(self, ask: RequestAction, *, everybody: bool = False) -> PeerAnswers:
-        """Asks all other gateways; returns as soon as the one that has the request has answered, with
-        `everybody` when all have. Raises `Unreachable`."""
+    async def ask(self, ask: RequestAction, *, wants_all: bool = False) -> PeerAnswers:
+        """Asks all other gateways; returns when the one that has the request has answered, with `wants_all`
+        when all have. Raises `Unreachable`."""
         if len(self._open) >= MAX_ASKING or not self.is_listening.is_set():
             raise Unreachable
         number = next(self._numbers)
-        waiting = self._open[number] = _Open([], None, not everybody, asyncio.Event())
+        waiting = self._open[number] = _Open([], None, not wants_all, asyncio.Event())
         packed = msgspec.msgpack.encode(replace(ask, number=number, reply_to=self._own))
         try:
             try:
-                heard_by: int = await self._redis.publish(self._everybody, packed)
+                receivers: int = await self._redis.publish(self._all_gateways, packed)
             except (RedisError, OSError, TimeoutError) as error:
                 raise Unreachable from error
-            waiting.expected = heard_by - 1  # we heard it ourselves
-            _look(waiting)
+            waiting.expected = receivers - 1  # this gateway received it, too
+            _end_if_complete(waiting)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._answer_s):
                     await waiting.done.wait()
         finally:
             del self._open[number]
-        return PeerAnswers(waiting.heard, max(0, waiting.expected - len(waiting.heard)))
+        return PeerAnswers(waiting.answers, max(0, waiting.expected - len(waiting.answers)))
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ received messages
 
     async def _listen(self) -> None:
         while True:
             try:
                 async with self._redis.pubsub() as subscription:
-                    await subscription.subscribe(self._everybody, self._own)
+                    await subscription.subscribe(self._all_gateways, self._own)
                     greeted = 0
                     while True:
-                        heard = await subscription.get_message(timeout=HEARTBEAT_S)
-                        if heard is None:
+                        message = await subscription.get_message(timeout=HEARTBEAT_S)
+                        if message is None:
                             continue
-                        if heard["type"] == "subscribe":
+                        if message["type"] == "subscribe":
                             greeted += 1
                             if greeted == 2:
                                 self.is_listening.set()
-                        elif heard["type"] == "message":
-                            self._published(heard["channel"].decode(), heard["data"])
+                        elif message["type"] == "message":
+                            self._published(message["channel"].decode(), message["data"])
             except (RedisError, OSError, TimeoutError):
                 self.is_listening.clear()
                 await asyncio.sleep(RETRY_S)
@@ -146,7 +146,7 @@ class PeerRequests:
     def _asked(self, ask: RequestAction) -> None:
         if ask.reply_to == self._own or len(self._acting) >= MAX_ACTING:
             return
-        task = asyncio.create_task(self._answer(ask), name="gateway elsewhere, act")
+        task = asyncio.create_task(self._answer(ask), name="gateway peer requests, act")
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)
 
@@ -162,11 +162,11 @@ class PeerRequests:
     def _answered(self, answered: ActionResult) -> None:
         waiting = self._open.get(answered.number)
         if waiting is not None:
-            waiting.heard.append(answered)
-            _look(waiting)
+            waiting.answers.append(answered)
+            _end_if_complete(waiting)
 
 
-def _look(waiting: _Open) -> None:
-    is_complete = waiting.expected is not None and len(waiting.heard) >= waiting.expected
-    if is_complete or (waiting.ends_with_one and waiting.heard and waiting.heard[-1].is_found):
+def _end_if_complete(waiting: _Open) -> None:
+    is_complete = waiting.expected is not None and len(waiting.answers) >= waiting.expected
+    if is_complete or (waiting.ends_with_one and waiting.answers and waiting.answers[-1].is_found):
         waiting.done.set()

@@ -1,18 +1,18 @@
-"""Who settles what a gateway left that died, and when?
+"""Settles the requests that a dead gateway left open.
 
-A reserve row without a settle row, and nobody who works on it: its gateway died. The engine knows what it
-emitted: it outlives its gateways, cancels what nobody reads, and keeps every outcome until its settlement is
+A reserve row without a settle row and without a live owner: its gateway died. The engine knows what it
+emitted: it outlives its gateways, cancels what is not read, and keeps every outcome until its settlement is
 acknowledged. So
 
 - a gateway that starts settles what its earlier life left (`recover`), and again whenever an engine comes
   (back) that could not be asked before (`sweep`);
-- a gateway that lives settles what a dead one left (`adopt`), if it reaches every engine that the dead one
-  could have used, and none of them still hears it.
+- a live gateway settles what a dead one left (`adopt`), if it reaches every engine that the dead one could
+  have used, and none of them is still connected to it.
 
-Each time: ask every engine, cancel what runs for nobody and wait for its outcome, reckon
-(`crash_charge.py`), write the settle row, charge the counters by the row that is in the ledger, and let
-the engines forget. Settle rows are unique by request and counters charge a request only while it holds
-something, so whatever is repeated, interrupted or done by two gateways at once charges once.
+Each time: ask every engine, cancel what runs without an owner and wait for its outcome, compute the charge
+(`crash_charge.py`), write the settle row, charge the counters by the row that is in the ledger, and let the
+engines forget. Settle rows are unique by request and counters charge a request only while it holds something,
+so repeated, interrupted or concurrent recoveries charge once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gateway.deps import GatewayDeps
 
 ENGINE_WAIT_S = 120.0
-"""How long a start waits for the engine that knows about open requests; later ones are swept up."""
+"""Longest wait at start for the engine that knows about open requests; later ones are swept."""
 CANCEL_WAIT_S = 15.0
 POLL_S = 0.05
 PAGE = 10_000
@@ -47,8 +47,8 @@ log = logging.getLogger("fairgate.gateway.recovery")
 
 
 @dataclass(slots=True)
-class _Told:
-    """What all engines that could be asked said."""
+class _Inventories:
+    """The inventories of all engines that could be asked."""
 
     inventories: list[tuple[Upstream, Inventory]] = field(default_factory=list)
     is_complete: bool = True
@@ -62,13 +62,13 @@ class _Told:
                 found.setdefault(outcome.request_id, []).append(outcome)
         return found
 
-    def hears(self, gateway_id: str) -> bool:
+    def is_connected(self, gateway_id: str) -> bool:
         """Whether some engine still has a connection to this gateway."""
         return any(gateway_id in inventory.gateways for _, inventory in self.inventories)
 
 
 async def recover(deps: GatewayDeps) -> RecoveryReport:
-    """What this gateway's earlier life left, before the first request. Raises `DatabaseUnavailable`,
+    """Settles what this gateway's earlier life left, before the first request. Raises `DatabaseUnavailable`,
     `QuotaStoreUnavailable`."""
     report = RecoveryReport()
     while True:
@@ -85,8 +85,8 @@ async def recover(deps: GatewayDeps) -> RecoveryReport:
 
 
 async def sweep(deps: GatewayDeps, live: Container[str]) -> RecoveryReport:
-    """The same while serving: whatever is in `live` (looked up when it matters: requests come and go
-    meanwhile) is not touched."""
+    """The same while serving: requests in `live` (looked up late: they come and go meanwhile) are not
+    touched."""
     report = RecoveryReport()
     page = await deps.ledger.open_requests(deps.gateway_id, most=PAGE)
     orphans = [each for each in page if each.request_id not in live]
@@ -108,11 +108,11 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
     if not await deps.registry.claim(dead.gateway_id, deps.gateway_id, stale_s):
         return report
     report.open_reserves = len(page)
-    told = await _ask(deps.upstreams, live, adopt=True)
-    if not told.is_complete or told.hears(dead.gateway_id):
+    engines = await _ask(deps.upstreams, live, adopt=True)
+    if not engines.is_complete or engines.is_connected(dead.gateway_id):
         report.left_open = len(page)
         return report
-    await _settle_by(deps, page, live, told, report)
+    await _settle_by(deps, page, live, engines, report)
     if len(page) < PAGE:
         await deps.registry.forget(dead.gateway_id, stale_s)
     log.info("gateway %s is gone, its requests are settled: %s", dead.gateway_id, report)
@@ -122,29 +122,33 @@ async def adopt(deps: GatewayDeps, dead: GatewaySeen, stale_s: float, live: Cont
 async def _settle(
     deps: GatewayDeps, page: list[OpenRequest], live: Container[str], report: RecoveryReport
 ) -> int:
-    """Settles `page` and everything else that the engines hold outcomes of. Returns how many."""
+    """Settles `page` and everything else that the engines hold outcomes of. Returns the number settled."""
     return await _settle_by(deps, page, live, await _ask(deps.upstreams, live), report)
 
 
 async def _settle_by(
-    deps: GatewayDeps, page: list[OpenRequest], live: Container[str], told: _Told, report: RecoveryReport
+    deps: GatewayDeps,
+    page: list[OpenRequest],
+    live: Container[str],
+    engines: _Inventories,
+    report: RecoveryReport,
 ) -> int:
-    by_request = told.outcomes()
+    by_request = engines.outcomes()
     settled = 0
     for each in page:
         outcomes = by_request.get(each.request_id, [])
-        if not outcomes and not told.is_complete:
+        if not outcomes and not engines.is_complete:
             report.left_open += 1
             continue
         settled += await _settle_one(deps, each, outcomes, report)
-    # Adopted before, and not settled then: their reserve rows stand under another name.
+    # Adopted before, and not settled then: their reserve rows have another gateway's id.
     done = {each.request_id for each in page}
     for request_id, outcomes in by_request.items():
         if request_id in live or request_id in done:
             continue
         for each in await deps.ledger.open_requests(request_ids=[request_id]):
             settled += await _settle_one(deps, each, outcomes, report)
-    for upstream, inventory in told.inventories:
+    for upstream, inventory in engines.inventories:
         ids = [each.sequence_id for each in inventory.outcomes if each.request_id not in live]
         if ids:
             upstream.acknowledge(ids)
@@ -158,22 +162,22 @@ async def _settle_one(
     reserve = open_request.reserve
     try:
         prices = await deps.directory.prices_at(reserve.price_version)
-        reckoning = reckon(open_request, outcomes, prices)
+        charge = reckon(open_request, outcomes, prices)
     except UnknownPrice as error:
-        # The price was taken away. Better a request that stays open, and is named, than a wrong charge.
+        # The price was deleted. Better an open request, named in the log, than a wrong charge.
         log.error("request %s stays open: %s", open_request.request_id, error)
         report.left_open += 1
         return False
-    counted = reckoning.counted
+    counted = charge.counted
     row = replace(
         reserve,
         kind="settle",
         gateway_id=deps.gateway_id,
         tier=tier_of(open_request),
-        amounts=reckoning.charged,
-        outcome=reckoning.outcome.value,
+        amounts=charge.charged,
+        outcome=charge.outcome.value,
         at=datetime.fromtimestamp(deps.wall_clock(), UTC),
-        detail=reckoning.detail,
+        detail=charge.detail,
         charged_to=(),
         counted_input=counted.input_tokens,
         counted_output=counted.output_tokens,
@@ -187,16 +191,16 @@ async def _settle_one(
     return True
 
 
-async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Told:
-    """Every engine's outcomes, once nothing of a request outside `live` runs any more. Only who has the right
-    to settle for the dead adopts: else two would each see half of what is known."""
-    told = _Told()
+async def _ask(upstreams: Iterable[Upstream], live: Container[str], *, adopt: bool = False) -> _Inventories:
+    """Every engine's outcomes, once nothing of a request outside `live` runs. Only the gateway with the right
+    to settle for the dead adopts: otherwise two would each see half of the outcomes."""
+    engines = _Inventories()
     for upstream in upstreams:
         try:
-            told.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
+            engines.inventories.append((upstream, await _inventory_of(upstream, live, adopt)))
         except UpstreamLost:
-            told.is_complete = False
-    return told
+            engines.is_complete = False
+    return engines
 
 
 async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -> Inventory:
@@ -210,7 +214,7 @@ async def _inventory_of(upstream: Upstream, live: Container[str], adopt: bool) -
         if not orphans:
             return inventory
         if loop.time() > until_s:
-            raise UpstreamLost("sequences that nobody reads do not end")
+            raise UpstreamLost("orphaned sequences do not end")
         for running in orphans:
             upstream.cancel(running.sequence_id, "cancelled")
         await asyncio.sleep(POLL_S)

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from engine.step_time.model import PRIOR
+from gateway.background import every
 from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.window import Replica
@@ -115,7 +116,10 @@ class Dispatcher:
     def start(self) -> None:
         """Begins to give turns, and to watch deadlines."""
         self._state.start()
-        self._task = asyncio.create_task(self._sweep(), name="gateway dispatcher")
+        self._task = asyncio.create_task(
+            every(SWEEP_S, self._sweep, log, "the dispatcher's sweep failed; it goes on"),
+            name="gateway dispatcher",
+        )
 
     async def close(self) -> None:
         """Refuses everything that waits, and stops."""
@@ -238,15 +242,8 @@ class Dispatcher:
         if future is not None and not future.done():
             future.set_exception(error)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            try:
-                self._look_at_deadlines(self._clock())
-            except Exception:
-                log.exception("the dispatcher's sweep failed; it goes on")
-
-    def _look_at_deadlines(self, now_s: float) -> None:
+    def _sweep(self) -> None:
+        now_s = self._clock()
         for ticket in self._state.expire(now_s):
             self._fail(ticket.entry.entry_id, QueueExpired())
         if self.has_engine:

@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.background import every
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
 from gateway.flow.shared import codec as wire
@@ -125,7 +126,10 @@ class RedisQueue:
         self._tasks = [
             asyncio.create_task(self._talk(), name="gateway shared queue"),
             asyncio.create_task(self._listen(), name="gateway shared queue, turns"),
-            asyncio.create_task(self._look(), name="gateway shared queue, look"),
+            asyncio.create_task(
+                every(LOOK_S, self.look, log, "the shared queue could not be read; it goes on"),
+                name="gateway shared queue, look",
+            ),
         ]
 
     async def close(self) -> None:
@@ -309,11 +313,6 @@ class RedisQueue:
             pass  # the exchange notices, and says so
         except msgspec.DecodeError:
             log.error("what waits in the shared queue is not understood")
-
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
 
     async def _listen(self) -> None:
         while True:

@@ -1,13 +1,12 @@
-"""Whose doing is a missed target?
+"""Attributes a missed target to its cause, by counterfactuals.
 
-By test and not by guesswork: what would have happened if one thing had been different? Each question is a
-counterfactual, computed from what was really there (`load_log.py`) with the step-time model
-(`fluid_share.py`):
+Each one asks what would have happened if one thing had been different. It is computed from the real load
+(`load_log.py`) with the step-time model (`fluid_share.py`):
 
 | counterfactual | asks |
 |---|---|
-| alone | on an idle engine, with nobody else |
-| fair | in its turn under an ideal fluid fair share, among everybody who was there, outages included |
+| alone | on an idle engine, with no other request |
+| fair | in its turn under an ideal fluid fair share, among all requests that were there, outages included |
 | fair without outages | the same with all replicas serving all the time |
 | fair without its own | the same without its tenant's other requests |
 
@@ -22,8 +21,8 @@ The first that holds is the cause:
 5. Under the fair share it would have met its target: `client` if without the time for which its reader stood
    still; `fault` if without the time that our stores took to hold its budget; else `scheduling`, our policy.
 
-A wait for a limit of one's own is the same under any policy, so it is part of the fair share's time. No
-engine changes its mind within a step, so one full step is, too. Times are seconds. Pure.
+A wait for a limit of its tenant is the same under any policy, so it is part of the fair share's time. So is
+one full step: no engine changes a step that has begun. Times are seconds. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Cause(StrEnum):
     QUOTA = "quota"
     """Its tenant's own limit, or its tenant's own backlog."""
     CAPACITY = "capacity"
-    """Too little for all who were there: under an ideal fair share it would have missed, too."""
+    """Too little for all requests: under an ideal fair share it would have missed, too."""
     SCHEDULING = "scheduling"
     """Under an ideal fair share it would have met its target: our policy is to blame."""
     FAULT = "fault"
@@ -56,11 +55,11 @@ class Cause(StrEnum):
     CLIENT = "client"
     """Its reader was slow."""
     UNKNOWN = "unknown"
-    """Nobody can say: no step-time model of the server that ran it, or no record of what was there."""
+    """Unknown: no step-time model of the server that ran it, or no record of the load."""
 
 
 class Metric(StrEnum):
-    """What a target is about."""
+    """The metric of a target."""
 
     TTFT = "ttft"
     """Arrival to the first token."""
@@ -82,38 +81,38 @@ FAULTS = frozenset(
         RequestOutcome.LOST,
     }
 )
-"""Outcomes in which something of ours, or behind us, failed."""
+"""Outcomes of a failure of ours, or of an upstream."""
 ENDED_BY_CLIENT = frozenset({RequestOutcome.DISCONNECTED, RequestOutcome.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """A request after its end, as far as targets go. Instants on the clock of its `job`."""
+    """A finished request, as far as targets need it. Instants on the clock of its `job`."""
 
     job: Job
-    """As counted; `job.arrived_s` is when it could run: held, durable and in line."""
+    """As counted; `job.arrived_s` is when it could run: held, durable and in the queue."""
     arrived_s: float
     outcome: RequestOutcome
     first_token_s: float | None
     last_token_s: float | None
     ended_s: float
     limited_s: float = 0.0
-    """Between its arrival and the line, for its tenant's own limits."""
+    """Wait before the queue for its tenant's own limits."""
     store_s: float = 0.0
-    """There, for stores of ours: the hold and its row."""
+    """Wait there for stores of ours: the hold and its row."""
     rested_s: float = 0.0
-    """While it decoded, for its tenant's own rate."""
+    """Wait while it decoded for its tenant's own rate."""
     stalled_s: float = 0.0
-    """While its reader stood still and nothing more could be handed to it."""
+    """Time for which its reader stood still and took no more."""
 
     @property
     def is_complete(self) -> bool:
-        """It came to its own end, or to that of its budget."""
+        """It ended by itself, or at its budget."""
         return self.outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET)
 
     def actual_s(self, metric: Metric) -> float | None:
-        """What a target is compared with. Infinite: it never came to that, and not because its client left.
-        None: nobody can say, as its client left before."""
+        """The value to compare with a target. Infinite: never reached, and not because its client left. None:
+        unknown, as its client left before."""
         never = None if self.outcome in ENDED_BY_CLIENT else math.inf
         if metric is Metric.TTFT:
             return never if self.first_token_s is None else self.first_token_s - self.arrived_s
@@ -125,11 +124,11 @@ class RequestFacts:
         return _per_token(self.first_token_s, self.last_token_s, self.job)
 
     def misses(self, metric: Metric, target_s: float) -> bool | None:
-        """None: it does not count, neither way."""
+        """Whether the target was missed. None: it does not count."""
         actual_s = self.actual_s(metric)
         if actual_s is not None:
             return actual_s > target_s
-        # Its client left before. If the target had passed by then, it was missed.
+        # Its client left before. If the target's time had passed by then, it was missed.
         if metric is Metric.TPOT:
             return None
         return True if self.ended_s - self.arrived_s > target_s else None
@@ -137,19 +136,19 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Counterfactuals:
-    """Seconds of one metric, had one thing been different; infinite: it would never have come to that."""
+    """Seconds of one metric under each counterfactual; infinite: never reached."""
 
     alone_s: float
     fair_s: float
-    """With the waits for limits of its own."""
+    """With the waits for its tenant's limits."""
     fair_unlimited_s: float
     """Without them."""
     fair_without_outages_s: float
     fair_without_own_s: float
-    """NaN: it was not asked, as something else decides."""
+    """NaN: not computed, as something else decides."""
 
     def as_numbers(self) -> dict[str, float | None]:
-        """The evidence, as it is stored; None for infinite, and for what was not asked."""
+        """The evidence, as it is stored; None for infinite, and for what was not computed."""
         named = {
             "alone_s": self.alone_s,
             "fair_s": self.fair_s,
@@ -162,18 +161,18 @@ class Counterfactuals:
 
 @dataclass(frozen=True, slots=True)
 class MissVerdict:
-    """The cause of one miss, with what it was found by."""
+    """The cause of one miss, with its evidence."""
 
     metric: Metric
     target_s: float
     actual_s: float
-    """Infinite: it never came to that."""
+    """Infinite: never reached."""
     cause: Cause
     evidence: Mapping[str, float | None]
 
 
 def cause_of(facts: RequestFacts, metric: Metric, target_s: float, seen: Counterfactuals | None) -> Cause:
-    """The rules at the top of this file. `seen` None: there are no counterfactuals."""
+    """The rules of this module's docstring. `seen` None: there are no counterfactuals."""
     if facts.outcome in FAULTS:
         return Cause.FAULT
     if facts.outcome is RequestOutcome.SLOW_READER and metric is not Metric.TTFT:
@@ -199,7 +198,7 @@ def cause_of(facts: RequestFacts, metric: Metric, target_s: float, seen: Counter
 
 
 def _without_model(facts: RequestFacts, metric: Metric, target_s: float) -> Cause:
-    """Only what was measured can be left out."""
+    """Only measured waits can be left out."""
     actual_s = facts.actual_s(metric)
     if actual_s is None or math.isinf(actual_s):
         return Cause.UNKNOWN
@@ -212,12 +211,12 @@ def _without_model(facts: RequestFacts, metric: Metric, target_s: float) -> Caus
 
 
 def _stalled_s(facts: RequestFacts, metric: Metric) -> float:
-    """No reader is asked for anything before the first token."""
+    """No reader is waited for before the first token."""
     return 0.0 if metric is Metric.TTFT else facts.stalled_s
 
 
 def _without(actual_s: float, seconds: float, metric: Metric, job: Job) -> float:
-    """`actual_s` if so many seconds had not passed."""
+    """`actual_s` without that many seconds."""
     if metric is Metric.TPOT:
         return actual_s - seconds / max(1, job.output_tokens // job.sequences - 1)
     return actual_s - seconds
@@ -229,23 +228,23 @@ def judge(
     machine: FluidMachine | None,
     serving: Sequence[tuple[float, int]] = (),
 ) -> list[MissVerdict]:
-    """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, the
-    missed ones included or not. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
+    """The causes of (request, metric, target) that were missed; `jobs` are all that could run meanwhile, with
+    or without the missed ones. `machine` None: there is no step-time model. `serving` as in `fair_share`."""
     if machine is None:
         return [_verdict(*each, None) for each in missed]
-    # What became of it in the end must not end it in the other worlds, too.
+    # What ended it early must not end it in the counterfactuals, too.
     judged = {facts.job.job_id: replace(facts.job, left_s=math.inf) for facts, _, _ in missed}
-    everybody = {job.job_id: job for job in jobs} | judged
-    worlds = _Worlds(list(everybody.values()), machine, serving, judged)
+    all_jobs = {job.job_id: job for job in jobs} | judged
+    simulations = _Simulations(list(all_jobs.values()), machine, serving, judged)
     verdicts: dict[int, MissVerdict] = {}
     for index in sorted(range(len(missed)), key=lambda each: missed[each][0].job.arrived_s):
-        verdicts[index] = _verdict(*missed[index], worlds.seen(*missed[index]))
+        verdicts[index] = _verdict(*missed[index], simulations.seen(*missed[index]))
     return [verdicts[index] for index in range(len(missed))]
 
 
-class _Worlds:
-    """The counterfactual worlds of some requests. One run serves all of them but for the world without their
-    tenant's other requests: that is one run a tenant, and a short one from each request's arrival on."""
+class _Simulations:
+    """The counterfactuals of some requests. One run serves all of them, except the one without their tenant's
+    other requests: that is one run a tenant, and a short one from each request's arrival on."""
 
     def __init__(
         self,
@@ -261,11 +260,11 @@ class _Worlds:
         self._jobs = jobs
         self._without_own: dict[str, Finish] = {}
         self._others: dict[str, FluidShare] = {}
-        """By tenant: the world without it, as far as it was needed."""
+        """By tenant: the run without it, as far as it was needed."""
         self._num_of: Counter[str] = Counter(job.tenant_id for job in jobs)
 
     def _by_itself(self, job: Job) -> Finish:
-        """Among the others as they were, without its tenant's own. In order of arrival, please."""
+        """The job among the others as they were, without its tenant's own. Call in order of arrival."""
         if self._num_of[job.tenant_id] == 1:
             return self._whole[job.job_id]
         if job.job_id not in self._without_own:
@@ -280,7 +279,7 @@ class _Worlds:
         return self._without_own[job.job_id]
 
     def seen(self, facts: RequestFacts, metric: Metric, target_s: float) -> Counterfactuals:
-        """Of one request and metric."""
+        """The counterfactuals of one request and metric."""
         job = facts.job
         further = max(1, job.output_tokens // job.sequences - 1)
         slack_s = self._machine.longest_step_s
@@ -296,7 +295,7 @@ class _Worlds:
             return _since(finish, metric, job) + slack_s
 
         fair_s = within(self._fair[job.job_id])
-        # Asked for only where it can matter: each tenant is a world of its own.
+        # Computed only where it can matter: each tenant needs a run of its own.
         is_asked = fair_s + waits_s > target_s >= within(alone_finish)
         return Counterfactuals(
             alone_s=_since(alone_finish, metric, job),

@@ -1,7 +1,7 @@
-"""Why did this request take so long? In sentences, from its timeline alone.
+"""Explains a request's duration in sentences, from its timeline.
 
-Each sentence accounts for one stretch of the time: at its tenant's limits, in line, at the engine, paused,
-resting, waiting for its reader. What belongs to other tenants is a sum: nobody is named. Pure.
+Each sentence accounts for one stretch of the time: at its tenant's limits, in the queue, at the engine,
+paused, resting, waiting for its reader. What belongs to other tenants is a sum without names. Pure.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tenants.admin.admin import Admin
 
 SHORTEST_S = 0.0005
-"""A wait that is not worth a sentence."""
+"""Shortest wait that gets a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBreakdown:
-    """Where the time went, in seconds. What happened side by side (several sequences) is added up."""
+    """Seconds in each state. What happened side by side (several sequences) is added up."""
 
     limits_s: float
-    """At the gate, for its tenant's own limits."""
+    """Before the queue, for its tenant's own limits."""
     queue_s: float
-    """In line."""
+    """In the queue."""
     engine_s: float
     """From its turn until the engine had a place for it."""
     prefill_s: float
@@ -47,7 +47,7 @@ class WaitBreakdown:
     decode_s: float
     """From the first token to the last, pauses and rests included."""
     paused_s: float
-    """Another one had its place, or its memory."""
+    """Another request had its place, or its memory."""
     rested_s: float
     """It waited for its tenant's rate while it decoded."""
     stalled_s: float
@@ -58,7 +58,7 @@ class WaitBreakdown:
 
 
 def waits_of(events: Sequence[Event]) -> WaitBreakdown:
-    """Where the time went."""
+    """Computes the seconds in each state."""
     reserved, queued = first(events, TimelineKind.RESERVED), first(events, TimelineKind.QUEUED)
     dispatched, admitted = first(events, TimelineKind.DISPATCHED), first(events, TimelineKind.ADMITTED)
     first_token, last_token = first(events, TimelineKind.FIRST_TOKEN), first(events, TimelineKind.LAST_TOKEN)
@@ -85,7 +85,7 @@ def waits_of(events: Sequence[Event]) -> WaitBreakdown:
 
 
 def explain(events: Sequence[Event]) -> list[str]:
-    """What to tell a person, in the order in which it happened."""
+    """The sentences for a person, in the order of events."""
     waits = waits_of(events)
     said = [_limits(waits), _queue(events, waits), _engine(events, waits), _prefill(events, waits)]
     said += [_pauses(events, waits), _rests(waits), _decode(events, waits), _end(events)]
@@ -145,7 +145,7 @@ def stages_of(events: Sequence[Event]) -> list[TimelineStage]:
 
 
 def explanation(events: Sequence[Event]) -> dict[str, Any]:
-    """All of it, as the API shows it."""
+    """The whole explanation, as the API shows it."""
     return {
         "explanation": explain(events),
         "waits": waits_of(events).as_json(),
@@ -315,10 +315,10 @@ def _tokens(value: int) -> str:
     return f"{value / 1e3:.1f} k" if value >= 10_000 else f"{value:,}"
 
 
-# What is there to say of a request that has ended? Read from what was kept, for routes and for the CLI.
+# Stored explanations of finished requests, for routes and for the CLI.
 
 NOTHING_KEPT: dict[str, Any] = {"explanation": [], "waits": None, "stages": [], "timeline": None}
-"""Its timeline is gone, or never was: it is older than they are kept, or its gateway died."""
+"""Its timeline is gone, or never was: it is older than the retention, or its gateway died."""
 
 log = logging.getLogger("fairgate.gateway.explaining")
 

@@ -1,14 +1,13 @@
-"""When would each of these requests have come to its tokens under an ideal fluid fair share?
+"""Simulates when requests would have got their tokens under an ideal fluid fair share.
 
-The engine's step, divided like a fluid. Places (sequences, as far as memory goes) are weighted max-min
-shares of the backlogged tenants, a higher tier's before all lower ones'; within a tenant who came first goes
-first. A place may be given away at any token, and cannot be cut: what is less than one goes to whoever has
-one, then to the tenant that had the least service for its weight since it was idle. Of a step's time no
-tenant in it gets more than its weighted share as long as others make use of theirs, so that a large prompt
-cannot stretch everybody's steps. A step takes what the step-time model says of what is in it. No real
-scheduler can do this, which deals in whole tokens and steps, so it is what a policy is measured by
-(generalised processor sharing: Parekh and Gallager 1993; max-min by water-filling: Bertsekas and Gallager,
-Data Networks, 6.5.2).
+The engine's step, divided like a fluid. Places (sequences, as far as memory goes) are weighted max-min shares
+of the backlogged tenants, a higher tier's before all lower ones'; within a tenant in order of arrival. A
+place may be given away at any token, and cannot be cut: less than one goes to the tenant that has one, then
+to the tenant that had the least service for its weight since it was idle. Of a step's time no tenant in it
+gets more than its weighted share as long as others use theirs, so that a large prompt cannot stretch every
+tenant's steps. A step takes what the step-time model says of its content. No real scheduler can do this, as
+it deals in whole tokens and steps, so it is what a policy is measured by (generalised processor sharing:
+Parekh and Gallager 1993; max-min by water-filling: Bertsekas and Gallager, Data Networks, 6.5.2).
 
 A request alone on an idle engine is the same with one job. Pure; times in seconds on any one clock.
 """
@@ -26,13 +25,13 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import StepTime
 
 MAX_EVENTS = 60_000
-"""Changes of the shares that are followed; more jobs than that allows are judged from fewer."""
+"""Bound of the changes of shares in one run; with more jobs than that allows fewer are simulated."""
 _DONE = 1e-6
-"""Tokens: less is nothing."""
+"""Tokens: less counts as nothing."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request as it really was: its size is known, or as good as."""
+    """One request as it really was, with its size known or predicted."""
 
     job_id: str
     tenant_id: str
@@ -40,13 +39,13 @@ class Job(msgspec.Struct, frozen=True):
     weight: float
     arrived_s: float
     input_tokens: int
-    """To compute, all sequences together: what the prefix cache had is not in it."""
+    """To compute, all sequences together, without prefix hits."""
     output_tokens: int
     """Emitted, all sequences together."""
     sequences: int = 1
     cached_tokens: int = 0
     left_s: float = math.inf
-    """When it was taken away unfinished: from then on it is in nobody's way."""
+    """When it was taken away unfinished: from then on it takes no share."""
 
     @property
     def kv_tokens(self) -> int:
@@ -66,7 +65,7 @@ class FluidMachine:
 
     @property
     def longest_step_s(self) -> float:
-        """A step as full as can be: between two steps no engine can change its mind."""
+        """The time of a full step: no engine changes a step that has begun."""
         return self.step_s(self.max_batched_tokens, 0, self.max_sequences)
 
     def step_s(self, tokens: float, context_tokens: float, sequences: float) -> float:
@@ -81,7 +80,7 @@ class FluidMachine:
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """When a job had its first and its last token; infinite: not within what was followed."""
+    """When a job had its first and its last token; infinite: not within the run."""
 
     first_token_s: float
     last_token_s: float
@@ -93,8 +92,8 @@ def fair_share(
     wanted: Collection[str] | None = None,
     serving: Sequence[tuple[float, int]] = (),
 ) -> dict[str, Finish]:
-    """By job id; `wanted`: only as far as it takes to know of these. `serving`: since when how many replicas
-    served, in order; before the first entry all did."""
+    """By job id; `wanted`: the run ends when these are known. `serving`: since when how many replicas served,
+    in order; before the first entry all did."""
     chosen = list(jobs)
     fluid = FluidShare(chosen, machine, serving)
     fluid.run(wanted=wanted)
@@ -103,18 +102,18 @@ def fair_share(
 
 
 def alone(job: Job, machine: FluidMachine) -> Finish:
-    """`job` with nobody else, on one engine that has nothing else to do."""
+    """`job` with no other, on one idle engine."""
     return fair_share([job], machine)[job.job_id]
 
 
 def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float) -> list[float]:
-    """Shares of `capacity`: nobody gets more than it demands, and who gets less than that has as much per
-    weight as anybody."""
+    """Weighted max-min shares of `capacity`: none exceeds its demand, and a share below its demand is, for
+    its weight, no less than any other."""
     if sum(demands) <= capacity:
         return [float(demand) for demand in demands]
     shares = [0.0] * len(demands)
     left, weight_left = float(capacity), float(sum(weights))
-    # Who demands least for its weight is satisfied first; what it leaves is for the others.
+    # The least demand for its weight is satisfied first; the rest is for the others.
     for index in sorted(range(len(demands)), key=lambda each: demands[each] / weights[each]):
         shares[index] = min(float(demands[index]), max(0.0, left * weights[index] / weight_left))
         left -= shares[index]
@@ -124,7 +123,7 @@ def max_min(demands: Sequence[float], weights: Sequence[float], capacity: float)
 
 @dataclass(slots=True, eq=False)
 class _LiveJob:
-    """A job on its way."""
+    """A job in the run."""
 
     job: Job
     prompt_left: float
@@ -136,7 +135,7 @@ class _LiveJob:
 
     @staticmethod
     def of(job: Job) -> _LiveJob:
-        """One that has had nothing yet."""
+        """It has had nothing yet."""
         return _LiveJob(job, float(max(1, job.input_tokens)), float(job.output_tokens))
 
     @property
@@ -145,7 +144,7 @@ class _LiveJob:
 
     @property
     def context_tokens(self) -> float:
-        """That each of its tokens attends to, on average over what is left of this phase."""
+        """Mean context of each of its tokens over the rest of this phase."""
         job = self.job
         prompt = (job.input_tokens + job.cached_tokens) / job.sequences
         if self.is_decoding:
@@ -154,8 +153,8 @@ class _LiveJob:
 
     @property
     def tokens_a_step(self) -> float:
-        """That it can use: one for each answer, or the whole prompt (not what is left of it: it goes on at
-        the pace at which it began)."""
+        """Tokens of a step that it can use: one for each answer, or the whole prompt (not its rest: it goes
+        on at the pace at which it began)."""
         if self.is_decoding:
             return self.places
         return max(1.0, float(self.job.input_tokens)) * self.places / self.job.sequences
@@ -163,7 +162,7 @@ class _LiveJob:
 
 @dataclass(slots=True, eq=False)
 class _TenantLine:
-    """One tenant's jobs in one tier, who came first first."""
+    """One tenant's jobs in one tier, in order of arrival."""
 
     weight: float
     jobs: list[_LiveJob] = field(default_factory=list)
@@ -198,20 +197,20 @@ class FluidShare:
         self._serving = serving
         self._coming = sorted(jobs, key=lambda job: (job.arrived_s, job.job_id), reverse=True)
         self._lines: dict[int, dict[str, _TenantLine]] = {}
-        """By tier and tenant; a line stays when it is empty."""
+        """By tier and tenant; an empty queue stays."""
         self._in_step: list[_LiveJob] = []
-        """Whoever has part in the steps now."""
+        """The jobs in the current steps."""
         self._leaving: list[tuple[float, int, _LiveJob]] = []
-        """A heap of those who are taken away, by when."""
+        """A heap of the jobs that are taken away, by when."""
         self._num_live = 0
         self._events = 0
         self._now_s = self._coming[-1].arrived_s if self._coming else 0.0
         self.finished: dict[str, Finish] = {}
-        """Whoever is through, or was taken away."""
+        """Jobs that have ended or were taken away."""
 
     def fork_with(self, job: Job) -> FluidShare:
-        """A copy that goes on by itself, in which `job` comes as well. Raises `ValueError` for one that
-        should have come before now."""
+        """A copy that continues by itself, in which `job` arrives as well. Raises `ValueError` for a job that
+        should have arrived before now."""
         has_begun = self._num_live > 0 or bool(self.finished)
         if has_begun and job.arrived_s < self._now_s:
             raise ValueError(f"job {job.job_id} came at {job.arrived_s}, and it is {self._now_s} already")
@@ -227,7 +226,7 @@ class FluidShare:
         return fork
 
     def run(self, *, until_s: float = math.inf, wanted: Collection[str] | None = None) -> None:
-        """Goes on until `until_s`, until all of `wanted` are through, or until nothing is left to do."""
+        """Advances to `until_s`, until all of `wanted` have ended, or until nothing is left to do."""
         missing = None if wanted is None else set(wanted) - self.finished.keys()
         while self._events < MAX_EVENTS:
             while self._coming and self._coming[-1].arrived_s <= self._now_s:
@@ -247,14 +246,14 @@ class FluidShare:
             self._now_s = max(self._now_s, next_s)
 
     def finish(self, job_id: str) -> Finish:
-        """As far as it has come; infinite where it has not."""
+        """A job's times so far; infinite where not reached."""
         if job_id in self.finished:
             return self.finished[job_id]
         lines = (line for tier in self._lines.values() for line in tier.values())
         live = (each for line in lines for each in line.jobs if each.job.job_id == job_id)
         return Finish(next((each.first_token_s for each in live), math.inf), math.inf)
 
-    # ------------------------------------------------------------ what changes
+    # ------------------------------------------------------------ events
 
     def _arrive(self, job: Job) -> None:
         lines = self._lines.setdefault(job.tier, {})
@@ -274,7 +273,7 @@ class FluidShare:
             heapq.heappush(self._leaving, (live.job.left_s, self._num_live, live))
 
     def _take_away(self) -> list[str]:
-        """Who has ended, or left, is through; returns their ids."""
+        """Removes jobs that have ended or left; returns their ids."""
         gone: list[str] = []
         for each in self._in_step:
             if not each.is_decoding:
@@ -299,7 +298,7 @@ class FluidShare:
         return job.job_id
 
     def _next_event_s(self) -> float:
-        """When somebody comes, goes, or begins to decode, or a replica does or ends to serve."""
+        """The next arrival, departure or begin of decoding, or change of the serving replicas."""
         next_s = self._coming[-1].arrived_s if self._coming else math.inf
         if self._leaving:
             next_s = min(next_s, self._leaving[0][0])
@@ -331,15 +330,15 @@ class FluidShare:
             count = replicas
         return count
 
-    # ------------------------------------------------------------ who gets how much
+    # ------------------------------------------------------------ shares
 
     def _share_out(self) -> None:
-        """Who has part in the steps from now on, and at which rate."""
+        """Sets the jobs in the steps from now on, and their rates."""
         replicas = self._replicas()
         machine = self._machine
         places = machine.max_sequences * replicas
         kv_tokens = float(machine.kv_tokens * replicas)
-        everybody: list[list[_LiveJob]] = []
+        placed: list[list[_LiveJob]] = []
         before, self._in_step = self._in_step, []
         had_places = {id(each) for each in before}
         for tier in sorted(self._lines):
@@ -349,14 +348,14 @@ class FluidShare:
             seated = _seat(lines, places, kv_tokens)
             places -= sum(round(each.places) for own in seated for each in own)
             kv_tokens -= sum(each.job.kv_tokens for own in seated for each in own)
-            everybody += seated
+            placed += seated
             had_places -= {id(each) for own in seated for each in own}
         for each in before:
             if id(each) in had_places:
                 each.places = 0.0
-        if not everybody:
+        if not placed:
             return
-        in_step = _feed(everybody, machine, replicas)
+        in_step = _share_steps(placed, machine, replicas)
         step_s = machine.step_s(
             sum(amount for _, amount in in_step) / replicas,
             sum(amount * each.context_tokens for each, amount in in_step) / replicas,
@@ -368,11 +367,11 @@ class FluidShare:
 
 
 def _seat(lines: Sequence[_TenantLine], places: int, kv_tokens: float) -> list[list[_LiveJob]]:
-    """Gives each tenant's first jobs their places, by fair shares; fewer where memory is what is scarce.
-    Returns who has one, by tenant."""
+    """Gives each tenant's first jobs their places, by fair shares; fewer where memory is scarce. Returns the
+    placed jobs by tenant."""
     needed = sum(line.kv_tokens for line in lines)
     if needed > kv_tokens:
-        # A request larger than all memory there is would never have been taken: it may go alone.
+        # A request larger than all memory would never have been placed: it may run alone.
         wanted = sum(line.sequences for line in lines)
         places = min(places, max(1, int(wanted * kv_tokens / needed)))
     shares = max_min([line.sequences for line in lines], [line.weight for line in lines], places)
@@ -403,11 +402,11 @@ def _first_s(line: _TenantLine) -> float:
     return line.jobs[0].job.arrived_s
 
 
-def _feed(
+def _share_steps(
     seated: Sequence[list[_LiveJob]], machine: FluidMachine, replicas: int
 ) -> list[tuple[_LiveJob, float]]:
-    """How many tokens of each step everybody gets: by shares of its time, and of the tokens that it may
-    have; a tenant's to its jobs in their order."""
+    """The tokens of each step that each job gets: by shares of its time, and of its token budget; a tenant's
+    share goes to its jobs in their order."""
     weights = [own[-1].job.weight for own in seated]
     needs = [[(each, each.tokens_a_step, _token_s(each, machine)) for each in own] for own in seated]
     wanted_s = [sum(tokens * token_s for _, tokens, token_s in own) for own in needs]
@@ -432,8 +431,8 @@ def _token_s(live: _LiveJob, machine: FluidMachine) -> float:
 
 
 def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: float) -> list[float]:
-    """Seconds of one step for each tenant: all that it wants, unless that is more than its weighted share of
-    the whole step, of which what every step takes is part."""
+    """Seconds of one step for each tenant: its whole demand, unless that exceeds its weighted share of the
+    whole step, which includes the fixed part of every step."""
     order = sorted(range(len(wanted_s)), key=lambda index: wanted_s[index] / weights[index])
     weight = weight_left = sum(weights)
     step_s = base_s
@@ -444,7 +443,7 @@ def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: fl
         rest = order[position + 1 :]
         if not rest:
             break
-        # If everybody who wants more got a share only, the step would take so long:
+        # The step's time if each tenant that wants more got only its share:
         whole_s = step_s / (1 - weight_left / weight)
         if wanted_s[rest[0]] / weights[rest[0]] > whole_s / weight:
             for each in rest:
@@ -454,8 +453,8 @@ def _time_shares(wanted_s: Sequence[float], weights: Sequence[float], base_s: fl
 
 
 def _in_order(needs: Sequence[tuple[_LiveJob, float, float]], left: float) -> list[tuple[_LiveJob, float]]:
-    """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as every
-    engine does that knows how to batch."""
+    """`left` to (job, tokens, each token's part of it) in order; answers first: one token each, as in every
+    engine that batches."""
     had: list[tuple[_LiveJob, float]] = []
     for each, tokens, each_takes in sorted(needs, key=lambda need: not need[0].is_decoding):
         amount = min(tokens, left / each_takes) if each_takes > 0 else tokens

@@ -1,9 +1,9 @@
-"""What else was there while a request waited and ran?
+"""Ring of one model's recent requests: the load while a request waited and ran.
 
-The last requests of one model, as little of each as the counterfactuals of `attribution.py` need: who sent
-it, when it could run, how large it turned out to be. A ring of numbers in memory, never stored; the oldest
-are forgotten. Pure: time is passed in. Only the gateway's own requests are known here: where several gateways
-share a queue, the fair share that is computed from this is better than the real one was.
+As little of each as the counterfactuals of `attribution.py` need: its tenant, when it could run, its real
+size. A ring of numbers in memory, never stored; the oldest are forgotten. Pure: time is passed in. Only the
+gateway's own requests are known here: where several gateways share a queue, the fair share that is computed
+from this is better than the real one was.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.explain.fluid_share import Job
 
 MAX_KEPT = 4_096
 MAX_CHANGES = 64
-"""Of the number of replicas that serve."""
+"""Bound of the changes of the number of serving replicas."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _LoggedRequest:
 
 
 class LoadLog:
-    """One writer: whoever keeps the requests of the model."""
+    """The log of one model. One writer: the model's recorder."""
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._seen: OrderedDict[str, _LoggedRequest] = OrderedDict()
@@ -69,7 +69,7 @@ class LoadLog:
             self.forgotten += oldest.ended_s is None
 
     def dispatched(self, request_id: str, tier: int) -> None:
-        """It went, as one of `tier`: a long wait or a reservation may have raised it."""
+        """It was dispatched, as one of `tier`: a long wait or a reservation may have raised it."""
         seen = self._seen.get(request_id)
         if seen is not None:
             seen.tier = tier
@@ -84,7 +84,7 @@ class LoadLog:
         *,
         is_complete: bool,
     ) -> None:
-        """It is over; tokens as counted. Not complete: it was taken away before it had come to its end."""
+        """It has ended; tokens as counted. Not complete: it was taken away before its end."""
         seen = self._seen.get(request_id)
         if seen is None:
             return
@@ -96,19 +96,19 @@ class LoadLog:
             seen.output_tokens = max(seen.output_tokens, output_tokens)
 
     def serving(self, now_s: float, replicas: int) -> None:
-        """So many replicas serve from now on."""
+        """The number of replicas that serve from now on."""
         if self._serving and self._serving[-1][1] == replicas:
             return
         self._serving.append((now_s, replicas))
         del self._serving[:-MAX_CHANGES]
 
     def serving_since(self) -> list[tuple[float, int]]:
-        """Since when how many served, oldest first; empty: nothing is known."""
+        """Since when how many served, oldest first; empty: unknown."""
         return list(self._serving)
 
     def jobs(self, until_s: float, since_s: float = -math.inf) -> list[Job]:
-        """Everything that could run before `until_s`, from the last instant before `since_s` on at which
-        nothing was there: what came before that is in nobody's way."""
+        """Everything that could run before `until_s`, from the last instant before `since_s` at which nothing
+        was there: what came before that has no influence."""
         jobs = [
             Job(
                 request_id,

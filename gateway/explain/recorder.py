@@ -1,8 +1,8 @@
-"""What is kept of a request for those who ask afterwards?
+"""Records a request for its timeline, its targets and its span.
 
-Told when a request gets in line, when it goes, and when it has ended; makes of it the timeline
-(`gateway/domain/timeline.py`) and what targets are compared with (`attribution.py`). Nothing here may hurt a
-request: whatever fails is logged and left out.
+Notified when a request is queued, dispatched and finished; builds the timeline (`gateway/domain/timeline.py`)
+and the facts that targets are compared with (`attribution.py`). A failure here must not affect a request: it
+is logged and left out.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gateway.requests.run import Run
 from tenants.types import Amounts, Tier
 
 NOT_JUDGED = frozenset({RequestOutcome.SHUTDOWN})
-"""The gateway stopped: no target speaks of that."""
+"""The gateway stopped: that counts for no target."""
 
 MAX_HELD = 4_096
-"""Spans that wait for verdicts; beyond it they go without."""
+"""Spans that wait for verdicts; further ones go without."""
 
 log = logging.getLogger("fairgate.gateway.recorder")
 
 
 class RequestRecorder:
-    """Of one model's requests. Use from one event loop."""
+    """The recorder of one model's requests. Use from one event loop."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class RequestRecorder:
         wall_clock: Callable[[], float] = time.time,
         spans: SpanEmitter | None = None,
     ) -> None:
-        """`find`: a request under way, by its id; `machine`: the engines as they are; `admission` hears
-        whether those that it let in kept their targets; `spans`: None: no spans are made."""
+        """`find`: a running request by its id; `machine`: the engines as they are; `admission` is notified
+        whether the requests that it admitted met their targets; `spans`: None: no spans are made."""
         self._admission = admission
         self._pool = pool
         self._wall_clock = wall_clock
@@ -86,7 +86,7 @@ class RequestRecorder:
             )
 
     def dispatched(self, run: Run) -> None:
-        """It had its turn."""
+        """It was dispatched."""
         turn = run.turn
         assert turn is not None
         tier = TIER_RANKS[run.call.tier] if turn.tier is None else turn.tier
@@ -98,11 +98,11 @@ class RequestRecorder:
             self._load.log.dispatched(run.call.request_id, tier)
 
     def serving(self, now_s: float, replicas: int) -> None:
-        """So many replicas serve from now on."""
+        """The number of replicas that serve from now on."""
         self._load.log.serving(now_s, replicas)
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
-        """It is over. `use` is what was computed and emitted."""
+        """It has ended. `use` is what was computed and emitted."""
         try:
             call = run.call
             events: list[Event] = []
@@ -125,7 +125,7 @@ class RequestRecorder:
         own_tenant, own_tier = call.principal.tenant_id, TIER_RANKS[call.tier]
 
         def whose(sequence_ids: Sequence[str]) -> Whose:
-            """Of the first of them that is under way here."""
+            """The first of them that runs here."""
             for each in sequence_ids:
                 other = self._find(each.rpartition(".")[0])
                 if other is not None:
@@ -148,7 +148,7 @@ class RequestRecorder:
     def _tell(
         self, spans: SpanEmitter, run: Run, outcome: RequestOutcome, events: list[Event], unjudged: int
     ) -> None:
-        """A span, at once or when the causes of what it missed are known."""
+        """Emits a span, now or when the causes of its missed targets are known."""
         call = run.call
         ended = EndedRequest(
             call.request_id,
@@ -179,7 +179,7 @@ class RequestRecorder:
             self._spans.emit(ended)
 
     def _compare(self, run: Run, outcome: RequestOutcome, use: Use) -> int:
-        """Returns how many missed targets are to be judged."""
+        """Compares with the targets; returns the number of misses to be judged."""
         facts = facts_of(run, outcome, use)
         self._load.log.ended(
             run.call.request_id,
@@ -190,15 +190,14 @@ class RequestRecorder:
             is_complete=facts.is_complete,
         )
         if outcome is RequestOutcome.REFUSED:
-            return 0  # nobody took it up: its client was told at once
+            return 0  # refused on arrival: its client was answered immediately
         compared = self._slo.ended(self._pool, facts, Tier(run.call.tier))
         self._admission.ended(run.call, run.estimate, missed=compared.missed > 0)
         return compared.to_judge
 
 
 def facts_of(run: Run, outcome: RequestOutcome, use: Use) -> RequestFacts:
-    """A request that has ended, as far as targets go. What it did not come to compute or emit counts as it
-    was predicted."""
+    """A finished request, as far as targets need it. What it did not compute or emit counts as predicted."""
     call, times = run.call, run.times
     in_line_s = times.arrived_s if run.in_line_s is None else run.in_line_s
     is_whole = outcome in (RequestOutcome.COMPLETED, RequestOutcome.BUDGET)
@@ -233,7 +232,7 @@ def machine_of(
     dispatcher: Dispatcher, replicas: int, step_time: Callable[[], StepTime]
 ) -> Callable[[], FluidMachine | None]:
     """The engines of one model as they are, or as they last were; `replicas`: how many there should be;
-    `step_time`: at their real pace, what passes between two steps included."""
+    `step_time`: at their real pace, with the time between two steps."""
     last: FluidMachine | None = None
 
     def look() -> FluidMachine | None:
@@ -253,7 +252,7 @@ def machine_of(
 
 
 def _opened(run: Run, timeline: Timeline) -> Timeline:
-    """With what was known when it came."""
+    """With the estimate made on arrival."""
     call, estimate, arrived_s = run.call, run.estimate, run.times.arrived_s
     opened = Timeline()
     opened.note(

@@ -1,11 +1,9 @@
-"""Which targets were met, which were missed, and why?
+"""Compares finished requests with their SLO targets, and writes counts and causes of misses.
 
-`ended` compares a request with the targets that bind it: an integer more where they were met, and nothing
-else. What was missed waits for its judgement, made of many misses at once and in a thread (`attribution.py`):
-the counterfactual worlds are the same for all of them. A judgement that took some time is followed by a rest
-of many times that, so that an overload, when misses abound, is not made worse by explaining it. Counts and
-misses are written every second; beyond what may wait, misses are counted and not explained, and the metric
-says so.
+`ended` costs an integer where all targets were met. Misses wait to be judged, many together and in a thread
+(`attribution.py`): they share their counterfactuals. A judgement is followed by a rest of `REST` times its
+duration, so that an overload, when misses abound, is not made worse by explaining it. Counts and misses are
+written every second; misses beyond the bounds are counted and not explained, and the metric says so.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.background import BackgroundWriter
 from gateway.explain.attribution import Cause, Metric, MissVerdict, RequestFacts, judge
 from gateway.explain.fluid_share import FluidMachine, Job
 from gateway.explain.load_log import LoadLog
@@ -29,13 +28,11 @@ from tenants.slo import store as slo_store
 from tenants.slo.slo import Missed, Slo, SloBook, SloTally
 from tenants.slo.store import CountKey
 from tenants.storage.database import Database
-from tenants.storage.task_stop import stop
 from tenants.types import Tier
 
-FLUSH_EVERY_S = 1.0
 PURGE_EVERY_S = 3600.0
 REST = 20.0
-"""After a judgement none is made for so many times what it took: at most a twentieth of one core."""
+"""Rest after a judgement, in multiples of its duration: at most a twentieth of one core."""
 MAX_JUDGED = 512
 """Misses of one judgement."""
 MAX_PENDING = 4_096
@@ -55,11 +52,11 @@ class _Pending:
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A request's targets, held against what happened."""
+    """A request compared with its targets."""
 
     missed: int
     to_judge: int
-    """Of them; the others were too many at once."""
+    """Of them; the others exceeded the bound."""
 
 
 @dataclass
@@ -67,17 +64,23 @@ class PoolLoad:
     """What is known of one model's load."""
 
     machine: Callable[[], FluidMachine | None]
-    """The engines as they are now; None: no step-time model, so nobody can say what would have been."""
+    """The engines as they are now; None: no step-time model, so no counterfactuals."""
     log: LoadLog = field(default_factory=LoadLog)
     pending: list[_Pending] = field(default_factory=list)
     attainment: RecentShare = field(default_factory=RecentShare)
-    """Of the targets that bound its requests, those that were met."""
+    """Share of its requests' targets that were met."""
     on_verdict: Callable[[str, MissVerdict], None] = lambda request_id, verdict: None
-    """Told of each judgement."""
+    """Called with each verdict."""
 
 
-class SloMonitor:
-    """Counts, judges, writes. Use from one event loop."""
+class SloMonitor(BackgroundWriter):
+    """Counts, judges and writes. Use from one event loop."""
+
+    task_name = "gateway slo"
+    log = log
+    failed = "missed targets could not be judged; it goes on"
+    unavailable = "targets are looked after later"
+    purge_every_s = PURGE_EVERY_S
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class SloMonitor:
         *,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`revision` grows with every admin act: targets are read again then."""
+        """`revision` grows with every admin act: targets are then read again."""
         self._database = database
         self._wall_clock = wall_clock
         self._revision = revision
@@ -97,7 +100,6 @@ class SloMonitor:
         self._rest_until_s = -math.inf
         self._tallies: dict[CountKey, SloTally] = {}
         self._missed: list[Missed] = []
-        self._task: asyncio.Task[None] | None = None
         self.book = SloBook()
         """The targets in force."""
         self.pools: dict[str, PoolLoad] = {}
@@ -115,10 +117,10 @@ class SloMonitor:
             registry=registry,
         )
 
-    # ------------------------------------------------------------ what requests do
+    # ------------------------------------------------------------ requests
 
     def ended(self, pool: str, facts: RequestFacts, tier: Tier) -> Compared:
-        """A request has ended."""
+        """Compares a finished request with its targets."""
         job = facts.job
         all_missed = to_judge = 0
         for slo in self.book.of(job.tenant_id, tier):
@@ -151,17 +153,11 @@ class SloMonitor:
         self._tallies[key] = self._tallies.get(key, SloTally()) + SloTally(1, int(missed))
         self._requests.labels(metric, tier.value, "no" if missed else "yes").inc()
 
-    # ------------------------------------------------------------ start and stop
-
-    async def start(self) -> None:
-        """Reads the targets, then goes on. Raises `DatabaseUnavailable`."""
-        await self.refresh()
-        self._task = asyncio.create_task(self._keep(), name="gateway slo")
+    # ------------------------------------------------------------ life cycle
 
     async def close(self) -> None:
         """Judges and writes what is left, if the database lets it."""
-        if self._task is not None:
-            await stop([self._task])
+        await super().close()
         self._rest_until_s = -math.inf
         await self.judge_pending()
         await self.flush()
@@ -176,7 +172,7 @@ class SloMonitor:
     # ------------------------------------------------------------ judging and writing
 
     async def judge_pending(self) -> None:
-        """Finds the causes of what was missed, unless it is time to rest."""
+        """Finds the causes of pending misses, except during a rest."""
         for pool in self.pools.values():
             if not pool.pending or self._stopwatch() < self._rest_until_s:
                 continue
@@ -225,21 +221,13 @@ class SloMonitor:
             )
         )
 
-    async def _keep(self) -> None:
-        purged_s = -math.inf
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            try:
-                await self.refresh()
-                await self.judge_pending()
-                await self.flush()
-                if self._stopwatch() - purged_s >= PURGE_EVERY_S:
-                    await slo_store.purge(self._database, self._wall_clock())
-                    purged_s = self._stopwatch()
-            except DatabaseUnavailable as error:
-                log.warning("targets are looked after later: %s", type(error).__name__)
-            except Exception:
-                log.exception("missed targets could not be judged; it goes on")
+    async def purge(self) -> None:
+        await slo_store.purge(self._database, self._wall_clock())
+
+    async def _work(self) -> None:
+        await self.refresh()
+        await self.judge_pending()
+        await super()._work()
 
 
 def _judge(

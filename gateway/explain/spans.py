@@ -1,9 +1,9 @@
-"""What does a tracing backend get to see of a request?
+"""OpenTelemetry spans of finished requests.
 
-One span from its arrival to its end, a child of the caller's own (W3C `traceparent`), with its timeline and
-its missed targets as span events. It is made after the request has ended, of what was noted anyway. Needs the
-extra `otel`; where no SDK was configured when the gateway starts (`opentelemetry-instrument fairgate serve`
-does it from its own variables) none is made. Which traces are kept is the SDK's decision.
+One span from a request's arrival to its end, a child of the caller's own (W3C `traceparent`), with its
+timeline and its missed targets as span events. It is made after the request has ended, of what was recorded
+anyway. Needs the extra `otel`; where no SDK was configured when the gateway starts (`opentelemetry-instrument
+fairgate serve` does it from its own variables) none is made. Which traces are kept is the SDK's decision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attribute = str | int | float | bool
 
 @dataclass(slots=True)
 class EndedRequest:
-    """A request that has ended, as a span tells it."""
+    """The content of a finished request's span."""
 
     request_id: str
     events: Sequence[Event]
@@ -38,7 +38,7 @@ class EndedRequest:
 
 
 def open_spans() -> SpanEmitter | None:
-    """None where OpenTelemetry is not installed, or nobody has configured an SDK."""
+    """The emitter; None where OpenTelemetry is not installed, or no SDK is configured."""
     try:
         trace = importlib.import_module("opentelemetry.trace")
         tracecontext = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
@@ -58,7 +58,7 @@ class SpanEmitter:
         self._tracer = trace.get_tracer(TRACER)
 
     def emit(self, ended: EndedRequest) -> None:
-        """One span; each missed target is an event at its end, with its cause and evidence."""
+        """Emits one span; each missed target is an event at its end, with its cause and evidence."""
         last_us = max((each.at_us for each in ended.events), default=0)
         began_ns = ended.ended_ns - last_us * 1000
         carrier = {"traceparent": ended.traceparent}
@@ -88,7 +88,7 @@ class SpanEmitter:
 
 
 def _missed(verdict: MissVerdict) -> dict[str, Attribute]:
-    """Attributes have no null: what was not asked, or never came, is left out."""
+    """Attributes have no null: what was not computed, or never reached, is left out."""
     numbers = {name: value for name, value in verdict.evidence.items() if value is not None}
     if math.isfinite(verdict.actual_s):
         numbers["actual_s"] = verdict.actual_s

@@ -1,25 +1,23 @@
-"""Who writes timelines down, without a request waiting for it?
+"""Writes timelines of finished requests in the background.
 
-What has ended is put on a list; one task writes the list every second, all rows in one statement, and takes
-old rows away. What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, and the metric says
-so. A timeline is an explanation and no account: a crash loses those of the last second.
+Finished timelines are put on a list; one task writes it every second, all rows in one statement, and deletes
+old rows. What cannot be written waits; beyond `MAX_WAITING` new ones are dropped, and the metric says so. A
+timeline explains and accounts for nothing: a crash loses those of the last second.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
+from gateway.background import BackgroundWriter
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
 from tenants.storage.database import Database
-from tenants.storage.task_stop import stop
 
-FLUSH_EVERY_S = 1.0
 PURGE_EVERY_S = 600.0
 MAX_WAITING = 20_000
 MAX_WRITTEN = 2_000
@@ -28,8 +26,14 @@ MAX_WRITTEN = 2_000
 log = logging.getLogger("fairgate.gateway.timelines")
 
 
-class TimelineWriter:
-    """Keeps, writes, finds, purges. Use from one event loop."""
+class TimelineWriter(BackgroundWriter):
+    """Keeps, writes, finds and purges timelines. Use from one event loop."""
+
+    task_name = "gateway timelines"
+    log = log
+    failed = "timelines could not be written; it is tried again"
+    unavailable = "old timelines stay a while"
+    purge_every_s = PURGE_EVERY_S
 
     def __init__(
         self,
@@ -46,7 +50,6 @@ class TimelineWriter:
         self._retention_s = retention_s
         self._max_rows = max_rows
         self._waiting: list[StoredTimeline] = []
-        self._task: asyncio.Task[None] | None = None
         self._dropped = Counter(
             "fairgate_timelines_dropped",
             "Timelines that could not be written in time and were dropped.",
@@ -59,7 +62,7 @@ class TimelineWriter:
         return self._retention_s > 0
 
     def keep(self, request_id: str, tenant_id: str, packed: bytes) -> None:
-        """A request has ended; this is written soon."""
+        """Adds a finished request's timeline, to be written soon."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped.inc()
             return
@@ -67,21 +70,12 @@ class TimelineWriter:
         self._waiting.append(StoredTimeline(request_id, tenant_id, ended_us, packed))
 
     async def find(self, request_id: str) -> StoredTimeline | None:
-        """Written already or not; None: there is none (any more). Raises `DatabaseUnavailable`."""
+        """The timeline, written already or not; None: there is none (any more). Raises
+        `DatabaseUnavailable`."""
         for each in reversed(self._waiting):
             if each.request_id == request_id:
                 return each
         return await timelines.find(self._database, request_id)
-
-    def start(self) -> None:
-        """Begins to write and to purge."""
-        self._task = asyncio.create_task(self._keep(), name="gateway timelines")
-
-    async def close(self) -> None:
-        """Writes what is left, if the database lets it."""
-        if self._task is not None:
-            await stop([self._task])
-        await self.flush()
 
     async def flush(self) -> None:
         """Writes what waits; where the database is down it stays for the next time."""
@@ -92,27 +86,12 @@ class TimelineWriter:
             except DatabaseUnavailable as error:
                 log.warning("timelines wait: %s", type(error).__name__)
                 return
-            # Not before it is durable: until then `find` has it from here.
+            # Not before it is durable: until then `find` reads it from here.
             del self._waiting[: len(rows)]
 
     async def purge(self) -> None:
-        """Takes away what is too old or too much."""
+        """Deletes what is too old or beyond `max_rows`."""
         before_us = round((self._wall_clock() - self._retention_s) * 1e6)
         purged = timelines.MAX_PURGED
         while purged >= timelines.MAX_PURGED:
             purged = await timelines.purge(self._database, before_us=before_us, most_rows=self._max_rows)
-
-    async def _keep(self) -> None:
-        purged_s = float("-inf")
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            try:
-                await self.flush()
-                now_s = asyncio.get_running_loop().time()
-                if now_s - purged_s >= PURGE_EVERY_S:
-                    await self.purge()
-                    purged_s = now_s
-            except DatabaseUnavailable as error:
-                log.warning("old timelines stay a while: %s", type(error).__name__)
-            except Exception:
-                log.exception("timelines could not be written; it is tried again")

@@ -1,4 +1,4 @@
-"""Which bytes of HTTP do we read and write ourselves, and what stands in every answer's headers?"""
+"""ASGI messages that we read and write ourselves, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def begin(scope: Scope) -> str:
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
-    """A request's headers by their names in lower case, of one that comes twice the first. Made once: the
-    framework's own object, which takes names in any spelling, costs as much as what a handler does."""
+    """A request's headers by lower-case name; of a repeated one the first. Built once: the framework's own
+    object, which accepts names in any case, costs as much as what a handler does."""
     state = scope["state"]
     found: dict[str, str] | None = state.get("headers")
     if found is None:
@@ -68,11 +68,11 @@ async def send_json(send: Send, status: int, body: bytes, headers: EncodedHeader
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-# How long may a client take to read what is written to it?
+# Bound of the time that a client may take to read what is written to it.
 
 
 class BoundedSend:
-    """`send` that a client who reads nothing cannot hold for ever: raises `TimeoutError`."""
+    """`send` with a bound for a client that does not read: raises `TimeoutError`."""
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._send = send

@@ -1,7 +1,7 @@
-"""Who is asking, and may they?
+"""Authentication and scope checks.
 
-A guard of every route that says `opt={"scope": ...}`. It leaves a `Principal` in the connection's state:
-the key's own, or that of the local CLI, which proves itself with the control token.
+A guard of every route that says `opt={"scope": ...}`. It puts a `Principal` into the connection's state: the
+key's own, or that of the local CLI, which proves itself with the control token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTROL = Principal(
     tiers=frozenset(),
     models=frozenset(),
 )
-"""The local CLI on a running server: administers, and cannot infer."""
+"""The local CLI on a running server: may administer, not infer."""
 
 
 def bearer(authorization: str | None) -> str:
@@ -61,8 +61,8 @@ def authenticate(deps: GatewayDeps, authorization: str | None) -> Principal:
 
 
 async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guard: authenticates and checks the scope that the route names. It waits for nothing but news of a key
-    that is not known: a plain function would be called in a thread."""
+    """Guard: authenticates and checks the route's scope. It waits only for news of an unknown key; a plain
+    function would be called in a thread."""
     begin(connection.scope)
     scope = handler.opt.get("scope")
     if scope is None:
@@ -81,7 +81,7 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
 async def _authenticate_again(
     deps: GatewayDeps, authorization: str | None, rejected: KeyRejected
 ) -> Principal:
-    """A key that is not known may have been made a moment ago. Raises `ApiError` (401)."""
+    """Looks again for an unknown key: it may have been created a moment ago. Raises `ApiError` (401)."""
     try:
         if rejected.reason == "unknown" and await deps.directory.look_again():
             return authenticate(deps, authorization)
@@ -91,6 +91,6 @@ async def _authenticate_again(
 
 
 def principal_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Principal:
-    """Who passed the guard of this connection."""
+    """The principal that passed the guard of this connection."""
     principal: Principal = connection.scope["state"]["principal"]
     return principal

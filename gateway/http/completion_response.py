@@ -1,12 +1,12 @@
-"""How does a running request become an HTTP answer?
+"""A running request as an ASGI response.
 
-An ASGI application for one request. It starts the lifecycle, listens to it, writes what it hears, and
-watches the connection all the while: a client that leaves interrupts the request, whether it waits, decodes
-or is not read. Nothing here can lose a settlement: the request runs in a task of its own.
+It starts the lifecycle, writes its events, and watches the connection: a client that disconnects interrupts
+the request, whether it waits, decodes or is not read. Nothing here can lose a settlement: the request runs in
+a task of its own.
 
-Headers go out with the first token, so that everything that can be refused is refused with a clean status.
-A stream that asked for progress gets them as soon as it stands in line; what is refused after that ends the
-stream with an error event.
+Headers go out with the first token, so that everything that can be refused is refused with a clean status. A
+stream that asked for progress gets them when it is queued; a later refusal ends the stream with an error
+event.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 WATCH_AFTER_S = 0.1
-"""Who leaves earlier is noticed by then."""
+"""Delay before the connection is watched."""
 STREAM_HEADERS = encode_headers(
     {
         "content-type": "text/event-stream; charset=utf-8",
-        # `no-transform`: a proxy that compresses holds back what it has not enough of.
+        # `no-transform`: a compressing proxy holds back small pieces.
         "cache-control": "no-cache, no-transform",
         "x-accel-buffering": "no",
     }
@@ -85,7 +85,7 @@ class CompletionResponse:
     async def _whole(self, run: Run, events: EventListener, send: BoundedSend) -> None:
         choices = [Choice(index) for index in range(self._call.sequences)]
         closed: Closed | None = None
-        for event in [await events.next(), *events.at_once()]:
+        for event in [await events.next(), *events.available()]:
             match event:
                 case SequenceOutput(index=index, text=text, logprobs=logprobs):
                     choices[index].add(text, logprobs)
@@ -93,7 +93,7 @@ class CompletionResponse:
                     choices[index].finish = finish
                 case Closed():
                     closed = event
-        assert closed is not None, "whoever wants a whole answer hears of it at its end"
+        assert closed is not None, "a whole answer ends with `Closed`"
         self.closed = closed
         if closed.error is not None:
             await self._refuse(run, send, closed.error)
@@ -117,7 +117,7 @@ class CompletionResponse:
                 return
             await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         writer = self._writer or _ChunkWriter(run.call)
-        batch = [first, *events.at_once()]
+        batch = [first, *events.available()]
         while True:
             body = b"".join([writer.write(event) for event in batch])
             last = batch[-1]
@@ -131,11 +131,11 @@ class CompletionResponse:
             if isinstance(last, Closed):
                 return
             events.note_silence(self._keep_alive_s)
-            batch = [await events.next(), *events.at_once()]
+            batch = [await events.next(), *events.available()]
 
     async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
-        """The first event worth telling, and whether headers went out before it: with progress they do, and
-        comments after them, unless it is refused or served at once."""
+        """The first event that is written, and whether headers went out before it: with progress they do,
+        with comments after them, unless the request is refused or served immediately."""
         if not self._call.wants_progress:
             return await events.next(), False
         event = await events.within(queue_progress.HEADERS_AT_ONCE_S)
@@ -159,14 +159,13 @@ class CompletionResponse:
             self._gateway.metrics.refused(error.code)
 
     def _get_ready(self, run: Run) -> None:
-        """An upstream has the request: what can be made before it has said anything is not the client's time
-        now."""
+        """Builds what the answer needs while the upstream works, so that it adds nothing to the TTFT."""
         self._opening(run)
         if self._call.stream:
             self._writer = _ChunkWriter(run.call)
 
     def _opening(self, run: Run) -> EncodedHeaders:
-        """The headers of an answer that is none of a refusal. Made once."""
+        """The headers of an answer that is not a refusal. Built once."""
         if self._headers is None:
             self._headers = encode_headers(_headers(run))
         return self._headers
@@ -178,7 +177,7 @@ class CompletionResponse:
 
 
 def _headers(run: Run) -> dict[str, str]:
-    """What every answer says of the contract, the limits and the estimate."""
+    """Headers of every answer: the contract, the limits and the estimate."""
     return (
         contract_headers(run.call.principal, run.call.tier)
         | limit_headers(run.limit_states)
@@ -187,7 +186,8 @@ def _headers(run: Run) -> dict[str, str]:
 
 
 class _ChunkWriter:
-    """Events to server-sent events. Keeps back the last choice's end where it is to carry the account."""
+    """Turns events into server-sent events. Holds back the last choice's end where it is to carry the
+    account."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -201,7 +201,7 @@ class _ChunkWriter:
         self._roles = b"".join(map(openai_responses.event, roles))
 
     def write(self, event: Event) -> bytes:
-        """The bytes of one event; none where there is nothing to say yet."""
+        """The bytes of one event; empty where there is nothing to write yet."""
         call = self._call
         match event:
             case InLine():
@@ -244,8 +244,8 @@ class _ChunkWriter:
 
 
 class _Watcher:
-    """Interrupts the request when the client goes away. What is over in a moment is not watched: to begin
-    and to end that costs more than it would save."""
+    """Interrupts the request when the client disconnects. Starts after a delay: a request that is over in a
+    moment is not worth the cost of watching."""
 
     def __init__(self, receive: Receive, run: Run) -> None:
         self._receive = receive
@@ -254,7 +254,7 @@ class _Watcher:
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
 
     async def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()

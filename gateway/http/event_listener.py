@@ -1,7 +1,7 @@
-"""What does whoever writes an answer hear of its run?
+"""Events of a run for the writer of its answer, with keep-alives.
 
-Its events, one after the other or all that are there; and that there are none, for a stream whose client or
-proxy must not take it for dead.
+One event after the other or all that are there; `Silence` where none came, for a stream that clients or
+proxies would otherwise take for dead.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from gateway.requests.run import Event, Run, Silence
 
 class EventListener:
     """The events of a run. A server that stops cancels its handlers: that interrupts the run, once, and the
-    client still gets the last word."""
+    client still gets the last event."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._was_cut = False
-        self._patience: IdleTimeout | None = None
+        self._idle_timeout: IdleTimeout | None = None
 
     def note_silence(self, seconds: float) -> None:
-        """`Silence` is an event, too, whenever there is none for so long, from now until `end`. Said again it
+        """From now until `end`, `Silence` is an event whenever none came for `seconds`. A repeated call
         begins anew."""
-        if self._patience is None:
+        if self._idle_timeout is None:
             self._listen_on(seconds)
         else:
-            self._patience.wait(seconds)
+            self._idle_timeout.wait(seconds)
 
     def end(self) -> None:
-        """Silence is none any more."""
-        if self._patience is not None:
-            self._patience.end()
-            self._patience = None
+        """Ends the notes of silence."""
+        if self._idle_timeout is not None:
+            self._idle_timeout.end()
+            self._idle_timeout = None
 
     def _listen_on(self, seconds: float) -> None:
-        self._patience = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
+        self._idle_timeout = IdleTimeout(asyncio.get_running_loop(), seconds, partial(self._silent, seconds))
 
     def _silent(self, seconds: float) -> None:
-        if not len(self._run.events):  # otherwise it is the client who takes its time
+        if not len(self._run.events):  # otherwise the client takes its time
             self._run.events.put(Silence())
         self._listen_on(seconds)
 
@@ -68,6 +68,6 @@ class EventListener:
         except TimeoutError:
             return None
 
-    def at_once(self) -> list[Event]:
-        """What is there already: a step's events go out together."""
+    def available(self) -> list[Event]:
+        """All events that are there already: a step's events are written together."""
         return self._run.events.take()

@@ -1,10 +1,11 @@
-"""How does an `Idempotency-Key` give one run and one charge?
+"""One run and one charge for each `Idempotency-Key`.
 
 The key is claimed in SQL before anything is held, so that of any number of gateways one runs the request; the
-others say so. The run goes on when its client leaves, and what it answers is kept: a repeat gets the same
-bytes, streamed or not. Where nothing was charged nothing is kept, and a repeat is a new attempt.
+others report it as running. The run goes on when its client disconnects, and its answer is stored: a repeat
+gets the same bytes, streamed or not. Where nothing was charged nothing is stored, and a repeat is a new
+attempt.
 
-A gateway that dies takes the answer with it, not the charge: a repeat is told what was charged, and that
+A gateway that dies loses the answer, not the charge: a repeat is answered with what was charged, and that
 another key runs the request again.
 """
 
@@ -34,14 +35,18 @@ OF_ONE_SENDING = frozenset({"content-length", "x-request-id", "openai-processing
 
 
 class ResponseRecorder:
-    """Sends, and keeps what was sent. A client that left, or does not read, stops nothing."""
+    """Sends, and records what was sent. A client that disconnects, or does not read, stops nothing."""
 
     def __init__(
-        self, send: Send, patience_s: float, most_bytes: int, before_last: Callable[[Kept], Awaitable[None]]
+        self,
+        send: Send,
+        read_s: float,
+        most_bytes: int,
+        before_last: Callable[[Kept], Awaitable[None]],
     ) -> None:
-        """`before_last` gets what a repeat will get, when it is known and the last piece is not sent yet."""
+        """`before_last` gets the recorded answer before its last piece is sent."""
         self._send = send
-        self._patience_s = patience_s
+        self._read_s = read_s
         self._room = most_bytes
         self._before_last = before_last
         self._is_gone = False
@@ -63,7 +68,7 @@ class ResponseRecorder:
         if self._is_gone:
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._read_s):
                 await self._send(message)
         except (TimeoutError, OSError):
             self._is_gone = True
@@ -77,13 +82,13 @@ class ResponseRecorder:
 
 
 class IdempotentResponse:
-    """Runs one call once, or repeats what it answered."""
+    """Runs one call once, or repeats its stored answer."""
 
     def __init__(
         self, gateway: Gateway, call: Call, key: str, route: str, body: bytes, quote: str | None = None
     ) -> None:
         """`quote`: the token that the run redeems; a repeat needs none. Raises `ApiError` (400) for a key
-        that cannot be used."""
+        that is not accepted."""
         check_key(key, gateway.deps.config.idempotency_ttl_s)
         self._gateway = gateway
         self._call = call
@@ -112,9 +117,9 @@ class IdempotentResponse:
             elif answer.closed is not None:
                 await self._gateway.idempotency.ended(self._call, self._scope, kept)
 
-        # Shorter than what a slow reader is given: the run must not end for its sake.
-        patience_s = min(config.write_timeout_s, config.slow_reader_s) / 2
-        recorder = ResponseRecorder(send, patience_s, config.max_idempotent_answer_bytes, keep)
+        # Shorter than the limit of a slow reader, which would end the run.
+        read_s = min(config.write_timeout_s, config.slow_reader_s) / 2
+        recorder = ResponseRecorder(send, read_s, config.max_idempotent_answer_bytes, keep)
         try:
             self._gateway.require_engine(self._call.pool)
             if self._quote is not None:
@@ -133,7 +138,7 @@ def _was_charged(account: Account) -> bool:
 
 
 async def _never() -> Any:
-    """A client that never leaves: the run goes on without it."""
+    """A client that never disconnects: the run goes on without it."""
     await asyncio.get_running_loop().create_future()
 
 
@@ -144,7 +149,7 @@ async def _send_error(send: Callable[[Any], Awaitable[None]], error: ApiError) -
 async def _replay(send: Send, kept: Kept) -> None:
     headers = {**kept.headers, REPLAY_HEADER: "true"}
     if kept.status >= 400:
-        # It was charged, so asking again with this key gives the same.
+        # It was charged, so a repeat with this key gives the same.
         headers = {name: value for name, value in headers.items() if not name.startswith("retry-after")}
         headers["x-should-retry"] = "false"
     await send_start(send, kept.status, encode_headers(headers))

@@ -1,4 +1,4 @@
-"""How do tokens look in OpenAI's words? Bodies and stream chunks of both kinds of completion."""
+"""Response bodies and stream chunks of both kinds of completion, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from gateway.errors import ApiError
 encode = msgspec.json.encode
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "budget": "length"}
-"""The engine's word to OpenAI's closed set; a budget stop carries its cause in `fairgate.stop_cause`."""
+"""The engine's finish reason to OpenAI's closed set; a budget stop carries its cause in
+`fairgate.stop_cause`."""
 
 _LINE_BREAKS = [(character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029"]
-"""Those that JSON does not escape by itself."""
+"""Line separators that JSON does not escape by itself."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -31,8 +32,8 @@ def event(value: object) -> bytes:
 
 
 def encode_line(value: object) -> bytes:
-    """JSON without the characters at which Unicode breaks a line, and with it every client that reads a
-    stream by `str.splitlines` (httpx's `iter_lines`), in the middle of an event."""
+    """JSON without the characters at which Unicode breaks a line: clients that read a stream by
+    `str.splitlines` (httpx's `iter_lines`) would break in the middle of an event."""
     data = encode(value)
     if data.isascii():
         return data
@@ -42,8 +43,8 @@ def encode_line(value: object) -> bytes:
 
 
 def error_event(error: ApiError, account: Account) -> bytes:
-    """How a stream ends that has begun and cannot go on: SDKs raise an `APIError` for it, and whoever reads
-    on finds what was charged. No `[DONE]` follows: the answer is not complete."""
+    """The end of a stream that has begun and cannot go on: SDKs raise an `APIError` for it, and a client that
+    reads on finds what was charged. No `[DONE]` follows: the answer is not complete."""
     value = error.late_payload() | {"fairgate": account.as_json()}
     return b"event: error\n" + event(value)
 
@@ -58,14 +59,14 @@ class Choice:
     finish: str | None = None
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
-        """What came with one step."""
+        """The output of one step."""
         if text:
             self.text.append(text)
         self.logprobs.extend(logprobs)
 
 
 def response_id(call: Call) -> str:
-    """The id of the answer: the request's own, in OpenAI's clothes."""
+    """The id of the answer: the request's own with OpenAI's prefix."""
     return ("chatcmpl-" if call.chat else "cmpl-") + call.request_id.removeprefix("req_")
 
 
@@ -140,7 +141,7 @@ def role_chunk(call: Call, index: int) -> dict[str, Any]:
 def text_chunk(
     call: Call, index: int, text: str, logprobs: Sequence[TokenLogprob], characters_before: int
 ) -> dict[str, Any]:
-    """What one step added to one choice."""
+    """The chunk of one step's output of one choice."""
     item: dict[str, Any] = {"index": index}
     if call.chat:
         item["delta"] = {"content": text}
@@ -209,13 +210,11 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], characters_before: int) -> 
     }
 
 
-# How does a piece of text become a chunk of a stream at the least cost?
-#
-# All chunks of one choice are the same but for their text, so what stands before and after it is made once.
-# The plain way is `responses.text_chunk`, which the frame is cut out of.
+# All chunks of one choice differ only in their text, so what stands before and after it is made once.
+# The plain way is `responses.text_chunk`, which the frame is cut from.
 
 _PLACE = "\ue000"
-"""Stands where the text is to be; what follows the text in a chunk holds no words of clients."""
+"""Placeholder of the text; what follows it in a chunk holds no client's text."""
 
 
 class TextChunks:
@@ -226,7 +225,7 @@ class TextChunks:
         self._frames = {0: self._frame(0)}
 
     def event(self, index: int, text: str) -> bytes:
-        """One server-sent event: what `responses.event(responses.text_chunk(...))` gives."""
+        """One server-sent event, equal to `responses.event(responses.text_chunk(...))`."""
         frame = self._frames.get(index)
         if frame is None:
             frame = self._frames[index] = self._frame(index)

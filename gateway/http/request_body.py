@@ -1,4 +1,4 @@
-"""How is a request's body read without trusting its size?"""
+"""Reads a request's body within a size and a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.http.asgi import headers_of
 
 
 def declared_length(scope: Scope) -> int | None:
-    """Content-Length, where there is a usable one."""
+    """Content-Length, where it is valid."""
     value = headers_of(scope).get("content-length", "")
     return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
 
@@ -24,10 +24,10 @@ def content_type(scope: Scope) -> str:
 
 
 async def read_json_body(request: Request[Any, Any, Any], max_body_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, if it says that it is JSON and is not larger than allowed.
+    """The whole body, if its type is JSON and it is not larger than allowed.
 
-    A declared length is believed at once: a body that is too large is refused before any of it is read.
-    Raises `ApiError` (413, 415, 408, 400).
+    A declared length is trusted: a body that is too large is refused before any of it is read. Raises
+    `ApiError` (413, 415, 408, 400).
     """
     declared = declared_length(request.scope)
     if declared is not None and declared > max_body_bytes:

@@ -1,8 +1,8 @@
-"""How long may a request wait for its turn, by what its client says?
+"""The longest wait for a turn that a request's headers allow.
 
-`X-Fairgate-Timeout-S` says it outright. The SDKs tell their own read timeout (`x-stainless-read-timeout`):
-who has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts; the
-tier's own limit is applied with them.
+`X-Fairgate-Timeout-S` says it outright. SDKs send their own read timeout (`x-stainless-read-timeout`): a
+client that has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts;
+the tier's own limit is applied with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARGIN_S = 1.0
 
 
 def timeout_s(asked: str | None, sdk_read_timeout: str | None) -> float | None:
-    """Seconds from arrival; None: nobody says. Raises `ApiError` (400) naming the header."""
+    """Seconds from arrival; None: no header says. Raises `ApiError` (400) naming the header."""
     found: list[float] = []
     if asked is not None:
         found.append(_seconds(HEADER, asked))

@@ -1,4 +1,4 @@
-"""How often has lately been true what requests were told? For Prometheus, read when it asks."""
+"""Prometheus collectors of forecast quality: estimates and output lengths."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class CalibrationCollector(Collector):
         yield from (recent, judged, within, refused)
 
 
-# How good are the forecasts of answers' lengths, layer by layer? For Prometheus, read when it asks.
+# Forecasts of answers' lengths, layer by layer.
 
 LABELS = ["model", "layer"]
 
 
 class LengthCollector(Collector):
-    """What `fairgate forecast report` tells, but for rank accuracy, which costs milliseconds a model."""
+    """The figures of `fairgate forecast report` without rank accuracy, which costs milliseconds a model."""
 
     def __init__(self, lengths: LengthForecast) -> None:
         self._lengths = lengths

@@ -1,4 +1,4 @@
-"""What does Prometheus get to see?
+"""Prometheus registry of one gateway, and its exposition.
 
 Labels come from closed sets (outcomes, tiers, error codes, replica ids): no tenant, key or model label, so
 that the number of series does not grow with customers. Tenants are in `/admin/v1/status`.
@@ -24,7 +24,7 @@ class Metrics:
         self.refusals_by_code: dict[str, int] = {}
         """The same numbers as `fairgate_refusals_total`, for the status page."""
         self.ended = EndedRequests()
-        """Requests that held budget and came to their end."""
+        """Finished requests that held budget."""
         self.registry.register(self.ended)
         self._refusals = Counter(
             "fairgate_refusals", "Requests refused, by error code.", ["code"], registry=self.registry
@@ -69,7 +69,7 @@ class Metrics:
         )
 
     def refused(self, code: str) -> None:
-        """One refusal; `code` is from the error table."""
+        """Counts one refusal; `code` is from the error table."""
         self._refusals.labels(code).inc()
         self.refusals_by_code[code] = self.refusals_by_code.get(code, 0) + 1
 

@@ -62,7 +62,7 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     missing = 0
     if gateway.deps.elsewhere is not None:
         try:
-            heard = await gateway.deps.elsewhere.ask(ask, everybody=True)
+            heard = await gateway.deps.elsewhere.ask(ask, wants_all=True)
             missing = heard.missing
         except Unreachable:
             heard, missing = PeerAnswers(), 1  # nobody knows how many there are

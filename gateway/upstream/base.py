@@ -1,7 +1,7 @@
-"""What does the gateway ask of something that generates tokens?
+"""The `Upstream` Protocol: what the gateway needs of a server that generates tokens.
 
-One Protocol. `local_engine.py` is our own engine behind ZeroMQ, `gateway/upstream/openai/upstream.py` any
-server that speaks OpenAI's API.
+`local_engine.py` is our own engine behind ZeroMQ, `gateway/upstream/openai/upstream.py` any server that
+speaks OpenAI's API.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class UpstreamLost(Exception):
 
 
 class UpstreamFailed(UpstreamLost):
-    """The upstream answered with something that is no answer: a broken stream, a silence, an error of its
-    own. `message` is fit for people and holds none of the upstream's own words."""
+    """The upstream failed while answering: a broken stream, a silence, an error of its own. `message` is fit
+    for people and holds none of the upstream's own words."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -55,16 +55,16 @@ class ReaderTooSlow(Exception):
 
 
 class Wording(msgspec.Struct, frozen=True):
-    """A sequence as its client put it, for servers that render and tokenise by themselves."""
+    """A sequence as its client put it, for servers that render and tokenise themselves."""
 
     messages: Sequence[dict[str, Any]] | None = None
     """Of a chat; None: `prompt` is a text completion's."""
     prompt: str | list[int] = ""
     most_tokens: Callable[[], int] | None = None
-    """How much output could be held for this sequence by now: servers that know no leases are asked for no
+    """Output tokens that could be held for this sequence so far: servers without leases are asked for no
     more. None: all of `max_tokens`."""
     is_streamed: bool = True
-    """Somebody wants its tokens as they come; False: they are of use only together."""
+    """The client reads its tokens as they come; False: only the whole answer is of use."""
 
 
 class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
@@ -72,22 +72,22 @@ class CountedOutcome(SequenceOutcome, frozen=True, omit_defaults=True):
 
     replica_id: str = ""
     basis: str = "upstream"
-    """Who counted its tokens: `upstream` (its usage), `tokenizer` (the model's, here), `estimate` (by bytes)
-    or `gateway` (what was passed on: nobody said how many there were)."""
+    """Source of the token count: `upstream` (its usage), `tokenizer` (the model's, here), `estimate` (by
+    bytes) or `gateway` (what was passed on, without any count)."""
     uncertain_tokens: int = 0
-    """At most so many more were generated that nobody heard of: the answer was to come whole, and was given
+    """Upper bound of further tokens that were generated unseen: the answer was to come whole, and was given
     up. They are not charged."""
 
 
 def basis_of(outcomes: Sequence[SequenceOutcome]) -> str:
-    """Who counted a request's tokens: `engine` is our own, of several others the least certain."""
+    """Source of a request's token count: `engine` is our own; of several others the least certain."""
     found = {each.basis for each in outcomes if isinstance(each, CountedOutcome)}
     weakest_first = ("estimate", "gateway", "tokenizer", "upstream")
     return next((basis for basis in weakest_first if basis in found), "engine")
 
 
 def uncertain_tokens(outcomes: Sequence[SequenceOutcome]) -> int:
-    """At most so many tokens of a request were generated that nobody heard of."""
+    """Upper bound of a request's tokens that were generated unseen."""
     return sum(each.uncertain_tokens for each in outcomes if isinstance(each, CountedOutcome))
 
 
@@ -120,7 +120,7 @@ class Upstream(Protocol):
     def snapshot(self) -> Snapshot | None: ...
 
     def describe(self) -> dict[str, Any]:
-        """For the status page: its name, kind, and why it is not used, where it is not."""
+        """For the status page: name, kind, and why it is not used."""
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -128,15 +128,16 @@ class Upstream(Protocol):
         ...
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
-        """Starts a sequence, at once; iterating gives its deltas. Raises `UpstreamUnavailable` where nothing
-        was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`.
+        """Starts a sequence immediately; iterating gives its deltas. Raises `UpstreamUnavailable` where
+        nothing was sent; iterating raises `UpstreamLost`, `SequenceRefused`, `ReaderTooSlow`.
 
-        Token ids are 0 where only their number is known."""
+        Token ids are 0 where only their number is known.
+        """
         ...
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None) -> None:
-        """Covers so many emitted tokens, and so much device time, in all. Harmless to repeat, and when the
-        sequence has ended. Raises `UpstreamUnavailable`."""
+        """Covers `lease_tokens` emitted tokens and the device time in all. Harmless to repeat, and after the
+        sequence's end. Raises `UpstreamUnavailable`."""
         ...
 
     def cancel(self, sequence_id: str, cause: str) -> None:
@@ -152,12 +153,13 @@ class Upstream(Protocol):
         ...
 
     async def set_policy(self, name: str) -> None:
-        """Another scheduling policy from the next step on, and after every restart. Raises `UpstreamLost`."""
+        """Sets the scheduling policy from the next step on, and after every restart. Raises
+        `UpstreamLost`."""
         ...
 
     def set_token_budget(self, share: float) -> None:
-        """Of the tokens that a step may compute, the share that it does at most, also after a restart.
-        Nothing where the upstream has a scheduler of its own."""
+        """Sets the share of a step's token budget that is used at most, also after a restart. No effect where
+        the upstream has a scheduler of its own."""
         ...
 
     async def explain(self) -> Explained:
@@ -165,6 +167,6 @@ class Upstream(Protocol):
         ...
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        """Everything of this gateway that is unaccounted for; with `adopt`, what gateways that are gone left
-        becomes this one's. Raises `UpstreamLost`."""
+        """Everything unaccounted for of this gateway; `adopt` adds what dead gateways left. Raises
+        `UpstreamLost`."""
         ...

@@ -1,10 +1,10 @@
-"""Which replica runs a sequence when one fails before it has begun?
+"""Retries of a sequence on another replica before its first token.
 
-Another one, where there is one, a few times and never after the first token: what a client has seen is not
-repeated, and what was generated is not generated twice. The same one again only where its failure may have
-been the connection's: a server closes an idle connection at the very moment in which it is used.
+On another one, where there is one, a few times and never after the first token: what a client has seen is not
+repeated, and what was generated is not generated twice. On the same one only where its failure may have been
+the connection's: a server may close an idle connection at the moment of its use.
 
-The dispatcher's window counts a moved sequence where it was sent first: that is rare, and over soon.
+The dispatcher's window counts a moved sequence where it was sent first: that is rare and short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AGAIN = frozenset({"closed", "connect"})
 
 
 class Candidate(Protocol):
-    """What must be known of a replica here."""
+    """What the choice needs to know of a replica."""
 
     @property
     def replica_id(self) -> str: ...
@@ -34,7 +34,7 @@ Replica = TypeVar("Replica", bound=Candidate)
 
 
 def next_replica(tried: Sequence[Replica], others: Sequence[Replica], error: Exception) -> Replica | None:
-    """The replica for the next attempt; None: the error stands. `tried`: those that failed, the last one
+    """The replica for the next attempt; None: the error stands. `tried`: the failed ones, the last one
     last."""
     if len(tried) >= MOST_ATTEMPTS:
         return None
@@ -51,8 +51,8 @@ async def until_begun(
     again: Callable[[Exception], AsyncIterator[Delta] | None],
     over: Callable[[], object],
 ) -> AsyncIterator[Delta]:
-    """The deltas of the first attempt that begins. `again` starts another one after an error, or gives up
-    with None; it may raise `UpstreamUnavailable`, which counts as one more. `over` is called at the end."""
+    """The deltas of the first attempt that begins. `again` starts another one after an error, or returns None
+    to give up; its `UpstreamUnavailable` counts as one more attempt. `over` is called at the end."""
     deltas = first
     try:
         while True:

@@ -1,9 +1,8 @@
-"""Which of the tokens that another server sent may be passed on now?
+"""Holds back tokens of another server until their lease covers them.
 
-Our own engine stops at a lease by itself; another server does not know of leases. So what it sends is held
-here until it is covered, and what is not covered when the budget is spent is thrown away: it was never
-delivered, and is never charged. Of a piece that is covered in part the tokens count and its text waits for
-the rest. Pure.
+Our own engine stops at a lease by itself; another server knows no leases. So what it sends is held here until
+it is covered, and what is not covered when the budget is spent is dropped: it was never delivered, and is
+never charged. Of a partly covered piece the tokens count and its text waits for the rest. Pure.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from engine.messages import TokenLogprob
 
 @dataclass(slots=True)
 class BufferedChunk:
-    """What one chunk brought; `tokens` of it are not passed on yet."""
+    """The content of one chunk; `tokens` of it are not passed on yet."""
 
     tokens: int
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
     size: int = 0
-    """Bytes that it came in: what it takes of memory, about."""
+    """Bytes that it came in: roughly its memory."""
 
 
 def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
-    """All of them as one."""
+    """All of them joined into one."""
     return BufferedChunk(
         sum(piece.tokens for piece in pieces),
         "".join([piece.text for piece in pieces]),
@@ -38,7 +37,7 @@ def joined(pieces: Sequence[BufferedChunk]) -> BufferedChunk:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a sequence ended, and how many tokens it really had."""
+    """How a sequence ended, and its real token count."""
 
     finish: str
     tokens: int
@@ -51,7 +50,7 @@ class LeaseBuffer:
     def __init__(self, lease_tokens: int) -> None:
         self.lease_tokens = lease_tokens
         self.passed_tokens = 0
-        """Passed on so far: covered, every one."""
+        """Passed on so far, all of them covered."""
         self._held: deque[BufferedChunk] = deque()
         self.held_bytes = 0
         """Size of the pieces that wait for their lease."""
@@ -65,11 +64,11 @@ class LeaseBuffer:
 
     @property
     def has_ended(self) -> bool:
-        """Its end is known; there may be pieces that wait before it."""
+        """Its end is known; pieces before it may still wait."""
         return self._end is not None
 
     def push(self, piece: BufferedChunk) -> None:
-        """The server sent something."""
+        """Adds what the server sent."""
         self._held.append(piece)
         self.held_bytes += piece.size
         self._taken_tokens += piece.tokens
@@ -84,11 +83,11 @@ class LeaseBuffer:
             self._end = end
 
     def top_up(self, lease_tokens: int) -> None:
-        """So many tokens are covered in all; never fewer than before."""
+        """Sets the number of covered tokens; it never falls."""
         self.lease_tokens = max(self.lease_tokens, lease_tokens)
 
     def cut(self, finish: str, basis: str) -> None:
-        """Nothing more is passed on: what is held is thrown away, and the sequence ends here."""
+        """Ends the sequence here: what is held is dropped."""
         if self._end is not None and not self._held:
             return
         self._held.clear()
@@ -114,6 +113,6 @@ class LeaseBuffer:
         return passed
 
     def ended(self) -> End | None:
-        """Its end, once everything before it was taken. What was really emitted may be less than what was
-        passed on: an estimate was too high."""
+        """Its end, once everything before it was taken. The real count may be less than what was passed on:
+        an estimate was too high."""
         return self._end if not self._held else None

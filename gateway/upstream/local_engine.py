@@ -1,4 +1,4 @@
-"""Our own engine as an upstream: `EngineClient` in the gateway's words."""
+"""Our own engine as an upstream: adapts `EngineClient` to `Upstream`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalEngine:
 
     @property
     def address(self) -> str:
-        """Where it is, unique among all engines."""
+        """Its address, unique among all engines."""
         return self._client.address
 
     @property
@@ -138,7 +138,7 @@ class LocalEngine:
 
 
 async def _deltas(stream: engine_client.EngineStream) -> AsyncIterator[Delta]:
-    """The stream with the gateway's exceptions."""
+    """The stream, with the gateway's exceptions."""
     try:
         async for delta in stream:
             yield delta

@@ -1,4 +1,5 @@
-"""What a dead gateway left is settled exactly once, by an entitled gateway, by the best evidence.
+"""Adoption: a dead gateway's requests are settled once, by the gateway with the right to, from the best
+source.
 
 The real ledger, registry, quota store and outcome store; only the connection between gateway and engine is
 replaced by direct calls.
@@ -52,7 +53,7 @@ HOLD = Hold(Amounts(5, 5, 1_000, 1), Amounts(5, 20, 6_500, 1), Amounts(5, 100, 3
 
 @dataclass
 class Engine:
-    """What an engine knows, without one: the outcomes it keeps, and whom it hears."""
+    """An engine's knowledge without an engine: the outcomes it keeps, and its connected gateways."""
 
     store: OutcomeStore = field(default_factory=OutcomeStore)
     heard: set[str] = field(default_factory=set)
@@ -215,7 +216,7 @@ async def test_two_adopters_at_once_settle_everything_once_and_by_the_best_word(
     assert "dead" not in {each.gateway_id for each in await adopters[0].registry.seen()}
 
 
-async def test_whoever_lives_is_not_adopted(house: House) -> None:
+async def test_a_live_gateway_is_not_adopted(house: House) -> None:
     books = house.books("slow")
     call = await house.begin(books)
     dead = await house.dies("slow")
@@ -224,7 +225,7 @@ async def test_whoever_lives_is_not_adopted(house: House) -> None:
     # It was only slow: its heartbeat comes before the adopter has the right.
     await house.beats("slow")
     assert (await recovery.adopt(adopter, dead, STALE_S, frozenset())).open_reserves == 0
-    # Its heartbeat is late, but an engine still hears it.
+    # Its heartbeat is late, but an engine is still connected to it.
     house.clock.advance(STALE_S + 1)
     await house.beats("one")
     house.engine.heard.add("slow")
@@ -283,7 +284,7 @@ async def test_a_settle_row_of_an_adopter_that_died_is_counted_as_it_stands(hous
     assert await house.used() == (20, 0)
 
 
-async def test_what_somebody_else_has_settled_is_topped_up_no_more(house: House) -> None:
+async def test_what_another_gateway_has_settled_is_topped_up_no_more(house: House) -> None:
     stalled = house.books("stalled")
     call = await house.begin(stalled)
     [found] = await house.ledger.open_requests()
@@ -294,7 +295,7 @@ async def test_what_somebody_else_has_settled_is_topped_up_no_more(house: House)
     assert await house.used() == (25, 0)
 
 
-async def test_a_charge_that_the_counters_missed_is_counted_once_by_whoever_finds_it(house: House) -> None:
+async def test_a_charge_that_the_counters_missed_is_counted_once_by_its_finder(house: House) -> None:
     dying, living = house.books("dead"), house.books("one")
     settled, unwritten, open_one = [await house.begin(dying) for _ in range(3)]
     # Killed between the settle row and the counters, and between hold and reserve row.
@@ -321,7 +322,7 @@ async def test_what_the_engine_hears_of_is_in_the_ledger_first(house: House, sql
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(DatabaseUnavailable):
         await books.top_up(call.request_id, more(10), more(20), more(40))
-    assert books.held(call.request_id) == held, "nobody may be told"
+    assert books.held(call.request_id) == held, "no engine may be notified"
     other.execute("ROLLBACK")
     other.close()
     granted = await books.top_up(call.request_id, more(10), more(20), more(40))

@@ -1,6 +1,6 @@
 """The OpenAI upstream against servers that answer well, badly, late or not at all.
 
-Over real sockets, against peers that do what each test tells them (`tests/support/faulty_servers.py`).
+Over real sockets, against peers scripted by each test (`tests/support/faulty_servers.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sequence(number: int = 0, **fields: Any) -> Submit:
 async def upstream_of(
     *peers: Peer, tokenize: Callable[[str], int] | None = None, **fields: Any
 ) -> AsyncIterator[OpenAIUpstream]:
-    """The first peer's, the others standing in for it."""
+    """The first peer's, with the others as further replicas."""
     made = [
         OpenAIUpstream(OpenAIServer(f"peer-{index}", peer.url, MODEL, **(FAST | fields)), tokenize=tokenize)
         for index, peer in enumerate(peers)
@@ -79,7 +79,7 @@ async def answer_of(deltas: AsyncIterator[Delta]) -> tuple[str, CountedOutcome]:
 
 
 async def text_of(deltas: AsyncIterator[Delta], tokens: int) -> str:
-    """What comes with the next so many tokens: those that arrive together are one delta."""
+    """The delta of the next `tokens` tokens: those that arrive together are one delta."""
     text, came = "", 0
     async with asyncio.timeout(10):
         while came < tokens:
@@ -92,7 +92,7 @@ async def text_of(deltas: AsyncIterator[Delta], tokens: int) -> str:
 
 
 def well(*texts: str, finish: str = "stop", count: Any = None) -> Handler:
-    """Answers as it should."""
+    """Answers properly."""
 
     async def answer(request: PeerRequest) -> None:
         await request.head()
@@ -308,9 +308,9 @@ async def test_the_first_words_are_taken_before_more_is_read() -> None:
         await until(lambda: running._deltas)
         more.set()
         await has_more.wait()
-        # However long nobody takes them: that is no fault of the server.
-        before = running._patience
-        await until(lambda: running._patience is not before)
+        # However long they are not taken: that is not the server's fault.
+        before = running._idle_timeout
+        await until(lambda: running._idle_timeout is not before)
         assert len(running._deltas) == 1
         assert running.answer.finish is None
         assert upstream.describe()["held_up"] == 0
@@ -512,7 +512,7 @@ async def test_a_request_that_the_server_refuses_is_the_clients_affair() -> None
         assert upstream.failures == 0
 
 
-# ---------------------------------------------------------------- answers that come whole
+# ---------------------------------------------------------------- whole answers
 
 WHOLE = Wording(messages=CHAT.messages, is_streamed=False)
 
@@ -525,7 +525,7 @@ def whole(text: str, finish: str | None = "stop", count: Any = None, **message: 
 
 
 def either_way(text: str, finish: str = "stop", count: Any = None) -> Handler:
-    """Answers as it is asked: as a stream or whole."""
+    """Answers as asked: as a stream or whole."""
 
     async def answer(request: PeerRequest) -> None:
         if request.body.get("stream"):

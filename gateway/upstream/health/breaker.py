@@ -1,8 +1,8 @@
-"""Is a server that keeps failing left alone, and when is it tried again?
+"""Circuit breaker of one server.
 
-A circuit breaker: closed (everything passes), open after so many failures in a row (nothing passes), half
-open after a pause (a few calls pass: the first success closes it, the first failure opens it for twice as
-long). Pure: time is passed in.
+Closed (everything passes), open after a number of failures in a row (nothing passes), half open after a pause
+(a few calls pass: the first success closes it, the first failure opens it for twice as long). Pure: time is
+passed in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
-    """After how many failures in a row it opens, and for how long."""
+    """The number of failures in a row that opens it, and for how long."""
 
     failures: int = 5
     first_open_s: float = 2.0
@@ -31,25 +31,26 @@ class BreakerRule:
 
 
 class Breaker:
-    """One server's. Every call that was begun ends in `succeeded`, `failed` or `abandoned`, once."""
+    """The breaker of one server. Every call that was begun ends in `succeeded`, `failed` or `abandoned`,
+    once."""
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
         self._failures = 0
         self._openings = 0
-        """In a row, without a success between."""
+        """Failures in a row."""
         self._open_until_s: float | None = None
         self._trials = 0
         self._epoch = 0
-        """Calls begun before it last changed say nothing about it now."""
+        """Calls begun before the last change of state do not count."""
 
     @property
     def is_closed(self) -> bool:
-        """As nearly always, and whatever the time."""
+        """Closed: the usual state, whatever the time."""
         return self._open_until_s is None
 
     def state(self, now_s: float) -> BreakerState:
-        """What it is at `now_s`."""
+        """The state at `now_s`."""
         if self._open_until_s is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
@@ -61,18 +62,18 @@ class Breaker:
         return self.state(now_s) is BreakerState.HALF_OPEN and self._trials < self._rule.trials
 
     def retry_in_s(self, now_s: float) -> float:
-        """Seconds until it lets something pass again; 0 where it does now."""
+        """Seconds until a call may begin; 0 where it may now."""
         return max(0.0, self._open_until_s - now_s) if self._open_until_s is not None else 0.0
 
     def begin(self, now_s: float) -> int:
-        """A call begins; returns what its end must be told with."""
+        """A call begins; returns the epoch for its end."""
         if self.state(now_s) is BreakerState.HALF_OPEN:
             self._trials += 1
         return self._epoch
 
     def succeeded(self, epoch: int) -> int:
-        """The server answered as it should, however late. Returns what a later failure of the same call, in
-        mid-answer, must be told with."""
+        """The server answered properly, however late. Returns the epoch for a later failure of the same call,
+        in mid-answer."""
         if epoch == self._epoch:
             self._failures = self._openings = 0
             if self._open_until_s is not None:
@@ -80,7 +81,7 @@ class Breaker:
         return self._epoch
 
     def failed(self, epoch: int, now_s: float) -> None:
-        """The server did not answer, or not as it should."""
+        """The server did not answer, or not properly."""
         if epoch != self._epoch:
             return
         self._failures += 1
@@ -91,7 +92,7 @@ class Breaker:
         self._change(now_s + pause_s)
 
     def abandoned(self, epoch: int) -> None:
-        """The call ended before it could tell anything: its client left."""
+        """The call ended without a result: its client left."""
         if epoch == self._epoch and self._open_until_s is not None:
             self._trials = max(0, self._trials - 1)
 

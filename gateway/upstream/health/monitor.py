@@ -1,8 +1,7 @@
-"""Is another server there, does it have the model, and how much may it be given now?
+"""Health checks and capacity of an OpenAI-compatible server.
 
-It is asked for its models again and again, its Prometheus page is read where it has one, and a circuit
-breaker hears how every call went. From these follow whether it is up, and how large it is as a window of this
-gateway.
+Its list of models is probed regularly, its Prometheus page is read where it has one, and a circuit breaker is
+notified of every call's end. From these follow whether it is up, and its size as a window of this gateway.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.messages import ModelInfo, Ready
+from gateway.background import every
 from gateway.upstream.health import saturation
 from gateway.upstream.health.breaker import Breaker, BreakerState
 from gateway.upstream.health.saturation import Saturation
@@ -30,14 +30,14 @@ PROBE_EVERY_S = 5.0
 PROBE_DOWN_EVERY_S = 1.0
 READ_METRICS_EVERY_S = 1.0
 BUSY_S = 1.0
-"""After a 429 it gets no more than it has for so long."""
+"""After a 429 it gets no more than it has for this time."""
 BLOCK_TOKENS = 16
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
 
 class ServerMonitor:
-    """One server's. Use from one event loop; whether it is up may be asked from threads."""
+    """The monitor of one server. Use from one event loop; `is_up` may be read from threads."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class ServerMonitor:
         running: Callable[[], int],
         on_change: Callable[[], None],
     ) -> None:
-        """`running`: how many sequences this gateway has there. `on_change` is called when what it may be
-        given has changed."""
+        """`running`: the number of this gateway's sequences there. `on_change` is called when the window or
+        `is_up` has changed."""
         self._server = server
         self._client = client
         self._vocabulary = vocabulary
@@ -62,14 +62,14 @@ class ServerMonitor:
         self._was_up = False
         self._changed = asyncio.Event()
         self.refusal = ""
-        """Why it may not join, or why it does not answer."""
+        """Why it is not used, or why it does not answer."""
         self.seen: Saturation | None = None
-        """Its load, as its page said last."""
+        """Its load, as its page showed last."""
         self.failures = 0
         self._busy_until_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ state
 
     @property
     def is_up(self) -> bool:
@@ -79,7 +79,7 @@ class ServerMonitor:
     @property
     def ready(self) -> Ready | None:
         """Its size as a window of this gateway: it shrinks while the server is full of others' work, and to
-        one while it is being tried again."""
+        one while it is tried again."""
         if self._ready is not None:
             size = self.window()
             if size != self._ready.max_sequences:
@@ -93,30 +93,30 @@ class ServerMonitor:
 
     @property
     def breaker_state(self) -> BreakerState:
-        """Of its circuit breaker."""
+        """The state of its circuit breaker."""
         return self._breaker.state(now())
 
     @property
     def retry_in_s(self) -> float:
-        """When the breaker lets something pass again."""
+        """Seconds until the breaker lets a call pass."""
         return self._breaker.retry_in_s(now())
 
     def window(self) -> int:
-        """How many sequences this gateway may have there."""
+        """The number of sequences that this gateway may have there."""
         now_s, own = now(), self._running()
         if self._breaker.state(now_s) is not BreakerState.CLOSED:
             return 1
         most = saturation.window(self.seen, self._server.max_concurrent, own)
         return max(1, min(most, own)) if now_s < self._busy_until_s else most
 
-    # ------------------------------------------------------------ how its calls go
+    # ------------------------------------------------------------ results of calls
 
     def begin(self) -> int:
-        """A call begins; returns what `verdict` must be told with."""
+        """A call begins; returns the epoch for `verdict`."""
         return self._breaker.begin(now())
 
     def verdict(self, epoch: int, verdict: CallVerdict, reason: str) -> int:
-        """What a call told about the server; returns what its next verdict must be told with."""
+        """Notes a call's verdict on the server; returns the epoch for its next verdict."""
         now_s = now()
         match verdict:
             case CallVerdict.ANSWERS:
@@ -130,20 +130,23 @@ class ServerMonitor:
                 self._breaker.failed(epoch, now_s)
             case CallVerdict.ABANDONED:
                 self._breaker.abandoned(epoch)
-        self._tell()
+        self._notify()
         return epoch
 
-    # ------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------ probes
 
     async def start(self) -> None:
-        """Looks at the server once, and from then on again and again."""
+        """Probes the server, and begins to do so regularly."""
         await self.probe()
         self._tasks.append(asyncio.create_task(self._keep_probing()))
         if self._server.metrics_path:
-            self._tasks.append(asyncio.create_task(self._keep_reading()))
+            work = every(
+                READ_METRICS_EVERY_S, self.read_metrics, log, "a metrics page was not read", starts_now=True
+            )
+            self._tasks.append(asyncio.create_task(work))
 
     async def close(self) -> None:
-        """Looks at it no more."""
+        """Stops probing."""
         await stop(self._tasks)
 
     async def wait_until_up(self, timeout_s: float) -> bool:
@@ -156,7 +159,7 @@ class ServerMonitor:
         return self.is_up
 
     async def probe(self) -> None:
-        """Asks which models it has: it must be there and have ours."""
+        """Checks that the server is there and has the model."""
         server = self._server
         path = server.health_path or MODELS_PATH
         try:
@@ -186,14 +189,13 @@ class ServerMonitor:
         self._found("", context_tokens)
 
     async def read_metrics(self) -> bool:
-        """Whether its page says something. One that cannot be read says nothing: the window is the configured
-        one then."""
+        """Whether its page could be read. Otherwise the window is the configured one."""
         try:
             status, page = await self._client.fetch(self._server.metrics_path, self._server.timeouts.probe_s)
             self.seen = saturation.read(page.decode("utf-8", "replace") if status == 200 else "")
         except (ConnectFailed, FetchFailed):
             self.seen = None
-        self._tell()
+        self._notify()
         return self.seen is not None
 
     # ------------------------------------------------------------ inside
@@ -210,10 +212,10 @@ class ServerMonitor:
             self._ready is None or self._ready.model.context_tokens != context_tokens
         ):
             self._ready = _ready(server, self._vocabulary, context_tokens, self.window())
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        """Of every change of what it may be given; the dispatcher looks for itself."""
+    def _notify(self) -> None:
+        """Reports every change of what it may be given; the dispatcher then looks for itself."""
         is_up = self.is_up
         if is_up != self._was_up or self.seen is not None:
             self._was_up = is_up
@@ -225,14 +227,9 @@ class ServerMonitor:
             await asyncio.sleep(PROBE_EVERY_S if self.is_up else PROBE_DOWN_EVERY_S)
             await self.probe()
 
-    async def _keep_reading(self) -> None:
-        while True:
-            await self.read_metrics()
-            await asyncio.sleep(READ_METRICS_EVERY_S)
-
 
 def now() -> float:
-    """Not the loop's clock: whether a server is up is also asked from threads."""
+    """Not the loop's clock: `is_up` is also read from threads."""
     return time.monotonic()
 
 
@@ -253,7 +250,7 @@ def _ready(server: OpenAIServer, vocabulary: int, context_tokens: int, window: i
         model=info,
         policy="",
         block_tokens=BLOCK_TOKENS,
-        # Its KV memory is its own affair: here only its sequences are counted.
+        # Its KV memory is unknown: here only its sequences are counted.
         num_blocks=-(-context_tokens // BLOCK_TOKENS) * server.max_concurrent,
         max_sequences=window,
         max_batched_tokens=context_tokens,

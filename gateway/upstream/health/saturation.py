@@ -1,10 +1,9 @@
-"""How full is a server by its own metrics, and how much more may it be given?
+"""A server's saturation, read from its Prometheus page, and the window that follows from it.
 
-Pure: the text of a Prometheus page is passed in. Known are the pages of vLLM (both names of its KV gauge),
-SGLang, TensorRT-LLM (`/prometheus/metrics`) and Fairgate; a page with none of their names says nothing.
+Pure: the page's text is passed in. Known are the pages of vLLM (both names of its KV gauge), SGLang,
+TensorRT-LLM (`/prometheus/metrics`) and Fairgate; a page with none of their names yields nothing.
 
-What others send to the same server is seen here and nowhere else: it takes up room that this gateway's own
-window does not know of.
+What other clients send to the same server is seen only here: this gateway's own window does not know of it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 MAX_PAGE_BYTES = 4 * 2**20
 FULL_KV = 0.95
-"""From this share of its KV memory on a server begins to throw sequences out: it gets no more."""
+"""Share of its KV memory from which a server begins to preempt sequences: it gets no more."""
 
 RUNNING = frozenset({"vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"})
 WAITING = frozenset({"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"})
@@ -36,7 +35,7 @@ _STATE = re.compile(r'state="([a-z]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """A server's load, everybody's together. None: the page does not say."""
+    """A server's load by all its clients. None: not on the page."""
 
     running: int
     waiting: int
@@ -45,7 +44,7 @@ class Saturation:
 
 
 def read(page: str) -> Saturation | None:
-    """What the page says; None where it names nothing that is known. Ranks and replicas behind one page (data
+    """The load on the page; None where it has no known name. Ranks and replicas behind one page (data
     parallel) are added up; of several KV gauges the fullest counts."""
     running = waiting = 0.0
     kv_usage: float | None = None
@@ -81,14 +80,14 @@ def read(page: str) -> Saturation | None:
 
 
 def window(seen: Saturation | None, max_concurrent: int, own: int) -> int:
-    """How many sequences this gateway may have at the server, of `max_concurrent`; `own`: those it has. At
-    least 1: only a call finds out that there is room again."""
+    """The number of sequences that this gateway may have at the server, of `max_concurrent`; `own`: those it
+    has. At least 1: only a call finds out that there is room again."""
     if seen is None:
         return max_concurrent
     others = max(0, seen.running + seen.waiting - own)
     most = max_concurrent - others
     if seen.waiting > 0:
-        # It holds a line of its own: the line belongs here, where tenants are told apart.
+        # It has a queue of its own: requests should queue here, where tenants are told apart.
         most = min(most, own - seen.waiting)
     if seen.kv_usage is not None and seen.kv_usage >= FULL_KV:
         most = min(most, own)

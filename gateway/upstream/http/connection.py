@@ -1,8 +1,8 @@
-"""How does one HTTP/1.1 connection turn bytes of a server into a response, at the least cost for each piece?
+"""One HTTP/1.1 connection of the client: parses responses at the least cost for each read.
 
-On `httptools` (the parser that our own server runs on): what arrives goes from the socket through the parser
-to its reader in one call, without a task, a queue or a timer. Everything of a body that one read of the
-socket brought reaches the reader in one piece, however the server cut it into chunks.
+On `httptools` (the parser of our own server): data goes from the socket through the parser to its reader in
+one call, without a task, a queue or a timer. All of a body that one read of the socket brought reaches the
+reader in one piece, however the server cut it into chunks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import httptools
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
 IDLE_S = 20.0
-"""A connection idle for longer is not used again: servers close theirs after some seconds more."""
+"""A connection idle for longer is not used again: servers close theirs some seconds later."""
 
 
 class Reader(Protocol):
-    """Takes one response. After `head` come any number of `body`, then `end`; `lost` may come at any time,
-    and is the last, as is `end`."""
+    """Receives one response: `head`, any number of `body`, then `end`; or `lost` at any time. `end` and
+    `lost` are the last call."""
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Status and headers, names in small letters."""
+        """Status and headers, with lower-case names."""
         ...
 
     def body(self, data: bytes) -> None:
@@ -41,7 +41,7 @@ class Reader(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """Who keeps the connections."""
+    """The pool that owns the connections."""
 
     def released(self, connection: Connection) -> None:
         """A connection's response is complete, and it may be used again."""
@@ -63,9 +63,9 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
         self._pieces: list[bytes] = []
-        """Of the body, from the read under way."""
+        """Of the body, from the current read."""
         self._until_close = False
-        """The body has no length of its own: it ends with the connection."""
+        """The body has no declared length: it ends with the connection."""
         self._is_kept = False
         self._is_gone = False
         self._idle_since_s = 0.0
@@ -92,19 +92,19 @@ class Connection(asyncio.Protocol):
             self._lose("the connection was closed")
 
     def abort(self) -> None:
-        """Ends it at once, without telling its reader, which asked for it."""
+        """Ends the connection immediately, without a call to its reader."""
         self._reader = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
-        """Its reader has no room: the server's sending is held up."""
+        """Stops reading: its reader has no room, so that the server is held up."""
         if not self._is_paused and self._transport is not None and not self._is_gone:
             self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Its reader has room again."""
+        """Reads again."""
         if self._is_paused and self._transport is not None and not self._is_gone:
             self._is_paused = False
             self._transport.resume_reading()
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._reader is None:
-            self.abort()  # nobody asked for anything
+            self.abort()  # no request was sent
             return
         try:
             self._parser.feed_data(data)
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
             self._hand_over()
             self._lose("what it sent is not HTTP")
         except Exception as error:
-            # A reader that fails must not take the event loop's connection with it unnoticed.
+            # An exception of the reader must end the connection, too.
             self._lose(f"its answer could not be read: {type(error).__name__}")
             raise
 
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            return  # 100 Continue and its like: the response is still to come
+            return  # 100 Continue and its like: the response follows
         self._is_kept = self._parser.should_keep_alive()
         self._until_close = "content-length" not in self._headers and "chunked" not in self._headers.get(
             "transfer-encoding", ""
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         reader, self._reader = self._reader, None
         self._until_close = False
         if reader is None:
-            self.abort()  # an answer that nobody asked for, or does not want any more
+            self.abort()  # an answer that was not asked for, or is no longer wanted
             return
         if self._is_kept and not self._is_gone and self._transport is not None:
             self.resume()
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------ inside
 
     def _hand_over(self) -> None:
-        """What this read brought of the body, in one piece."""
+        """Passes on what this read brought of the body, in one piece."""
         if not self._pieces:
             return
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -1,7 +1,7 @@
-"""Which events does a stream of bytes hold?
+"""Parser of server-sent events.
 
-Server-sent events as the HTML standard has them, as far as OpenAI-compatible servers use them: `data` lines,
-`event` names, comments. Lines may end in LF or CRLF and break anywhere. Pure.
+As in the HTML standard, as far as OpenAI-compatible servers use it: `data` lines, `event` names, comments.
+Lines may end in LF or CRLF and break anywhere. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ MAX_EVENT_BYTES = 2**20
 
 
 class EventTooLarge(Exception):
-    """One event is larger than any chunk of an answer can be."""
+    """One event exceeds the size of any chunk of an answer."""
 
 
 class SseParser:
@@ -26,7 +26,7 @@ class SseParser:
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
-            # A CR at the very end stays, and meets its LF in the next piece.
+            # A CR at the very end stays until the next piece brings its LF.
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         if len(self._rest) > self._max_event_bytes:
@@ -41,7 +41,7 @@ class SseParser:
 
     @property
     def is_between_events(self) -> bool:
-        """Nothing of an event is left over."""
+        """No part of an event is left over."""
         return not self._rest.strip()
 
 

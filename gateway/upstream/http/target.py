@@ -1,4 +1,4 @@
-"""Where is a server, by its URL? Pure."""
+"""A server's address from its URL. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from urllib.parse import urlsplit
 
 
 class BadUrl(ValueError):
-    """Not a URL that can be connected to; the message says why."""
+    """A URL without a usable address; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is."""
+    """A server's address."""
 
     host: str
     port: int
     is_tls: bool
     prefix: str
-    """Path before every request's own; empty or `/something`."""
+    """Path before each request's own; empty or `/something`."""
     authority: str
     """The `Host` header."""
 
 
 def target_of(url: str) -> ServerAddress:
-    """Takes a server's address with or without its `/v1`. Raises `BadUrl`."""
+    """The address of a URL with or without its `/v1`. Raises `BadUrl`."""
     try:
         parts = urlsplit(url)
         port = parts.port

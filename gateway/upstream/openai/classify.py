@@ -1,7 +1,7 @@
-"""What does the end of a call to another server mean: for its sequence, and for the server?
+"""Classifies the end of a call to another server, for its sequence and for the server.
 
-Pure. What failed before anything came may be tried elsewhere (`NotBegun`); what failed later may not. A
-server hears of it through its circuit breaker (`gateway/upstream/health/monitor.py`).
+Pure. A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. The
+server's circuit breaker is notified (`gateway/upstream/health/monitor.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.upstream.openai.response_reader import CutShort
 
 
 class CallVerdict(StrEnum):
-    """What a call told about its server."""
+    """A call's verdict on its server."""
 
     ANSWERS = "answers"
     BUSY = "busy"
@@ -25,7 +25,7 @@ class CallVerdict(StrEnum):
 
 
 def of_head(headers: Mapping[str, str], wanted: str) -> NotBegun | None:
-    """What is wrong with the headers of a 200, whose content type should be `wanted`."""
+    """The error in the headers of a 200, whose content type should be `wanted`."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wanted:
         return NotBegun("garbage", f"it answered with {kind[:60] or 'no type'!r}, not {wanted!r}")
@@ -48,7 +48,7 @@ def of_refusal(status: int, body: bytes) -> tuple[CallVerdict, Exception]:
 
 
 def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
-    """An answer that broke off by what it said."""
+    """The error of an answer that broke off for its content."""
     match fault:
         case CutShort():
             return failure("closed", "its answer ended before its last word", has_begun=has_begun)
@@ -58,5 +58,5 @@ def of_fault(fault: Exception, *, has_begun: bool) -> UpstreamFailed:
 
 
 def failure(code: str, message: str, *, has_begun: bool) -> UpstreamFailed:
-    """Whether it may be tried elsewhere depends on whether something of it came."""
+    """Whether it may be retried elsewhere depends on whether something of it came."""
     return UpstreamFailed(message) if has_begun else NotBegun(code, message)

@@ -12,7 +12,7 @@ from gateway.upstream.health.breaker import BreakerRule
 from gateway.upstream.openai.request import PriorityStyle, UsageWish
 
 TOKENS_PER_PAUSE = 64
-"""Tokens of an answer that comes whole that may take as long as one pause of a stream."""
+"""Tokens of a whole answer that may take as long as one pause of a stream."""
 WHOLE_TOKENS = 512
 MODEL_NAME = r"^[A-Za-z0-9._:/@+-]{1,128}$"
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -28,8 +28,8 @@ class Timeouts:
     probe_s: float = 5.0
 
     def whole_s(self, tokens: int) -> float:
-        """From sending the request to the first byte of an answer that comes whole: the first byte is the end
-        of at most `tokens`."""
+        """From sending the request to the first byte of a whole answer: the first byte comes with the end of
+        at most `tokens`."""
         return self.first_byte_s + self.between_s * -(-tokens // TOKENS_PER_PAUSE)
 
 

@@ -1,7 +1,6 @@
-"""What would another server say of its load, if it were an engine of ours?
+"""Estimated snapshot of another server's load, in the form of our own engine's.
 
-Its pace as it was observed from here, and this gateway's sequences there, in the words of our own engine's
-snapshot: forecasts and windows need no other case for it.
+Its observed pace and this gateway's sequences there: forecasts and windows need no other case for it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.openai.sequence import OpenAISequence
 
 SNAPSHOT_EVERY_S = 0.05
-"""As often as our own engine sends one."""
+"""The interval of our own engine's snapshots."""
 
 
 class LoadEstimate:
-    """One server's. Times are passed in."""
+    """The estimate of one server. Times are passed in."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -28,8 +27,8 @@ class LoadEstimate:
         self._snapshot_s = float("-inf")
 
     def learn(self, sequence: OpenAISequence, beside: int) -> None:
-        """A sequence ended, `beside` so many others: two points of the server's pace, the prefill and a
-        decode step. Of many sequences some `LEARNED_PER_S` are looked at."""
+        """A sequence ended beside `beside` others: two points of the server's pace, the prefill and a decode
+        step. Of many sequences about `LEARNED_PER_S` are used."""
         if sequence.first_token_s is None or sequence.last_token_s is None:
             return
         if not self._learned.takes(sequence.last_token_s):
@@ -48,11 +47,11 @@ class LoadEstimate:
             self._pace.observe(width, width * prompt_tokens, width, gap_s)
 
     def latest(self, now_s: float) -> Snapshot | None:
-        """The last snapshot; None where it is time for another one."""
+        """The last snapshot; None where the next one is due."""
         return self._snapshot if now_s - self._snapshot_s < SNAPSHOT_EVERY_S else None
 
     def snapshot(self, ready: Ready, sequences: Collection[OpenAISequence], now_s: float) -> Snapshot:
-        """As our own engine would say it, of now."""
+        """A snapshot of now, as of our own engine."""
         self._snapshot_s = now_s
         self._snapshot = Snapshot(
             engine_id=self._replica_id,
@@ -70,8 +69,8 @@ class LoadEstimate:
 
 
 def running(sequence: OpenAISequence) -> RunningSequence:
-    """A sequence in a snapshot. Of an answer that comes whole nothing is known before its end: it counts as
-    not begun."""
+    """A sequence in a snapshot. A whole answer's progress is unknown before its end: it counts as not
+    begun."""
     submit = sequence.submit
     emitted = sequence.emitted_tokens
     prompt_tokens = len(submit.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""What is the final word on a sequence that another server ran? Pure."""
+"""The outcome of a sequence that another server ran. Pure."""
 
 from __future__ import annotations
 

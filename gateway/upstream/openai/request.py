@@ -1,4 +1,4 @@
-"""How does a sequence look in OpenAI's words when we are the client?
+"""Builds the request of one sequence to an OpenAI-compatible server.
 
 Pure. One sequence is one completion with `n` 1, as a stream or whole.
 """
@@ -21,7 +21,7 @@ MODELS_PATH = "/v1/models"
 
 
 class PriorityStyle(StrEnum):
-    """How a server is told that one request goes before another."""
+    """How a server is given a request's priority."""
 
     NONE = "none"
     VLLM = "vllm"
@@ -29,7 +29,7 @@ class PriorityStyle(StrEnum):
     SGLANG = "sglang"
     """`priority`, the larger the earlier (`--enable-priority-scheduling`)."""
     SERVICE_TIER = "service_tier"
-    """OpenAI's own field, with a Fairgate's names of the tiers."""
+    """OpenAI's own field, with Fairgate's names of the tiers."""
 
 
 SERVICE_TIERS = ("interactive", "standard", "batch")
@@ -37,7 +37,7 @@ SERVICE_TIERS = ("interactive", "standard", "batch")
 
 
 class UsageWish(StrEnum):
-    """When a server is asked to say how many tokens there were. An answer that comes whole says it always."""
+    """When a server is asked for its token count. A whole answer always has it."""
 
     END = "end"
     """With the last chunk, as OpenAI does."""
@@ -61,11 +61,11 @@ _SAME_NAMES = tuple(
         "ignore_eos",
     )
 )
-"""Fields that are called the same in OpenAI's words, and what they are when nobody names them."""
+"""Fields with the same name in OpenAI's API, and their defaults."""
 
 
 def path(wording: Wording) -> str:
-    """Where the sequence is sent to."""
+    """The path of the endpoint."""
     return TEXT_PATH if wording.messages is None else CHAT_PATH
 
 
@@ -79,8 +79,8 @@ def body(
     usage: UsageWish,
     stream: bool,
 ) -> bytes:
-    """The request. Fields at their OpenAI defaults are left out, but for the temperature: some servers take
-    the model's own default for it."""
+    """The request's body. Fields at their OpenAI defaults are left out, but for the temperature: some servers
+    apply the model's own default."""
     sampling = submit.sampling
     found: dict[str, Any] = {
         "model": model,

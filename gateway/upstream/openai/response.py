@@ -1,6 +1,6 @@
-"""What do a server's words mean: its answers, its refusals, its list of models?
+"""Parses a server's answers, refusals and list of models.
 
-Pure. What a server may leave out or spell in its own way is listed here and nowhere else.
+Pure. Deviations of servers from OpenAI's API are handled only here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINISHES = {
     "function_call": "stop",
     "eos_token": "stop",
 }
-"""The server's word for how an answer ended, to ours; any other (`abort`, `error`) is a failure."""
+"""The server's finish reason to ours; any other (`abort`, `error`) is a failure."""
 
 
 class Garbage(Exception):
@@ -31,7 +31,7 @@ class Garbage(Exception):
 
 
 class StreamError(Exception):
-    """The server says in mid-answer that it failed."""
+    """The server reports a failure in mid-answer."""
 
 
 # ---------------------------------------------------------------- answers
@@ -50,7 +50,7 @@ class Chunk(msgspec.Struct):
 
     text: str = ""
     hidden_bytes: int = 0
-    """Of text that was generated and is not the answer's (reasoning): it counts, and is not passed on."""
+    """Generated text outside the answer (reasoning): it counts, and is not passed on."""
     logprobs: Sequence[TokenLogprob] = ()
     finish: str | None = None
     usage: Usage | None = None
@@ -93,7 +93,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 def chunk(data: bytes) -> Chunk:
-    """One event's data, or a whole answer, which looks the same but for one name. Raises `Garbage`, and
+    """Decodes one event's data, or a whole answer, which differs only in one name. Raises `Garbage`, and
     `StreamError` for an error object."""
     try:
         found = _answers.decode(data)
@@ -121,7 +121,7 @@ def chunk(data: bytes) -> Chunk:
 
 
 def finish_of(word: str) -> str:
-    """Our word for how an answer ended. Raises `StreamError` for an answer that was given up."""
+    """Our finish reason. Raises `StreamError` for an answer that was given up."""
     finish = FINISHES.get(word)
     if finish is None:
         raise StreamError(f"it gave the answer up ({word[:40]!r})")
@@ -167,20 +167,20 @@ def _logprobs(found: dict[str, Any]) -> list[TokenLogprob]:
 
 
 class Meaning(StrEnum):
-    """What a status means for the request and for the server."""
+    """The meaning of a status for the request and for the server."""
 
     REFUSED = "refused"
     """This request will not run there, however often it is sent."""
     BUSY = "busy"
-    """It is full: not now, and no fault of its."""
+    """It is full: not now, and not its fault."""
     FAILED = "failed"
-    """Its own fault; another replica may do better."""
+    """Its own fault; another replica may succeed."""
     OURS = "ours"
-    """It does not take us: a wrong key, a wrong path, a model that it does not have."""
+    """It rejects the gateway: a wrong key, a wrong path, a model that it does not have."""
 
 
 def meaning(status: int) -> Meaning:
-    """What an answer other than 200 says."""
+    """The meaning of a status other than 200."""
     if status in (400, 413, 422):
         return Meaning.REFUSED
     if status == 429:
@@ -191,8 +191,8 @@ def meaning(status: int) -> Meaning:
 
 
 def refusal(data: bytes) -> tuple[str, str]:
-    """Code and message of a body that refuses the request as it is. The message is the server's own, cut: it
-    speaks about what this very client sent."""
+    """Code and message of a body that refuses the request. The message is the server's own, cut: it concerns
+    what this client sent."""
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -208,7 +208,7 @@ def refusal(data: bytes) -> tuple[str, str]:
 
 
 def said(error: object) -> str:
-    """What an error object says, cut to a line."""
+    """The message of an error object, cut to a line."""
     message = error.get("message") if isinstance(error, dict) else error
     text = message if isinstance(message, str) else ""
     return " ".join(text.split())[:MAX_MESSAGE_CHARACTERS]

@@ -1,7 +1,7 @@
-"""What do the bytes of a server's answer bring, when it is streamed and when it comes whole?
+"""Incremental readers of a server's answer: streamed or whole.
 
-Two ways to read one answer, which must say the same of it: `StreamedResponse` takes server-sent events as
-they come, `WholeResponse` one JSON body. Pure: bytes in, pieces out.
+Two readers with equal results: `StreamedResponse` takes server-sent events as they come, `WholeResponse` one
+JSON body. Pure: bytes in, pieces out.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gateway.upstream.openai.response import DONE, Chunk, Garbage, StreamError
 from gateway.upstream.openai.token_count import TokenCount
 
 MAX_WHOLE_BYTES = 8 * 2**20
-"""Of an answer that comes whole, its log probabilities included."""
+"""Limit of a whole answer, its log probabilities included."""
 
 
 class CutShort(Exception):
-    """The answer ended before its last word."""
+    """The answer ended before its finish reason."""
 
 
 class ResponseReader(Protocol):
-    """Reads one answer. What `feed` and `close` give may be passed on, also where `fault` says after it that
-    something is wrong."""
+    """Reads one answer. The results of `feed` and `close` may be passed on, also where `fault` is set after
+    them."""
 
     @property
     def content_type(self) -> str:
-        """What the server must call it."""
+        """The content type that the server must send."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class ResponseReader(Protocol):
 
     @property
     def finish(self) -> str | None:
-        """How it ended, in our words; None: that has not come."""
+        """Our finish reason; None: not come yet."""
         ...
 
     @property
@@ -54,7 +54,8 @@ class ResponseReader(Protocol):
 
     @property
     def is_overrun(self) -> bool:
-        """It was told where to stop, and does not: it is complete for us, and the server must be stopped."""
+        """The server ignores where it was to stop: the answer is complete for us, and the server must be
+        stopped."""
         ...
 
     @property
@@ -64,20 +65,20 @@ class ResponseReader(Protocol):
 
     @property
     def fault(self) -> Exception | None:
-        """`Garbage`, `EventTooLarge`, `StreamError` or `CutShort`: why there is no more."""
+        """`Garbage`, `EventTooLarge`, `StreamError` or `CutShort`: why it ended early."""
         ...
 
     def feed(self, data: bytes) -> Sequence[BufferedChunk]:
-        """A part of the body; returns what it brought."""
+        """Takes a part of the body; returns its content."""
         ...
 
     def close(self) -> Sequence[BufferedChunk]:
-        """The body has ended in order."""
+        """The body has ended properly."""
         ...
 
 
 class StreamedResponse:
-    """Implements `ResponseReader` for server-sent events: a piece for each that brought something."""
+    """Implements `ResponseReader` for server-sent events: a piece for each one with content."""
 
     content_type = "text/event-stream"
     is_whole = False

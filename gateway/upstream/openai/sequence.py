@@ -1,8 +1,8 @@
-"""How does the answer of another server become the deltas of a sequence?
+"""Turns the response of another server into the deltas of a sequence.
 
-Bytes come from `gateway/upstream/http/connection.py`, what they bring is read by `response_reader.py` and
-held by `lease_buffer.py` until it is covered. The reader gets deltas as from our own engine: the last one
-carries the outcome, or iterating raises why there is none.
+Bytes come from `gateway/upstream/http/connection.py`, are read by `response_reader.py` and held by
+`lease_buffer.py` until they are covered. The reader gets deltas as from our own engine: the last one carries
+the outcome, or iterating raises why there is none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gateway.upstream.openai.response_reader import ResponseReader
 
 MAX_REFUSAL_BYTES = 64 * 1024
 FULL_BYTES = 512 * 1024
-"""Of an answer, as they came, that wait for the reader or for a lease before the server is held up."""
+"""Bytes of an answer that may wait for the reader or for a lease before the server is held up."""
 LOW_BYTES = 128 * 1024
 AFTER_DONE_S = 5.0
-"""A response that goes on after its last event keeps its connection for no longer."""
+"""A response that goes on after its last event loses its connection after this time."""
 
 
 class OpenAISequence:
@@ -46,9 +46,10 @@ class OpenAISequence:
         on_verdict: Callable[[CallVerdict, str], None],
         on_over: Callable[[], None],
     ) -> None:
-        """`most_tokens` were asked for; `first_byte_s`: how long the answer may take to begin.
+        """`most_tokens` were asked for; `first_byte_s`: timeout of the answer's first byte.
         `is_prompt_counted`: by the model's tokenizer, not by an estimate. `on_verdict` is called when the
-        answer begins and when it ends, however; `on_over` once, when the reader has been given everything."""
+        answer begins and when it ends, in any way; `on_over` once, when the reader has been given
+        everything."""
         self.submit = submit
         self.most_tokens = most_tokens
         self.answer = answer
@@ -66,7 +67,7 @@ class OpenAISequence:
         self._is_over = False
         self._was_sent = False
         self._is_lost_whole = False
-        """It was cancelled while the server worked on an answer of which nothing comes before its end."""
+        """It was cancelled while the server worked on a whole answer."""
         self._connection: Connection | None = None
         self._status = 0
         self._refusal = b""
@@ -78,12 +79,12 @@ class OpenAISequence:
         self._is_done = False
         self._waiter: asyncio.Future[None] | None = None
         self.is_held_up = False
-        """Its reader, or its lease, is so far behind that the server is made to wait."""
-        self._has_first_words = False
-        """Nobody has taken them yet: they are on their way before more is read, of which a fast server, or a
+        """Its reader, or its lease, is so far behind that the server is held up."""
+        self._has_first_delta = False
+        """The first delta is not taken yet: it is passed on before more is read, of which a fast server, or a
         network that delivers in bursts, has a lot by then."""
-        self._patience = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
-        self._goodbye: asyncio.TimerHandle | None = None
+        self._idle_timeout = IdleTimeout(self._loop, timeouts.connect_s + first_byte_s, self._late)
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ towards the upstream
 
@@ -99,14 +100,14 @@ class OpenAISequence:
             return
         self._connection = connection
         self._was_sent = True
-        self._patience.wait(self._first_byte_s)
+        self._idle_timeout.wait(self._first_byte_s)
 
     def not_connected(self, reason: str) -> None:
         """There is no connection; nothing was sent."""
         self._fail(CallVerdict.FAILED, NotBegun("connect", f"it cannot be reached: {reason}"))
 
     def top_up(self, lease_tokens: int) -> None:
-        """So many tokens are covered in all."""
+        """Sets the number of tokens covered in all."""
         self._lease.top_up(lease_tokens)
         self._pass_on()
 
@@ -137,13 +138,13 @@ class OpenAISequence:
         if self._status != 200:
             self._refusal = (self._refusal + data)[:MAX_REFUSAL_BYTES]
             return
-        self._patience.wait(self._timeouts.between_s)
+        self._idle_timeout.wait(self._timeouts.between_s)
         self._take(self.answer.feed(data))
         if self.answer.is_overrun:
             self._abort()
         elif self.answer.is_complete and self._connection is not None:
-            # Its response ends in a moment, and the connection serves another; or it does not.
-            self._goodbye = self._loop.call_later(AFTER_DONE_S, self._abort)
+            # Its response ends in a moment, and the connection serves another request; or it does not.
+            self._close_timer = self._loop.call_later(AFTER_DONE_S, self._abort)
 
     def end(self) -> None:
         self._disconnected()
@@ -159,7 +160,7 @@ class OpenAISequence:
         if self._is_over:
             return
         if self.answer.finish is not None:
-            self._complete()  # the answer is whole; only the goodbye is missing
+            self._complete()  # the answer is whole; only the end of the response is missing
         else:
             self._fail(CallVerdict.FAILED, self._failure("closed", reason))
 
@@ -183,15 +184,15 @@ class OpenAISequence:
                 self._waiter = None
         delta, size = self._deltas.popleft()
         self._unread_bytes -= size
-        if self._has_first_words:
-            self._has_first_words = False
-            # Not now: whoever waits for them is called at the loop's next turn, and it reads before that.
+        if self._has_first_delta:
+            self._has_first_delta = False
+            # Not now: the waiting reader runs at the loop's next turn, before this.
             self._loop.call_soon(self._read_on)
         if self.is_held_up and self._waiting_bytes < LOW_BYTES:
             self._hold_up(False)
         return delta
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ received data
 
     def _take(self, pieces: Sequence[BufferedChunk]) -> None:
         answer = self.answer
@@ -213,11 +214,11 @@ class OpenAISequence:
             self.first_token_s = self.last_token_s
             self._on_verdict(CallVerdict.ANSWERS, "")
             if self._connection is not None:
-                self._has_first_words = True
+                self._has_first_delta = True
                 self._connection.pause()
 
     def _complete(self) -> None:
-        """The answer is complete: what it really was is known now."""
+        """The answer is complete: its real count is known now."""
         tokens, basis = self.answer.count.final()
         finish = self.answer.finish
         assert finish is not None
@@ -228,7 +229,7 @@ class OpenAISequence:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Everything that is covered now, as one delta."""
+        """Passes on everything that is covered now, as one delta."""
         if self._error is not None or self._is_done:
             return
         pieces, end = self._lease.take(), self._lease.ended()
@@ -266,7 +267,7 @@ class OpenAISequence:
             uncertain_tokens=self.most_tokens if self._is_lost_whole else 0,
         )
 
-    # ------------------------------------------------------------ what went wrong
+    # ------------------------------------------------------------ failures
 
     @property
     def _has_begun(self) -> bool:
@@ -280,17 +281,17 @@ class OpenAISequence:
             return
         self._over(verdict, str(error))
         self._abort()
-        # What is covered was passed on already; what is not is of no use without an end.
+        # What is covered was passed on already; the rest is of no use without an end.
         self._error = error
         self._leave()
         self._wake()
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
     def _over(self, verdict: CallVerdict, reason: str) -> None:
-        """The server has no more to say about it."""
+        """The call is over for the server."""
         self._is_over = True
-        self._patience.end()
+        self._idle_timeout.end()
         self._on_verdict(verdict, reason)
 
     def _leave(self) -> None:
@@ -307,7 +308,7 @@ class OpenAISequence:
         if self._connection is not None:
             self._connection.pause() if is_full else self._connection.resume()
         if not self._is_over:
-            self._patience.wait(self._timeouts.between_s)
+            self._idle_timeout.wait(self._timeouts.between_s)
 
     def _read_on(self) -> None:
         if self._connection is not None and not self.is_held_up:
@@ -316,8 +317,8 @@ class OpenAISequence:
     def _late(self) -> None:
         if self._is_over:
             return
-        if self.is_held_up or self._has_first_words:
-            self._patience = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
+        if self.is_held_up or self._has_first_delta:
+            self._idle_timeout = IdleTimeout(self._loop, self._timeouts.between_s, self._late)
         elif self._status == 0:
             self._fail(
                 CallVerdict.FAILED,
@@ -336,8 +337,8 @@ class OpenAISequence:
 
     def _disconnected(self) -> None:
         self._connection = None
-        if self._goodbye is not None:
-            self._goodbye.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,10 +1,10 @@
-"""How many tokens has another server emitted, as far as we know?
+"""Counts the tokens that another server has emitted.
 
-While it runs, its chunks are counted (an answer that comes whole is one of them): a chunk that brings
-something is at least one token, or what the server says where it counts aloud. That is never more than there
-really were, so that nothing is charged to a rate which the settlement would not confirm. At the end the
-server's usage decides; without it the text is counted by the model's tokenizer; without that it is estimated
-by bytes, with a margin. Pure.
+While it runs, its chunks are counted (a whole answer is one of them): a chunk with content is at least one
+token, or what the server says with `continuous_usage_stats`. That is never more than there really were, so
+that nothing is charged to a rate which the settlement would not confirm. At the end the server's usage
+decides; without it the text is counted by the model's tokenizer; without that it is estimated by bytes, with
+a margin. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from gateway.upstream.openai.response import Chunk, Usage
 
 LONGEST_TOKEN_BYTES = 16
-"""Few tokens are longer: a chunk of so many bytes times n holds at least n of them."""
+"""Few tokens are longer: a chunk of n times this many bytes holds at least n of them."""
 BYTES_PER_TOKEN = 3
-"""What an estimate divides by: about four bytes make a token of English, three of code or Chinese."""
+"""Divisor of an estimate: about four bytes make a token of English, three of code or Chinese."""
 
 
 OVERRUN_FACTOR = 2
@@ -24,12 +24,12 @@ OVERRUN_CHUNKS = 16
 
 
 def estimated_tokens(num_bytes: int) -> int:
-    """Tokens of so many bytes of text, rather too many than too few."""
+    """Estimated tokens of a text's bytes, rather too many than too few."""
     return -(-num_bytes // BYTES_PER_TOKEN)
 
 
 class TokenCount:
-    """The count of one sequence. It never falls, and never passes `most`, which the server was told."""
+    """The count of one sequence. It never falls, and never exceeds `most`, which the server was given."""
 
     def __init__(self, most: int, tokenize: Callable[[str], int] | None) -> None:
         """`tokenize` says how many tokens a text is; None: no tokenizer is known."""
@@ -39,12 +39,12 @@ class TokenCount:
         self._bytes = 0
         self._usage: Usage | None = None
         self.chunks = 0
-        """Chunks that brought something."""
+        """Chunks with content."""
         self.tokens = 0
         """Emitted so far."""
 
     def saw(self, chunk: Chunk) -> int:
-        """Takes a chunk; returns how many tokens came with it, as far as is known now."""
+        """Takes a chunk; returns its number of tokens, as far as is known now."""
         text = chunk.text
         size = (len(text) if text.isascii() else len(text.encode())) + chunk.hidden_bytes
         before = self.tokens
@@ -62,12 +62,12 @@ class TokenCount:
 
     @property
     def usage(self) -> Usage | None:
-        """The server's own count as last heard."""
+        """The server's own latest count."""
         return self._usage
 
     def final(self) -> tuple[int, str]:
-        """Tokens in all when the stream has ended in order, never more than the server was asked for, and who
-        counted them."""
+        """Tokens in all when the stream has ended properly, never more than were asked for, and the count's
+        source."""
         if self._usage is not None and (self._usage.completion_tokens or not self.chunks):
             return min(self._most, self._usage.completion_tokens), "upstream"
         if self._tokenize is not None:
@@ -77,5 +77,5 @@ class TokenCount:
     @property
     def is_overrun(self) -> bool:
         """The server goes on far beyond what it was asked for: a chunk may be less than a token, but not by
-        so much."""
+        that much."""
         return self.chunks > OVERRUN_FACTOR * self._most + OVERRUN_CHUNKS

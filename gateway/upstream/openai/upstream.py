@@ -1,12 +1,12 @@
 """Any server that speaks OpenAI's API as an upstream: vLLM, SGLang, TensorRT-LLM, another Fairgate.
 
-What holds here and what does not: budgets are exact (the server is asked for no more than could be held, and
-what it sends is passed on only as far as it is covered); queueing, tiers and fairness end at the dispatch
-(such a server cannot pause a sequence, so a stream whose rate is used up is shaped here while the server runs
-on); device time is not counted. A sequence that is cancelled closes its connection, which makes servers stop.
+Budgets are exact: the server is asked for no more than could be held, and its output is passed on only as far
+as it is covered. Queueing, tiers and fairness end at the dispatch: such a server cannot pause a sequence, so
+a stream whose rate is used up is shaped here while the server runs on. Device time is not counted. A
+cancelled sequence closes its connection, which makes servers stop.
 
-An answer is asked for as a stream, or whole where nobody wants it piece by piece and all of it is covered.
-No outcome is kept over there: what a gateway that dies had running is settled by its last report.
+An answer is asked for as a stream, or whole where it is not read piece by piece and all of it is covered. The
+server keeps no outcome: what a dead gateway had running is settled by its last report.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ class OpenAIUpstream:
             api_key=server.api_key,
         )
         self._sequences: dict[str, OpenAISequence] = {}
-        self._watch = ServerMonitor(
+        self._monitor = ServerMonitor(
             server,
             self._client,
             vocabulary=vocabulary or UNKNOWN_VOCABULARY,
             running=self._sequences.__len__,
-            on_change=self._tell,
+            on_change=self._notify,
         )
         self._watchers: list[Callable[[], None]] = []
         self._sending: set[asyncio.Task[None]] = set()
         self._load = LoadEstimate(server.name)
         self._moving: dict[str, _FailoverSequence] = {}
-        """What was sent here first, wherever it is now."""
+        """What was sent here first, wherever it runs now."""
         self.stand_ins: Sequence[OpenAIUpstream] = ()
-        """Other replicas of the model, for what this one does not begin."""
+        """Other replicas of the model, for sequences that this one does not begin."""
         self.requests = 0
         self.whole_requests = 0
         """Of these, those whose answers were asked for whole."""
 
-    # ------------------------------------------------------------ its state
+    # ------------------------------------------------------------ state
 
     @property
     def replica_id(self) -> str:
@@ -87,46 +87,46 @@ class OpenAIUpstream:
 
     @property
     def is_up(self) -> bool:
-        return self._watch.is_up
+        return self._monitor.is_up
 
     @property
     def ready(self) -> Ready | None:
-        return self._watch.ready
+        return self._monitor.ready
 
     @property
     def model(self) -> ModelInfo | None:
-        return self._watch.model
+        return self._monitor.model
 
     @property
     def failures(self) -> int:
-        """Calls that the server did not answer as it should."""
-        return self._watch.failures
+        """Calls that the server did not answer properly."""
+        return self._monitor.failures
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """As our own engine would say it, of this gateway's sequences; times as they were observed."""
-        if not self._watch.is_up:
+        """A snapshot as of our own engine, of this gateway's sequences; times as observed."""
+        if not self._monitor.is_up:
             return None
         now_s = now()
         if (latest := self._load.latest(now_s)) is not None:
             return latest
-        ready = self._watch.ready
+        ready = self._monitor.ready
         return None if ready is None else self._load.snapshot(ready, self._sequences.values(), now_s)
 
     def describe(self) -> dict[str, Any]:
         """For the status page."""
-        watch = self._watch
-        seen = watch.seen
+        monitor = self._monitor
+        seen = monitor.seen
         return {
             "replica_id": self.replica_id,
             "kind": "openai",
             "url": self.server.url,
             "model": self.server.model,
             "is_up": self.is_up,
-            "refusal": watch.refusal,
-            "breaker": watch.breaker_state.value,
-            "retry_in_s": round(watch.retry_in_s, 3),
-            "window": watch.window(),
+            "refusal": monitor.refusal,
+            "breaker": monitor.breaker_state.value,
+            "retry_in_s": round(monitor.retry_in_s, 3),
+            "window": monitor.window(),
             "running": len(self._sequences),
             "held_up": sum(sequence.is_held_up for sequence in self._sequences.values()),
             "connections": self._client.connections,
@@ -142,23 +142,23 @@ class OpenAIUpstream:
         self._watchers.append(on_change)
 
     async def start(self) -> None:
-        """Looks at the server once, and from then on again and again."""
-        await self._watch.start()
+        """Probes the server, and begins to do so regularly."""
+        await self._monitor.start()
 
     async def probe(self) -> None:
-        """Looks at the server now."""
-        await self._watch.probe()
+        """Probes the server now."""
+        await self._monitor.probe()
 
     async def read_metrics(self) -> bool:
-        """Reads its Prometheus page now; whether that says something."""
-        return await self._watch.read_metrics()
+        """Reads its Prometheus page now; returns whether that worked."""
+        return await self._monitor.read_metrics()
 
     async def wait_until_up(self, timeout_s: float) -> bool:
-        return await self._watch.wait_until_up(timeout_s)
+        return await self._monitor.wait_until_up(timeout_s)
 
     async def close(self) -> None:
-        """Ends what runs."""
-        await self._watch.close()
+        """Ends all sequences."""
+        await self._monitor.close()
         await stop(self._sending)
         for sequence in list(self._sequences.values()):
             sequence.cancel("cancelled")
@@ -189,13 +189,13 @@ class OpenAIUpstream:
                 sequence.cancel(cause)
 
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Does nothing: no outcome is kept."""
 
     async def set_policy(self, name: str) -> None:
-        """Nothing: the server has its own."""
+        """Does nothing: the server has its own."""
 
     def set_token_budget(self, share: float) -> None:
-        """Nothing: the server has its own."""
+        """Does nothing: the server has its own."""
 
     async def explain(self) -> Explained:
         raise UpstreamLost("it does not tell its decisions")
@@ -206,17 +206,17 @@ class OpenAIUpstream:
     # ------------------------------------------------------------ attempts
 
     def _first(self, moving: _FailoverSequence) -> OpenAISequence:
-        """The first attempt, on this server or, where it takes nothing now, on another one."""
+        """The first attempt, on this server or, where it is not available, on another one."""
         try:
             return self._begin(moving.submit, moving.wording)
         except UpstreamUnavailable as error:
-            elsewhere = self._move(moving, error)
-            if elsewhere is None:
+            other = self._move(moving, error)
+            if other is None:
                 raise
-            return elsewhere
+            return other
 
     def _move(self, moving: _FailoverSequence, error: Exception) -> OpenAISequence | None:
-        """Another attempt, somewhere."""
+        """Another attempt, on any replica."""
         replica = None if moving.is_cancelled else next_replica(moving.tried, self.stand_ins, error)
         if replica is None:
             return None
@@ -228,7 +228,9 @@ class OpenAIUpstream:
     def _begin(self, submit: Submit, wording: Wording) -> OpenAISequence:
         """One attempt, on this server."""
         if not self.is_up:
-            raise UpstreamUnavailable(self._watch.refusal or "it failed too often; it is tried again shortly")
+            raise UpstreamUnavailable(
+                self._monitor.refusal or "it failed too often; it is tried again shortly"
+            )
         server = self.server
         most_tokens = submit.max_tokens
         if wording.most_tokens is not None:
@@ -244,7 +246,7 @@ class OpenAIUpstream:
             timeouts=timeouts,
             first_byte_s=timeouts.whole_s(most_tokens) if is_whole else timeouts.first_byte_s,
             is_prompt_counted=self._tokenize is not None,
-            on_verdict=_Call(self._watch).verdict,
+            on_verdict=_Call(self._monitor).verdict,
             on_over=partial(self._over, submit.sequence_id),
         )
         self._sequences[submit.sequence_id] = sequence
@@ -282,7 +284,7 @@ class OpenAIUpstream:
         if sequence is not None:
             self._load.learn(sequence, len(self._sequences))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -307,13 +309,13 @@ class _FailoverSequence:
 
 
 class _Call:
-    """One call, and what its server must be told with when it ends."""
+    """One call, and the monitor's epoch for its end."""
 
-    __slots__ = ("_epoch", "_watch")
+    __slots__ = ("_epoch", "_monitor")
 
-    def __init__(self, watch: ServerMonitor) -> None:
-        self._watch = watch
-        self._epoch = watch.begin()
+    def __init__(self, monitor: ServerMonitor) -> None:
+        self._monitor = monitor
+        self._epoch = monitor.begin()
 
     def verdict(self, verdict: CallVerdict, reason: str) -> None:
-        self._epoch = self._watch.verdict(self._epoch, verdict, reason)
+        self._epoch = self._monitor.verdict(self._epoch, verdict, reason)

@@ -1,4 +1,4 @@
-"""Does a task hear of the first of several things, leave none behind, and wait no longer than it may?"""
+"""Waits for the first of several futures, and timeouts: results, cancellation, no leftovers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_who_is_cancelled_leaves_nothing_behind() -> None:
 
 
 class Work:
-    """Waits for one thing after the other, and notes what came of it."""
+    """Waits for one thing after the other, and notes the results."""
 
     def __init__(self, *waits: asyncio.Future[str] | float) -> None:
         self.waits = waits

@@ -1,4 +1,4 @@
-"""Does every refusal tell an SDK whether, and when, to come back?"""
+"""Every refusal tells SDKs whether and when to retry."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CASES: list[tuple[str, ApiError]] = [
 
 
 def sdk_tries_again(error: ApiError) -> bool:
-    """What the SDKs of OpenAI and Anthropic do, as read in their `_base_client.py`."""
+    """The retry rules of the SDKs of OpenAI and Anthropic, from their `_base_client.py`."""
     headers = error.all_headers()
     if float(headers.get("retry-after-ms", "0")) > LONGEST_RETRY_S * 1000:
         return False
@@ -81,7 +81,7 @@ def sdk_tries_again(error: ApiError) -> bool:
 
 
 def constructors() -> set[str]:
-    """Every function of `gateway/errors.py` that makes a refusal."""
+    """Every function of `gateway/errors.py` that makes an error."""
     made: dict[str, Callable[..., object]] = dict(inspect.getmembers(errors, inspect.isfunction))
     return {
         name
@@ -93,7 +93,7 @@ def constructors() -> set[str]:
 
 def test_every_refusal_there_is_is_looked_at_here() -> None:
     missing = {name for name in constructors() if name not in {each for each, _ in CASES}}
-    # Those of other parts of the gateway that follow the same rules, whatever they need to be made.
+    # Those of other parts of the gateway that follow the same rules.
     assert not {name for name in missing if not name.startswith("upstream_")}, missing
 
 

@@ -1,4 +1,4 @@
-"""Does a deadline that moves pass when it should, and does it take few timers?"""
+"""The moving deadline: when it passes, and with how few timers."""
 
 from __future__ import annotations
 

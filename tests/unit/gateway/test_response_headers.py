@@ -1,4 +1,4 @@
-"""Do headers and refusals say what SDKs act on?"""
+"""Headers and refusals that SDKs act on."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_tenants_name_cannot_break_a_header() -> None:
         (Denied(limit(window=Window.MINUTE), 50, 10, 12.5), "rate_limit_exceeded", True),
         (Denied(limit(window=None, rate_per_s=10.0), 50, 10, 4.0), "rate_limit_exceeded", True),
         (Denied(limit(Meter.CONCURRENCY, 3, window=None), 1, 0, 1.0), "rate_limit_exceeded", True),
-        # Held by requests that run, and not spent.
+        # Held by running requests, and not spent.
         (Denied(limit(window=Window.LIFETIME), 50, 10, 1.0), "rate_limit_exceeded", True),
         (Denied(limit(window=Window.LIFETIME), 50, 10, None), "insufficient_quota", False),
         (Denied(limit(window=Window.DAY), 50, 10, 30_000.0), "insufficient_quota", False),

@@ -1,4 +1,4 @@
-"""Are all taken where few come, and evenly as many as are wanted where many do?"""
+"""Even sampling: all events of a slow stream, the wanted rate of a fast one."""
 
 from __future__ import annotations
 

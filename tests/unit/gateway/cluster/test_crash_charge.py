@@ -1,4 +1,4 @@
-"""What is charged for a request whose gateway died, and does the row say on whose word?"""
+"""Charges for requests whose gateway died, and the source named in the row."""
 
 from __future__ import annotations
 

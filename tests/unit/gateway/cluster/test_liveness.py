@@ -1,4 +1,4 @@
-"""When is a gateway dead, and when does one that stood still notice?"""
+"""Which gateways count as dead, and when one that stood still notices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_who_is_silent_for_too_long_is_dead_but_never_oneself(presence: Liveness
     assert beat(presence, clock, silent, quick, seen("me", 99)) == ["silent"]
 
 
-def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Liveness, clock: Clock) -> None:
+def test_no_gateway_is_dead_before_this_one_was_in_touch_long_enough(
+    presence: Liveness, clock: Clock
+) -> None:
     silent = seen("silent", 1e9)
     found = []
     for _ in range(7):
@@ -46,7 +48,7 @@ def test_nobody_is_dead_before_one_was_in_touch_long_enough_oneself(presence: Li
         clock.advance(2)
     assert found[:5] == [(second, []) for second in (0, 2, 4, 6, 8)]
     assert found[5:] == [(10, ["silent"]), (12, ["silent"])]
-    # The database was away: everybody gets the time to say that he lives.
+    # The database was away: every gateway gets the time to write its heartbeat.
     clock.advance(STALE_S + 1)
     assert beat(presence, clock, silent) == []
     clock.advance(STALE_S - 1)

@@ -1,4 +1,4 @@
-"""Does each rule of attribution decide what it says, in its order?"""
+"""The rules of attribution, in their order."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_evidence_is_stored_with_the_verdict() -> None:
 
 
 def test_what_became_of_a_request_does_not_end_it_in_the_other_worlds() -> None:
-    """It was taken out of the line before it had its turn; under the fair share it would have had one."""
+    """It left the queue before its dispatch; under the fair share it would have been dispatched."""
     expired = replace(
         FACTS,
         job=structs.replace(JOB, left_s=10.001),

@@ -1,4 +1,4 @@
-"""Is the ideal fair share what it says it is? Small worlds whose times can be worked out by hand."""
+"""The ideal fair share, on small cases whose times can be computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _job(name: str, tenant: str = "", at_s: float = 0.0, **fields: float) -> Job
     return Job(name, tenant or name, arrived_s=at_s, **numbers)  # type: ignore[arg-type]
 
 
-def test_max_min_gives_nobody_more_than_it_demands_and_the_rest_by_weight() -> None:
+def test_max_min_exceeds_no_demand_and_shares_the_rest_by_weight() -> None:
     assert max_min([1, 10, 10], [1, 1, 1], 9) == [1, 4, 4]
     assert max_min([10, 10], [3, 1], 8) == [6, 2]
     assert max_min([1, 2], [1, 1], 9) == [1, 2]
@@ -46,7 +46,7 @@ def test_two_tenants_that_decode_together_share_the_steps() -> None:
     assert found["a"].last_token_s == pytest.approx(5 * 0.012)
 
 
-def test_whoever_comes_later_does_not_change_what_was_before() -> None:
+def test_a_later_job_does_not_change_what_was_before() -> None:
     early = fair_share([_job("a")], _machine())["a"]
     found = fair_share([_job("a"), _job("b", at_s=10.0)], _machine())
 
@@ -77,7 +77,7 @@ def test_weights_share_the_places() -> None:
 
 
 def test_the_last_place_goes_to_the_tenant_that_had_least() -> None:
-    """One place for two tenants: after a long answer of the one come six short ones of the other."""
+    """One place for two tenants: a long answer of one, then six short ones of the other."""
     long = [_job(f"a-{number}", "long", input_tokens=1, output_tokens=20) for number in range(2)]
     short = [_job(f"b-{number}", "short", input_tokens=1, output_tokens=2) for number in range(6)]
     found = fair_share([*long, *short], _machine(places=1))
@@ -86,7 +86,7 @@ def test_the_last_place_goes_to_the_tenant_that_had_least() -> None:
 
 
 def test_a_tenant_that_was_idle_is_owed_nothing() -> None:
-    """It comes when the other has had much: from then on they take turns."""
+    """It arrives when the other has had much: from then on they alternate."""
     busy = [_job(f"a-{number}", "busy", input_tokens=1, output_tokens=10) for number in range(20)]
     back = [_job(f"b-{number}", "back", at_s=1.0, input_tokens=1, output_tokens=10) for number in range(5)]
     found = fair_share([*busy, *back], _machine(places=1))
@@ -150,7 +150,7 @@ def test_two_replicas_have_room_for_twice_as_many() -> None:
     assert max(each.last_token_s for each in one.values()) == pytest.approx(10 * 0.012)
 
 
-def test_who_leaves_is_in_nobodys_way_afterwards() -> None:
+def test_a_job_that_left_takes_no_share() -> None:
     jobs = [_job("quitter", output_tokens=1000, left_s=0.5), _job("other", "quitter", at_s=0.1)]
     found = fair_share(jobs, _machine(places=1))
 
@@ -191,7 +191,7 @@ JOBS = st.lists(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(JOBS)
-def test_everybody_ends_nobody_before_it_could_alone_and_the_work_is_conserved(jobs: list[Job]) -> None:
+def test_every_job_ends_none_earlier_than_alone_and_the_work_is_conserved(jobs: list[Job]) -> None:
     machine = _machine(places=3, tokens=16)
     found = fair_share(jobs, machine)
 
@@ -199,7 +199,7 @@ def test_everybody_ends_nobody_before_it_could_alone_and_the_work_is_conserved(j
         by_itself = alone(job, machine)
         assert found[job.job_id].last_token_s >= by_itself.last_token_s - 1e-6
         assert found[job.job_id].first_token_s <= found[job.job_id].last_token_s
-    # It is busy whenever somebody waits: no later than one after the other from the last arrival on.
+    # It is busy while any job waits: no later than one after the other from the last arrival on.
     latest = max(job.arrived_s for job in jobs) + sum(
         alone(job, machine).last_token_s - job.arrived_s for job in jobs
     )

@@ -1,4 +1,4 @@
-"""Is a span what the timeline says?"""
+"""Spans of finished requests against their timelines."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_a_span_is_a_child_of_the_callers_with_the_timeline_as_events() -> None:
     }
 
 
-def test_where_nobody_configured_an_sdk_no_span_is_made() -> None:
+def test_without_a_configured_sdk_no_span_is_made() -> None:
     assert open_spans() is None

@@ -1,4 +1,4 @@
-"""Are a request's headers read as they were sent, by whatever is asked of them?"""
+"""Request headers are read as sent, by either accessor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a client that does not read given up, and nobody else?"""
+"""Write timeout: only a client that does not read is given up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Send = Callable[[object], Awaitable[None]]
 
 
 class Client:
-    """Reads after so many seconds of the loop's clock; None: never."""
+    """Reads after `reads_after_s` seconds of the loop's clock; None: never."""
 
     def __init__(self, reads_after_s: float | None = 0.0) -> None:
         self.reads_after_s = reads_after_s
@@ -39,7 +39,7 @@ async def test_what_is_read_at_once_passes() -> None:
     assert (b"a", b"b") in start["headers"]
 
 
-async def test_a_write_that_nobody_reads_is_given_up() -> None:
+async def test_a_write_that_is_not_read_is_given_up() -> None:
     client = Client()
     bounded = BoundedSend(client.send, 0.02)
     await bounded("one")
@@ -64,7 +64,7 @@ async def test_time_in_which_nothing_is_written_does_not_count() -> None:
     client = Client()
     bounded = BoundedSend(client.send, 0.01)
     await bounded("one")
-    await asyncio.sleep(0.03)  # the subject, not a wait for anybody
+    await asyncio.sleep(0.03)  # the subject, not a wait
     await bounded("two")
     client.reads_after_s = None
     with pytest.raises(TimeoutError):

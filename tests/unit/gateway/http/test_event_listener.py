@@ -1,4 +1,4 @@
-"""Does a stream that says nothing show that it lives, and no more often than that?"""
+"""Keep-alives of a silent stream, and no more than needed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ async def test_what_comes_in_time_moves_the_next_silence() -> None:
         listener.note_silence(AWHILE_S)
         running.events.put(InLine())
         assert await listener.next() == InLine()
-        assert listener.at_once() == []
-        await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait for anybody
+        assert listener.available() == []
+        await asyncio.sleep(AWHILE_S / 4)  # the subject, not a wait
     since_s = clock()
     listener.note_silence(AWHILE_S)
     assert await listener.next() == Silence()
@@ -59,11 +59,11 @@ async def test_a_client_that_does_not_read_finds_no_silences_afterwards() -> Non
     piece = SequenceOutput(0, "a", ())
     running.events.put(piece)
     await asyncio.sleep(AWHILE_S * 4)  # it is busy writing
-    assert [await listener.next(), *listener.at_once()] == [piece]
+    assert [await listener.next(), *listener.available()] == [piece]
     listener.end()
 
 
-async def test_nothing_is_heard_when_nobody_asks_for_it_any_more() -> None:
+async def test_no_silence_is_reported_after_the_end() -> None:
     running = run()
     listener = EventListener(running)
     listener.note_silence(AWHILE_S)

@@ -1,4 +1,4 @@
-"""Is a chunk that is put together from its frame the chunk that the plain way makes?"""
+"""Chunks built from their frame equal those built the plain way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does Prometheus see which layer of the length forecast is how good, and which one answers?"""
+"""Metrics of the length forecast: the layers' quality, and the layer in use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Do our plain numbers say what the library's own counters and histograms would?"""
+"""Exposition of finished requests: names, types, help texts, labels, buckets and values."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.domain.estimate import Times
@@ -15,6 +16,7 @@ from gateway.metrics.requests import BUCKETS_S, EndedRequests
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 TIERS = ("interactive", "standard", "batch")
 OUTCOMES = ("completed", "cancelled", "refused")
+BOUNDS = [*(str(float(bound)) for bound in BUCKETS_S), "+Inf"]
 
 
 def samples(registry: CollectorRegistry) -> dict[Sample, float]:
@@ -23,35 +25,34 @@ def samples(registry: CollectorRegistry) -> dict[Sample, float]:
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in families
         for sample in family.samples
-        if not sample.name.endswith("_created")
     }
 
 
-class Plain:
-    """The library's, each with its lock."""
+class Recount:
+    """Every observation as it came, and the samples that follow from them."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("fairgate_requests", "-", ["outcome", "tier"], registry=registry)
-        self.tokens = Counter("fairgate_tokens", "-", ["kind", "tier"], registry=registry)
-        self.cost = Counter("fairgate_cost_nanousd", "-", ["tier"], registry=registry)
-        self.wait, self.ttft, self.e2e = (
-            Histogram(f"fairgate_{name}_seconds", "-", ["tier"], buckets=BUCKETS_S, registry=registry)
-            for name in ("wait", "ttft", "e2e")
-        )
+        self.values: dict[Sample, float] = {}
 
     def add(self, outcome: str, tier: str, times: Times, tokens: tuple[int, int], cost: int) -> None:
-        self.requests.labels(outcome, tier).inc()
-        self.tokens.labels("input", tier).inc(tokens[0])
-        self.tokens.labels("output", tier).inc(tokens[1])
-        self.cost.labels(tier).inc(cost)
-        wait, ttft, e2e = (each.labels(tier) for each in (self.wait, self.ttft, self.e2e))
-        if times.wait_s is not None:
-            wait.observe(times.wait_s)
-        if times.ttft_s is not None:
-            ttft.observe(times.ttft_s)
-        if times.e2e_s is not None and outcome == "completed":
-            e2e.observe(times.e2e_s)
+        self._count("fairgate_requests_total", 1, outcome=outcome, tier=tier)
+        for kind, amount in zip(("input", "output"), tokens, strict=True):
+            self._count("fairgate_tokens_total", amount, kind=kind, tier=tier)
+        self._count("fairgate_cost_nanousd_total", cost, tier=tier)
+        self._observe("wait", times.wait_s, tier)
+        self._observe("ttft", times.ttft_s, tier)
+        self._observe("e2e", times.e2e_s if outcome == "completed" else None, tier)
+
+    def _observe(self, name: str, seconds: float | None, tier: str) -> None:
+        self._count(f"fairgate_{name}_seconds_count", seconds is not None, tier=tier)
+        self._count(f"fairgate_{name}_seconds_sum", seconds or 0.0, tier=tier)
+        for bound in BOUNDS:
+            is_within = seconds is not None and seconds <= float(bound)
+            self._count(f"fairgate_{name}_seconds_bucket", is_within, tier=tier, le=bound)
+
+    def _count(self, name: str, amount: float, **labels: str) -> None:
+        key = (name, tuple(sorted(labels.items())))
+        self.values[key] = self.values.get(key, 0) + amount
 
 
 def times_of(wait_s: float | None, ttft_s: float | None, e2e_s: float | None) -> Times:
@@ -64,9 +65,9 @@ def some_times(random_: random.Random) -> Iterable[float | None]:
         yield random_.choice([None, 0.0, *BUCKETS_S, random_.uniform(0, 1), random_.uniform(0, 2_000)])
 
 
-def test_all_samples_are_those_of_the_librarys_own_metrics() -> None:
+def test_every_request_is_in_its_samples_and_no_other() -> None:
     random_ = random.Random(5)
-    ended, plain = EndedRequests(), Plain()
+    ended, recount = EndedRequests(), Recount()
     registry = CollectorRegistry()
     registry.register(ended)
     for _ in range(600):
@@ -74,12 +75,29 @@ def test_all_samples_are_those_of_the_librarys_own_metrics() -> None:
         times = times_of(*some_times(random_))
         tokens, cost = (random_.randrange(500), random_.randrange(500)), random_.randrange(10**9)
         ended.add(outcome, tier, times, *tokens, cost)
-        plain.add(outcome, tier, times, tokens, cost)
-    found, expected = samples(registry), samples(plain.registry)
+        recount.add(outcome, tier, times, tokens, cost)
+    found = samples(registry)
     assert len(found) > 3 * 3 * len(BUCKETS_S)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
+    assert found.keys() == recount.values.keys(), "and no `_created` among them"
+    for name, value in recount.values.items():
         assert abs(found[name] - value) <= 1e-9 * value, name
+
+
+def test_families_keep_their_types_and_help_texts() -> None:
+    registry = CollectorRegistry()
+    registry.register(EndedRequests())
+    lines = generate_latest(registry).decode().splitlines()
+    assert list(pairwise(lines))[::2] == [
+        (f"# HELP fairgate_{name} {about}", f"# TYPE fairgate_{name} {kind}")
+        for name, about, kind in (
+            ("requests_total", "Requests that came to an end.", "counter"),
+            ("tokens_total", "Tokens charged.", "counter"),
+            ("cost_nanousd_total", "Nano-dollars charged.", "counter"),
+            ("wait_seconds", "Arrival to dispatch.", "histogram"),
+            ("ttft_seconds", "Arrival to first token.", "histogram"),
+            ("e2e_seconds", "Arrival to end.", "histogram"),
+        )
+    ]
 
 
 def test_a_tier_is_there_from_its_first_request_on() -> None:

@@ -1,4 +1,4 @@
-"""When is a failing server left alone, and when is it tried again?"""
+"""States and transitions of the circuit breaker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_failed_trial_opens_it_for_twice_as_long_up_to_a_bound() -> None:
     assert breaker.retry_in_s(now_s) == 2.0, "after a success it begins with the short pause again"
 
 
-def test_a_call_that_nobody_waited_for_gives_its_trial_back() -> None:
+def test_an_abandoned_call_gives_its_trial_back() -> None:
     breaker = opened()
     first, _ = breaker.begin(2.0), breaker.begin(2.0)
     assert not breaker.allows(2.0)

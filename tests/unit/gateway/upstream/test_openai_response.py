@@ -1,4 +1,4 @@
-"""Do bytes of another server become the right tokens, whatever their pieces and their leases?"""
+"""Parsing of another server's bytes into tokens, for any pieces and leases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_lines_of_one_event_belong_together_and_a_huge_one_is_refused() -> None:
         parser.feed(b"data: " + b"x" * 200)
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- finish reasons and messages
 
 
 def submit(**fields: Any) -> Submit:

@@ -1,4 +1,4 @@
-"""How full is a server by its own page, and what may it still be given?"""
+"""Saturation read from a server's metrics page, and the window that follows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A question reaches the gateway that has the request; other outcomes are reported.
+"""Questions between gateways: the one that has the request answers; missing answers are reported.
 
-Several gateways' parts over a real Redis; what they do is a plain function here.
+Several gateways' parts over a real Redis; their actions are a plain function here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def house(redis_url: str) -> AsyncIterator[House]:
         yield House(redis_url, closing)
 
 
-async def test_whoever_has_the_request_answers(house: House) -> None:
+async def test_the_gateway_with_the_request_answers(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a"))
     await house.gateway(holder("third", "b"))
@@ -72,7 +72,7 @@ async def test_whoever_has_the_request_answers(house: House) -> None:
     assert heard.found.tenant_id == "ten_1"
 
 
-async def test_nobody_has_it_and_all_said_so(house: House) -> None:
+async def test_no_gateway_has_it_and_all_said_so(house: House) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", "a"))
     heard = await asker.ask(RequestAction(SHOW, "x", "ten_1"))
@@ -85,11 +85,11 @@ async def test_a_gateway_alone_is_answered_at_once_and_does_not_ask_itself(house
     assert (heard.answers, heard.missing) == ([], 0)
 
 
-async def test_a_list_has_everybodys_part(house: House) -> None:
+async def test_a_list_has_every_gateways_part(house: House) -> None:
     asker = await house.gateway(holder("own", "mine"))
     await house.gateway(holder("second", "a", "b"))
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), wants_all=True)
     assert sorted(item["id"] for each in heard.answers for item in each.value) == ["a", "b", "c"]
     assert heard.missing == 0
 
@@ -102,7 +102,7 @@ async def test_who_does_not_answer_in_time_is_missing(house: House) -> None:
     asker = await house.gateway(holder("own"), answer_s=0.2)
     await house.gateway(never)
     await house.gateway(holder("third", "c"))
-    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), everybody=True)
+    heard = await asker.ask(RequestAction(LIST, tenant_id="ten_1"), wants_all=True)
     assert (len(heard.answers), heard.missing) == (1, 1)
 
 
@@ -153,7 +153,7 @@ async def test_houses_in_other_databases_of_the_same_redis_hear_nothing(house: H
     assert (await asker.ask(RequestAction(SHOW, "a", "t"))).answers == []
 
 
-async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url: str) -> None:
+async def test_garbage_is_not_answered_and_stops_no_gateway(house: House, redis_url: str) -> None:
     asker = await house.gateway(holder("own"))
     await house.gateway(holder("second", "a"))
     with redis.Redis.from_url(redis_url) as client:
@@ -163,7 +163,7 @@ async def test_garbage_is_not_answered_and_stops_nobody(house: House, redis_url:
     assert (await asker.ask(RequestAction(SHOW, "a", "t"))).found is not None
 
 
-async def test_without_redis_nobody_can_be_asked_and_afterwards_everybody_again() -> None:
+async def test_without_redis_no_gateway_can_be_asked_and_afterwards_all_again() -> None:
     own = services.start_redis()
     async with AsyncExitStack() as closing:
         closing.callback(own.stop)

@@ -1,4 +1,4 @@
-"""Missed targets are judged and written beside the request path; failures there harm no request."""
+"""Missed targets are judged and written beside the request path, and failures there affect no request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FACTS = RequestFacts(
 
 
 class House:
-    """A keeper of one model's targets; its stopwatch goes on by `took_s` whenever it is looked at."""
+    """A monitor of one model's targets; its stopwatch advances by `took_s` at each reading."""
 
     def __init__(self, database: Database, pepper: bytes, machine: FluidMachine | None = MACHINE) -> None:
         self.registry = CollectorRegistry()
@@ -37,10 +37,10 @@ class House:
         self.revision = 0
         self.now_s = 0.0
         self.took_s = 0.0
-        self.keeper = SloMonitor(
+        self.monitor = SloMonitor(
             database, self.registry, lambda: NOW_S, lambda: self.revision, stopwatch=self._look
         )
-        self.load = self.keeper.pools["m"] = PoolLoad(lambda: machine)
+        self.load = self.monitor.pools["m"] = PoolLoad(lambda: machine)
 
     def _look(self) -> float:
         self.now_s += self.took_s
@@ -49,7 +49,7 @@ class House:
     async def target(self, target_s: float) -> None:
         await self.admin.set_slo("test", tier="standard", metric="ttft", target_s=target_s)
         self.revision += 1
-        await self.keeper.refresh()
+        await self.monitor.refresh()
 
     def count(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -62,12 +62,12 @@ async def test_a_miss_is_judged_counted_and_written_with_its_evidence(
     await house.target(1.0)
     told: list[tuple[str, MissVerdict]] = []
     house.load.on_verdict = lambda request_id, verdict: told.append((request_id, verdict))
-    assert house.keeper.ended("m", FACTS, Tier.STANDARD) == Compared(1, 1)
-    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
-    assert house.keeper.ended("m", FACTS, Tier.BATCH) == Compared(0, 0), "no target binds it"
+    assert house.monitor.ended("m", FACTS, Tier.STANDARD) == Compared(1, 1)
+    assert house.monitor.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
+    assert house.monitor.ended("m", FACTS, Tier.BATCH) == Compared(0, 0), "no target binds it"
     assert house.load.attainment.value == pytest.approx(MEMORY), "one missed, then one met"
-    await house.keeper.judge_pending()
-    await house.keeper.flush()
+    await house.monitor.judge_pending()
+    await house.monitor.flush()
 
     (missed,) = await house.admin.list_misses()
     assert (missed.request_id, missed.cause, missed.actual_us) == ("req_1", "scheduling", 2_000_000)
@@ -83,17 +83,17 @@ async def test_a_judgement_is_followed_by_a_rest(database: Database, pepper: byt
     house = House(database, pepper)
     await house.target(1.0)
     house.took_s = 0.5
-    house.keeper.ended("m", FACTS, Tier.STANDARD)
-    await house.keeper.judge_pending()
-    rest_s = house.keeper._rest_until_s - house.now_s
+    house.monitor.ended("m", FACTS, Tier.STANDARD)
+    await house.monitor.judge_pending()
+    rest_s = house.monitor._rest_until_s - house.now_s
     house.took_s = 0.0
-    house.keeper.ended("m", FACTS, Tier.STANDARD)
-    await house.keeper.judge_pending()
+    house.monitor.ended("m", FACTS, Tier.STANDARD)
+    await house.monitor.judge_pending()
 
     assert rest_s >= slo_monitor.REST * 0.5
     assert len(house.load.pending) == 1
     house.now_s += rest_s
-    await house.keeper.judge_pending()
+    await house.monitor.judge_pending()
     assert house.load.pending == []
 
 
@@ -103,12 +103,12 @@ async def test_beyond_what_may_wait_misses_are_counted_and_not_explained(
     monkeypatch.setattr(slo_monitor, "MAX_PENDING", 2)
     house = House(database, pepper)
     await house.target(1.0)
-    compared = [house.keeper.ended("m", FACTS, Tier.STANDARD) for _ in range(5)]
+    compared = [house.monitor.ended("m", FACTS, Tier.STANDARD) for _ in range(5)]
     assert compared == [Compared(1, 1)] * 2 + [Compared(1, 0)] * 3
 
     assert len(house.load.pending) == 2
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="unjudged") == 3
-    await house.keeper.flush()
+    await house.monitor.flush()
     (report,) = await house.admin.slo_report()
     assert report.period.missed == 5
 
@@ -117,12 +117,12 @@ async def test_who_is_refused_for_a_target_has_missed_it(database: Database, pep
     house = House(database, pepper)
     await house.target(1.0)
     for tier, metric in ((Tier.STANDARD, "ttft"), (Tier.STANDARD, "e2e"), (Tier.BATCH, "ttft")):
-        house.keeper.refused("ten_a", tier, metric)
-    assert house.keeper.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
+        house.monitor.refused("ten_a", tier, metric)
+    assert house.monitor.ended("m", replace(FACTS, first_token_s=10.5), Tier.STANDARD) == Compared(0, 0)
     assert house.count("fairgate_slo_misses_total", metric="ttft", tier="standard", cause="refused") == 1
     assert house.count("fairgate_slo_requests_total", metric="ttft", tier="standard", met="no") == 1
     assert house.load.attainment.value == 1.0, "of those that got in line"
-    await house.keeper.flush()
+    await house.monitor.flush()
     (report,) = await house.admin.slo_report()
     assert (report.period.total, report.period.missed) == (2, 1)
     assert await house.admin.list_misses() == []
@@ -131,9 +131,9 @@ async def test_who_is_refused_for_a_target_has_missed_it(database: Database, pep
 async def test_without_a_step_time_model_the_cause_is_unknown(database: Database, pepper: bytes) -> None:
     house = House(database, pepper, machine=None)
     await house.target(1.0)
-    house.keeper.ended("m", FACTS, Tier.STANDARD)
-    await house.keeper.judge_pending()
-    await house.keeper.flush()
+    house.monitor.ended("m", FACTS, Tier.STANDARD)
+    await house.monitor.judge_pending()
+    await house.monitor.flush()
 
     assert [each.cause for each in await house.admin.list_misses()] == ["unknown"]
 
@@ -143,20 +143,20 @@ async def test_a_database_that_is_away_delays_and_loses_nothing(sqlite_url: str,
     house = House(database, pepper)
     await house.target(1.0)
     timelines = TimelineWriter(database, house.registry, lambda: NOW_S, retention_s=60.0, max_rows=10)
-    house.keeper.ended("m", FACTS, Tier.STANDARD)
+    house.monitor.ended("m", FACTS, Tier.STANDARD)
     timelines.keep("req_1", "ten_a", b"packed")
-    await house.keeper.judge_pending()
+    await house.monitor.judge_pending()
     await database.close()
-    await house.keeper.flush()
+    await house.monitor.flush()
     await timelines.flush()
     found = await timelines.find("req_1")
     assert found is not None
     assert found.packed == b"packed"
 
     again = open_database(sqlite_url)
-    house.keeper._database = timelines._database = again
+    house.monitor._database = timelines._database = again
     try:
-        await house.keeper.flush()
+        await house.monitor.flush()
         await timelines.flush()
         row = await stored.find(again, "req_1")
         assert row is not None

@@ -1,0 +1,83 @@
+"""Background work of a gateway: periodic tasks, and writers of what requests leave in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+
+from tenants.errors import DatabaseUnavailable
+from tenants.storage.task_stop import stop
+
+FLUSH_EVERY_S = 1.0
+
+
+async def every(
+    seconds: float,
+    work: Callable[[], Awaitable[object] | None],
+    log: logging.Logger,
+    failed: str,
+    *,
+    starts_now: bool = False,
+) -> None:
+    """Calls `work` every `seconds` until it is cancelled, first after one interval unless `starts_now`.
+    Errors are logged as `failed`, with their traceback."""
+    if not starts_now:
+        await asyncio.sleep(seconds)
+    while True:
+        try:
+            if (pending := work()) is not None:
+                await pending
+        except Exception:
+            log.exception(failed)
+        await asyncio.sleep(seconds)
+
+
+class BackgroundWriter(ABC):
+    """Writes what was noted in memory to the database: every second, and when it closes.
+
+    A subclass bounds what it keeps, counts what it drops, and keeps what could not be written. Use from one
+    event loop."""
+
+    task_name: str
+    log: logging.Logger
+    failed: str
+    unavailable: str
+    """Logged where a round ends with an error, or with `DatabaseUnavailable`."""
+    purge_every_s = math.inf
+
+    _task: asyncio.Task[None] | None = None
+    _purge_s = -math.inf
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Writes what was noted; where the database is down it stays for the next time."""
+
+    async def purge(self) -> None:  # noqa: B027
+        """Deletes what is too old. Raises `DatabaseUnavailable`."""
+
+    def start(self) -> None:
+        """Begins to flush and purge."""
+        work = every(FLUSH_EVERY_S, self._round, self.log, self.failed)
+        self._task = asyncio.create_task(work, name=self.task_name)
+
+    async def close(self) -> None:
+        """Writes what is left, if the database lets it."""
+        if self._task is not None:
+            await stop([self._task])
+        await self.flush()
+
+    async def _round(self) -> None:
+        try:
+            await self._work()
+        except DatabaseUnavailable as error:
+            self.log.warning("%s: %s", self.unavailable, type(error).__name__)
+
+    async def _work(self) -> None:
+        await self.flush()
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._purge_s:
+            await self.purge()
+            self._purge_s = now_s + self.purge_every_s
