@@ -14,13 +14,13 @@ from litestar.params import FromPath, FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.requests.schemas import KeyCreate, KeyRotate, PolicyChange, TenantChange, TenantCreate
+from gateway.requests.schemas import KeyRotate, PolicyChange
 from gateway.routes import limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, change_policy, policy_of
 from gateway.routes.status_view import status_of
-from tenants.admin.admin import DEFAULT_SCOPES
+from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
@@ -124,15 +124,7 @@ async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
 )
 async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, TenantCreate)
-    tenant = await gateway_of(request).deps.admin.create_tenant(
-        actor(request),
-        wanted.name,
-        weight=wanted.weight,
-        tier=wanted.tier,
-        tiers=wanted.tiers,
-        on_low_budget=wanted.on_low_budget,
-        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
-    )
+    tenant = await gateway_of(request).deps.admin.create_tenant(actor(request), wanted)
     return await changed(request, tenant.as_json(), 201)
 
 
@@ -151,16 +143,7 @@ async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
 )
 async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TenantChange)
-    edited = await gateway_of(request).deps.admin.update_tenant(
-        actor(request),
-        tenant,
-        weight=wanted.weight,
-        tier=wanted.tier,
-        tiers=wanted.tiers,
-        models=wanted.models,
-        on_low_budget=wanted.on_low_budget,
-        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
-    )
+    edited = await gateway_of(request).deps.admin.update_tenant(actor(request), tenant, wanted)
     return await changed(request, edited.as_json())
 
 
@@ -210,15 +193,7 @@ async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
 )
 async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
-    key, secret = await gateway_of(request).deps.admin.create_key(
-        actor(request),
-        wanted.tenant,
-        project=wanted.project,
-        scopes=DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes,
-        expires_in_s=wanted.expires_in_s,
-        models=wanted.models,
-        tiers=wanted.tiers,
-    )
+    key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
     return await changed(request, key.as_json() | {"key": secret}, 201)
 
 

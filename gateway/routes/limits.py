@@ -7,10 +7,9 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.requests.schemas import LimitOverride, LimitSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from tenants.admin import validation
+from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.directory.records import limit_as_json
 from tenants.types import LimitMode, Meter, Window
 
@@ -52,20 +51,7 @@ async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> R
 )
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
-    limit = await gateway_of(request).deps.admin.set_limit(
-        actor(request),
-        wanted.tenant,
-        meter=wanted.meter,
-        amount=wanted.amount,
-        window=wanted.window,
-        rate_per_s=wanted.rate_per_s,
-        mode=wanted.mode,
-        project=wanted.project,
-        key=wanted.key,
-        tier=wanted.tier,
-        time_zone=wanted.time_zone,
-        thresholds=wanted.thresholds,
-    )
+    limit = await gateway_of(request).deps.admin.set_limit(actor(request), wanted)
     return await changed(request, limit_as_json(limit), 201)
 
 
@@ -79,16 +65,7 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
 )
 async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
-    until = None if wanted.until is None else validation.instant("until", wanted.until)
-    overridden = await gateway_of(request).deps.admin.override_limit(
-        actor(request),
-        limit,
-        amount=wanted.amount,
-        rate_per_s=wanted.rate_per_s,
-        until=until,
-        for_s=wanted.for_s,
-        reason=wanted.reason,
-    )
+    overridden = await gateway_of(request).deps.admin.override_limit(actor(request), limit, wanted)
     return await changed(request, limit_as_json(overridden))
 
 

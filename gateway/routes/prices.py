@@ -7,10 +7,9 @@ from typing import Any
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from gateway.requests.schemas import PriceSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from tenants.admin.prices import PriceChange
+from tenants.admin.commands import PriceSet
 
 
 @get(
@@ -49,18 +48,7 @@ async def price_history(
 )
 async def set_price(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PriceSet)
-    change = PriceChange(
-        input_nanousd=wanted.input_nanousd,
-        cached_input_nanousd=wanted.cached_input_nanousd,
-        output_nanousd=wanted.output_nanousd,
-        multiplier=wanted.multiplier,
-        input_weight=wanted.input_weight,
-        cached_input_weight=wanted.cached_input_weight,
-        output_weight=wanted.output_weight,
-        reasoning_weight=wanted.reasoning_weight,
-        free=wanted.free,
-    )
-    rows = await gateway_of(request).deps.admin.set_price(actor(request), wanted.model, change, wanted.tier)
+    rows = await gateway_of(request).deps.admin.set_price(actor(request), wanted)
     return await changed(request, {"object": "list", "data": [row.as_json() for row in rows]}, 201)
 
 

@@ -8,9 +8,9 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.explain.attribution import Cause
-from gateway.requests.schemas import SloSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
+from tenants.admin.commands import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS
 
 
@@ -37,14 +37,7 @@ async def list_slos(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
 async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
-    slo = await gateway.deps.admin.set_slo(
-        actor(request),
-        tier=wanted.tier,
-        metric=wanted.metric,
-        target_s=wanted.target_s,
-        percentile=wanted.percentile,
-        tenant=wanted.tenant,
-    )
+    slo = await gateway.deps.admin.set_slo(actor(request), wanted)
     answer = await changed(request, slo.as_json(), 201)
     await gateway.slo.refresh()
     return answer

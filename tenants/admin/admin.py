@@ -16,10 +16,11 @@ from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import Change
+from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.prices import PriceCommands
 from tenants.admin.slos import SloCommands
+from tenants.admin.transaction import Change
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
 from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
@@ -57,23 +58,15 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
     # ------------------------------------------------------------ tenants and projects
 
     async def create_tenant(
-        self,
-        actor: Actor | str,
-        name: str,
-        weight: float = 1.0,
-        tier: str = Tier.STANDARD,
-        tiers: Iterable[str] | None = None,
-        models: Iterable[str] | None = None,
-        on_low_budget: str = OnLowBudget.REFUSE,
-        reserved_tokens_per_s: float = 0.0,
+        self, actor: Actor | str, wanted: TenantCreate, models: Iterable[str] | None = None
     ) -> Tenant:
         """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
-        validation.name("name", name)
-        low_budget = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
-        default_tier = validation.choice("tier", Tier, tier)
-        weight, models = validation.weight(weight), validation.models(models)
-        allowed = validation.tiers(default_tier, tiers)
-        reserved = validation.reserved(reserved_tokens_per_s)
+        name = validation.name("name", wanted.name)
+        low_budget = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
+        default_tier = validation.choice("tier", Tier, wanted.tier)
+        weight, allowed_models = validation.weight(wanted.weight), validation.models(models)
+        allowed = validation.tiers(default_tier, wanted.tiers)
+        reserved = validation.reserved(wanted.reserved_tokens_per_s)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
@@ -81,16 +74,16 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
                     "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
                 )
             tenant = Tenant(
-                new_id("ten"),
-                name,
-                "active",
-                weight,
-                default_tier,
-                allowed,
-                models,
-                from_us(now_us),
-                low_budget,
-                reserved,
+                tenant_id=new_id("ten"),
+                name=name,
+                status="active",
+                weight=weight,
+                default_tier=default_tier,
+                tiers=allowed,
+                models=allowed_models,
+                created_at=from_us(now_us),
+                on_low_budget=low_budget,
+                reserved_tokens_per_s=reserved,
             )
             _insert_unique(
                 connection,
@@ -105,33 +98,24 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
 
         return await self._act(actor, "tenant.create", change)
 
-    async def update_tenant(
-        self,
-        actor: Actor | str,
-        tenant: str,
-        *,
-        weight: float | None = None,
-        tier: str | None = None,
-        tiers: Iterable[str] | None = None,
-        models: Iterable[str] | None = None,
-        on_low_budget: str | None = None,
-        reserved_tokens_per_s: float | None = None,
-    ) -> Tenant:
+    async def update_tenant(self, actor: Actor | str, tenant: str, wanted: TenantChange) -> Tenant:
         """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
 
         def edit(before: Tenant) -> Tenant:
-            after = before
-            if on_low_budget is not None:
-                chosen = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
-                after = replace(after, on_low_budget=chosen)
-            if weight is not None:
-                after = replace(after, weight=validation.weight(weight))
-            if reserved_tokens_per_s is not None:
-                after = replace(after, reserved_tokens_per_s=validation.reserved(reserved_tokens_per_s))
-            if tier is not None or tiers is not None:
-                default = before.default_tier if tier is None else validation.choice("tier", Tier, tier)
-                after = replace(after, default_tier=default, tiers=validation.tiers(default, tiers))
-            return after if models is None else replace(after, models=validation.models(models))
+            new: dict[str, Any] = {}
+            if wanted.on_low_budget is not None:
+                new["on_low_budget"] = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
+            if wanted.weight is not None:
+                new["weight"] = validation.weight(wanted.weight)
+            if wanted.reserved_tokens_per_s is not None:
+                new["reserved_tokens_per_s"] = validation.reserved(wanted.reserved_tokens_per_s)
+            if wanted.tier is not None or wanted.tiers is not None:
+                chosen = before.default_tier if wanted.tier is None else wanted.tier
+                default = validation.choice("tier", Tier, chosen)
+                new |= {"default_tier": default, "tiers": validation.tiers(default, wanted.tiers)}
+            if wanted.models is not None:
+                new["models"] = validation.models(wanted.models)
+            return replace(before, **new)
 
         return await self._edit_tenant(actor, "tenant.update", tenant, edit)
 
@@ -203,37 +187,36 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
     async def create_key(
         self,
         actor: Actor | str,
-        tenant: str,
-        project: str | None = None,
-        scopes: Iterable[str] = DEFAULT_SCOPES,
-        expires_in_s: float | None = None,
-        models: Iterable[str] | None = None,
-        tiers: Iterable[str] | None = None,
-        default_tier: str | None = None,
+        wanted: KeyCreate,
+        *,
         name: str = "",
+        default_tier: str | None = None,
     ) -> tuple[ApiKey, str]:
         """A key and its secret, which is shown here and never again. `models` and `tiers` None: the
         tenant's, also when those change later; otherwise they must lie within the tenant's."""
-        chosen_scopes, chosen_models = validation.scopes(scopes), validation.models(models)
+        chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
+        chosen_models, expires_in_s = validation.models(wanted.models), wanted.expires_in_s
         if name:
             validation.name("name", name)
         if expires_in_s is not None:
             validation.seconds("expires_in_s", expires_in_s, validation.MAX_EXPIRY_S, least=1)
         default = None if default_tier is None else validation.choice("default_tier", Tier, default_tier)
         chosen_tiers = (
-            None if tiers is None else frozenset(validation.choice("tiers", Tier, t) for t in tiers)
+            None
+            if wanted.tiers is None
+            else frozenset(validation.choice("tiers", Tier, tier) for tier in wanted.tiers)
         )
         secret = new_key(self._pepper)
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             self._check_pepper(connection)
-            owner = queries.find_tenant(connection, tenant)
+            owner = queries.find_tenant(connection, wanted.tenant)
             _check_tiers(owner, chosen_tiers, default)
             if owner.models is not None and chosen_models is not None and chosen_models - owner.models:
                 raise Invalid(
                     "models", f"beyond the tenant's: {', '.join(sorted(chosen_models - owner.models))}"
                 )
-            home = queries.find_project(connection, owner, project or DEFAULT_PROJECT)
+            home = queries.find_project(connection, owner, wanted.project or DEFAULT_PROJECT)
             have = queries.count(
                 connection,
                 tables.api_keys,

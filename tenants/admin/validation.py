@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+from tenants.admin.commands import LimitSet
 from tenants.errors import Invalid
 from tenants.types import SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
 
@@ -55,11 +56,16 @@ def name(field: str, value: str) -> str:
     return value
 
 
+def finite(field: str, value: float, what: str = "a finite number") -> float:
+    """A number that is neither NaN nor infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Invalid(field, f"must be {what}")
+    return value
+
+
 def weight(value: float) -> float:
     """A share; twice the weight is twice the service under contention."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid("weight", "must be a finite number")
-    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+    if not MIN_WEIGHT <= finite("weight", value) <= MAX_WEIGHT:
         raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
     return float(value)
 
@@ -67,8 +73,7 @@ def weight(value: float) -> float:
 def reserved(value: float) -> float:
     """Reserved cost tokens per second; 0: none."""
     name = "reserved_tokens_per_s"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid(name, "must be a finite number of cost tokens per second (0: no reservation)")
+    finite(name, value, "a finite number of cost tokens per second (0: no reservation)")
     if not 0 <= value <= MAX_RESERVED_TOKENS_PER_S:
         raise Invalid(name, f"must lie between 0 (no reservation) and {MAX_RESERVED_TOKENS_PER_S:g}")
     return float(value)
@@ -126,9 +131,7 @@ def scopes(values: Iterable[str]) -> frozenset[str]:
 
 def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> float:
     """A bounded, finite time span."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid(field, "must be a finite number of seconds")
-    if not least <= value <= most:
+    if not least <= finite(field, value, "a finite number of seconds") <= most:
         raise Invalid(field, f"must lie between {least:g} and {most:g} seconds")
     return float(value)
 
@@ -144,13 +147,7 @@ def whole(value: int, most: int, *, least: int = 0, field: str = "amount") -> in
 
 def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
     """A bucket's rate in thousandths per second. Steps of 0.001 (of 1 for money) make refilling exact."""
-    if (
-        isinstance(rate_per_s, bool)
-        or not isinstance(rate_per_s, int | float)
-        or not math.isfinite(rate_per_s)
-    ):
-        raise Invalid("rate_per_s", "must be a finite number")
-    if not 0.001 <= rate_per_s <= 9e9:
+    if not 0.001 <= finite("rate_per_s", rate_per_s) <= 9e9:
         raise Invalid("rate_per_s", "must lie between 0.001 and 9,000,000,000")
     exact = round(rate_per_s * 1000)
     if abs(exact / 1000 - rate_per_s) > 1e-9 * max(1.0, rate_per_s):
@@ -177,49 +174,36 @@ def iana_zone(value: str) -> str:
     return value
 
 
-def limit_columns(
-    meter: str,
-    amount: int | None,
-    window: str | None,
-    rate_per_s: float | None,
-    burst: int | None,
-    mode: str,
-    tier: str | None,
-    time_zone: str,
-) -> dict[str, Any]:
+def limit_columns(wanted: LimitSet) -> dict[str, Any]:
     """The columns of a limit in the table, or `Invalid`."""
-    what = choice("meter", Meter, meter)
+    meter, amount = choice("meter", Meter, wanted.meter), wanted.amount
     columns: dict[str, Any] = {
-        "meter": what.value,
-        "mode": choice("mode", LimitMode, mode).value,
-        "tier": "" if tier is None else choice("tier", Tier, tier).value,
-        "time_zone": iana_zone(time_zone),
+        "meter": meter.value,
+        "mode": choice("mode", LimitMode, wanted.mode).value,
+        "tier": "" if wanted.tier is None else choice("tier", Tier, wanted.tier).value,
+        "time_zone": iana_zone(wanted.time_zone),
         "rate_milli": None,
+        "amount": amount,
     }
-    if what is Meter.CONCURRENCY:
-        if window is not None or rate_per_s is not None or burst is not None:
+    if meter is Meter.CONCURRENCY:
+        if wanted.window is not None or wanted.rate_per_s is not None:
             raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
-        most = _needed("amount", amount, "how many requests may run at once")
-        return {**columns, "shape": "concurrency", "amount": whole(most, 1_000_000)}
-    if rate_per_s is not None:
-        if window is not None:
+        columns["shape"] = "concurrency"
+        whole(amount, 1_000_000)
+    elif wanted.rate_per_s is not None:
+        if wanted.window is not None:
             raise Invalid(
                 "window", "a limit is a window with an amount or a rate with a burst; set two limits"
             )
-        if burst is not None and amount is not None and burst != amount:
-            raise Invalid("burst", "for a rate, burst and amount are the same thing; give one")
-        size = _needed("burst", burst if burst is not None else amount, "how much may be used at once")
-        most = MAX_BUCKET_NANOUSD if what is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
-        whole(size, most, least=1, field="burst")
-        columns["rate_milli"] = rate_milli(what, size, rate_per_s)
-        return {**columns, "shape": "bucket", "amount": size}
-    if burst is not None:
-        raise Invalid("rate_per_s", "a burst needs a rate")
-    if window is None:
+        most = MAX_BUCKET_NANOUSD if meter is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
+        whole(amount, most, least=1, field="burst")
+        columns |= {"shape": "bucket", "rate_milli": rate_milli(meter, amount, wanted.rate_per_s)}
+    elif wanted.window is None:
         raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
-    shape = choice("window", Window, window)
-    most = _needed("amount", amount, "how much may be used in each window")
-    return {**columns, "shape": shape.value, "amount": whole(most, MAX_AMOUNT)}
+    else:
+        columns["shape"] = choice("window", Window, wanted.window).value
+        whole(amount, MAX_AMOUNT)
+    return columns | {"thresholds": thresholds(columns["mode"], wanted.thresholds)}
 
 
 def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
@@ -282,9 +266,3 @@ def instant(field: str, value: str) -> datetime:
             field,
             f"{str(value)[:40]!r} is not an instant with a time zone, such as 2026-01-31T18:00:00+01:00",
         ) from None
-
-
-def _needed(field: str, value: int | None, meaning: str) -> int:
-    if value is None:
-        raise Invalid(field, f"is missing: {meaning}")
-    return value
