@@ -20,7 +20,7 @@ REBUILDING = "its counters are being rebuilt"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
 
 
-@get("/healthz", summary="The process is up", tags=["operation"])
+@get("/healthz", summary="The process is up")
 async def healthz() -> Response[bytes]:
     return json_response({"status": "ok"})
 
@@ -31,7 +31,6 @@ async def healthz() -> Response[bytes]:
     description="503 with the checks that fail: database, quota store, engine. A quota store that is away"
     " does not fail while slices of the limits are given out without it; its check then begins with `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
-    tags=["operation"],
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
@@ -46,7 +45,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
-@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics", tags=["operation"])
+@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics")
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     pools = list(gateway.pools.values())

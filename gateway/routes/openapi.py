@@ -109,15 +109,17 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
             {"name": name, "in": "header", "required": False, "description": what, "schema": schema}
         )
     answers = dict(opt.get("answers", {}))
-    if "scope" in opt:
-        answers |= _OF_KEYS
+    scope = opt.get("scope")
+    if scope is None:
+        operation |= {"tags": ["operation"], "security": []}
     else:
-        operation["security"] = []
+        operation["tags"] = ["admin" if scope.startswith("admin:") else "inference"]
+        answers |= _OF_KEYS
     if body is not None:
         answers |= _OF_BODIES
     if operation.get("parameters"):
         answers |= _OF_PARAMETERS
-    if opt.get("scope") == "admin:write":
+    if scope == "admin:write":
         answers |= {
             404: "It names something that does not exist.",
             409: "It contradicts what is there already.",

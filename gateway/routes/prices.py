@@ -17,7 +17,6 @@ from tenants.admin.commands import PriceSet
     opt=READ,
     summary="The prices in force, by model and tier",
     description="Money in nano-dollars a token before the multiplier; multiplier and weights in thousandths.",
-    tags=["admin"],
 )
 async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
     rows = await gateway_of(request).deps.admin.list_prices()
@@ -29,7 +28,6 @@ async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="Every version of one model's prices, newest first",
     description="Ledger rows name the version they were charged by. At most `limit` rows.",
-    tags=["admin"],
 )
 async def price_history(
     request: Request[Any, Any, Any], model: FromQuery[str], limit: FromQuery[int] = 100
@@ -44,7 +42,6 @@ async def price_history(
     opt=WRITE | {"body": PriceSet},
     summary="Make a new version of the price book",
     description="What is not named stays as it is. A model without a price is refused; `free` is a price.",
-    tags=["admin"],
 )
 async def set_price(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PriceSet)

@@ -37,7 +37,6 @@ from tenants.types import Tier
     "that would go first, by cause, and those of others that would stand back. Nothing is reserved. Each "
     "tier has a token; whoever sends the same request with it in `X-Fairgate-Quote` while it is valid is "
     "served in that tier at these prices, and is credited where we do not keep the p90.",
-    tags=["inference"],
 )
 async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)

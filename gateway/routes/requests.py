@@ -53,7 +53,6 @@ MAX_ID_CHARACTERS = 80
     summary="List this tenant's requests that wait or run",
     description=f"The oldest first, at most {MAX_LISTED}; those of all gateways that share a Redis."
     " `gateways_missing` counts those that did not answer: theirs are not in the list.",
-    tags=["inference"],
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
@@ -79,7 +78,6 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Of one that has ended: `explanation` in sentences, `waits` in seconds by cause, the"
     " `timeline` they were read off, and the targets that it missed, each with its cause. Timelines are kept"
     " for a while.",
-    tags=["inference"],
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
@@ -94,7 +92,6 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     summary="Cancel a request that waits or runs",
     description="What was emitted is charged. Repeating it changes nothing; of a request that has ended it "
     "says how.",
-    tags=["inference"],
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
@@ -109,7 +106,6 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
     summary="Move a waiting request to another tier",
     description="The answer states both prices, per token and for this request. With `preview` nothing moves."
     " The budget must cover the new price; otherwise nothing changes.",
-    tags=["inference"],
 )
 async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
@@ -127,7 +123,6 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "/admin/v1/requests/{request_id:str}",
     opt=READ | ELSEWHERE,
     summary="Show any tenant's request, as its tenant sees it",
-    tags=["admin"],
 )
 async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(await _shown(request, RequestAction(SHOW, request_id)))
@@ -138,7 +133,6 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     status_code=200,
     opt=WRITE,
     summary="Cancel any tenant's request",
-    tags=["admin"],
 )
 async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     found = await _found(request, RequestAction(SHOW, request_id))
@@ -154,7 +148,6 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
     opt=WRITE | MOVES,
     summary="Move any tenant's waiting request to another tier",
     description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
-    tags=["admin"],
 )
 async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
