@@ -1,8 +1,8 @@
-"""Which JSON does the API take, and what does it say about JSON that it does not take?
+"""JSON bodies of the API, and the errors for bodies that do not fit them.
 
-Types only: ranges and rules between fields are `gateway/requests/parse.py`. Fields that OpenAI knows and that
-change nothing here are accepted; fields that would change the answer and are not supported are refused
-where they are asked for; unknown fields are refused, as OpenAI does.
+Types only; `gateway/requests/parse.py` checks ranges and rules between fields. `tenants/admin/commands.py`
+has the bodies of admin acts. OpenAI fields without effect here are accepted; unsupported ones that would
+change the answer are refused when set; unknown fields are refused, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode(body: bytes, into: type[T]) -> T:
-    """The request that `body` says. Raises `ApiError` (400) naming the parameter."""
+    """`body` as `into`. Raises `ApiError` (400) naming the parameter."""
     decoder = _DECODERS.get(into)
     if decoder is None:
         decoder = _DECODERS[into] = msgspec.json.Decoder(into)
@@ -193,7 +193,7 @@ def _explain(message: str) -> errors.ApiError:
 
 
 def _explain_broken(body: bytes, message: str) -> errors.ApiError:
-    """Python's json writes NaN and Infinity, which JSON does not have: name the field that holds one."""
+    """Names the field that holds NaN or Infinity, which Python's json writes and JSON does not have."""
 
     def constant(name: str) -> float:
         return float(name.replace("Infinity", "inf"))

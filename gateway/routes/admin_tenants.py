@@ -1,7 +1,7 @@
-"""The operator's routes: what is going on now, and a thin face of the directory.
+"""Admin routes: status, policy, tenants and keys.
 
-Every change goes through `tenants.Admin`, which also writes the audit row. A change made here is in force
-when the answer comes.
+Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in
+this gateway before it is answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes that generate: chat completions, text completions, models."""
+"""Inference routes: chat completions, text completions, models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COMPLETES: dict[str, Any] = {
         502: "Another server that was to answer it failed.",
     },
 }
-"""What the completion routes say of themselves, see `docs.describe`."""
+"""`opt` of the completion routes, see `openapi.describe`."""
 
 
 @post(

@@ -1,4 +1,4 @@
-"""Limits over HTTP: set, list, show, override for a time, remove."""
+"""Admin routes of limits: set, list, show, override for a time, remove."""
 
 from __future__ import annotations
 

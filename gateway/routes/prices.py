@@ -1,4 +1,4 @@
-"""The price book over HTTP: list, set, history."""
+"""Admin routes of the price book: list, set, history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route that says beforehand what a request will probably wait, take and cost."""
+"""The route of quotes: predicted wait, latency and cost of a request, by tier."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _sizes(asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_cho
 def _prompt(
     request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
 ) -> Sequence[int]:
-    """The prompt's tokens; where only its length is known, as many of no consequence."""
+    """The prompt's tokens; where only its length is given, that many placeholders."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:
         raise errors.bad_request(

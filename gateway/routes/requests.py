@@ -1,8 +1,8 @@
-"""A request under way, for its owner and for operators: look at it, cancel it, move it to another tier.
+"""Routes of single requests, for tenants and operators: list, show, cancel, move to another tier.
 
-A tenant sees its own requests only, and does not learn that others exist. What has ended is answered from
-the ledger, so cancelling twice, or too late, is no error. What another gateway runs is handed to that gateway
-(`gateway/cluster/peer_requests.py`), where there is a Redis to do so by.
+A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
+late, is no error. With Redis, actions on another gateway's requests are passed on to it
+(`gateway/cluster/peer_requests.py`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     missing = 0
     if gateway.deps.elsewhere is not None:
         try:
-            heard = await gateway.deps.elsewhere.ask(ask, everybody=True)
-            missing = heard.missing
+            peers = await gateway.deps.elsewhere.ask(ask, everybody=True)
+            missing = peers.missing
         except Unreachable:
-            heard, missing = PeerAnswers(), 1  # nobody knows how many there are
-        for each in heard.answers:
+            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
+        for each in peers.answers:
             shown += each.value
         shown.sort(key=lambda item: -item["elapsed_s"])
     return json_response({"object": "list", "data": shown[:MAX_LISTED], "gateways_missing": missing})
@@ -162,11 +162,11 @@ async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     return json_response(moved.result())
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared
 
 
 async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """As it stands; of one that has ended also what happened to it."""
+    """Its state; of an ended request also its explanation."""
     shown = await _acted(request, ask)
     if shown["status"] != "ended":
         return shown
@@ -175,7 +175,7 @@ async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[st
 
 
 async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """What became of it where the request is under way, or how the request ended. Raises `ApiError`."""
+    """The action's result where the request is running, else how it ended. Raises `ApiError`."""
     found = await _found(request, ask)
     if found is not None:
         value: dict[str, Any] = found.result()
@@ -184,7 +184,7 @@ async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[st
 
 
 async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
-    """As `_found`. Raises `ApiError` for a request that is not under way."""
+    """As `_found`. Raises `ApiError` for a request that has ended."""
     found = await _found(request, ask)
     if found is None:
         await _ended(request, ask)
@@ -193,8 +193,8 @@ async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionRe
 
 
 async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
-    """The answer of the gateway where the request is under way; None: it is in none. Raises `ApiError` where
-    nobody can say."""
+    """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
+    unknown."""
     gateway = gateway_of(request)
     answered = await gateway.under_way.act(ask)
     if answered.is_found:
@@ -203,16 +203,16 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     if gateway.deps.elsewhere is None or any(row.kind == "settle" for row in rows):
         return None
     try:
-        heard = await gateway.deps.elsewhere.ask(ask)
+        peers = await gateway.deps.elsewhere.ask(ask)
     except Unreachable:
-        heard = PeerAnswers(missing=1)
-    if heard.found is None and heard.missing and not rows:
+        peers = PeerAnswers(missing=1)
+    if peers.found is None and peers.missing and not rows:
         raise errors.accounts_unavailable("quota_store")
-    return heard.found
+    return peers.found
 
 
 async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
-    """The settlement of a request that is not under way anywhere that can be asked. Raises `ApiError`."""
+    """The settlement of a request that no reachable gateway runs. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
         raise errors.request_not_found(ask.request_id)
@@ -223,9 +223,9 @@ async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerR
 
 
 async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
-    """What the ledger says of it. Raises `DatabaseUnavailable`."""
+    """Its ledger rows. Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
-    # PostgreSQL takes no NUL, and no id of ours is anything but letters, digits and a dash or two.
+    # PostgreSQL takes no NUL; our ids are letters, digits and dashes.
     if len(request_id) > MAX_ID_CHARACTERS or not request_id.isascii() or not request_id.isprintable():
         return []
     found = await gateway_of(request).deps.ledger.find(request_id)

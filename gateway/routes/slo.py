@@ -1,4 +1,4 @@
-"""Targets over HTTP: set, list, remove, and how they were met."""
+"""Admin routes of targets: set, list, remove, report, misses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Which admin acts are there?
+"""Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
-Every admin act, whichever face it came from (CLI, API, console), is a method of `Admin`, and every one goes
-through `command.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
-`limits.py`, `prices.py` and `slos.py` have the others.
+Every act of command line and API is a method of `Admin`, and one transaction with its audit row
+(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `prices.py` and `slos.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ DEFAULT_GRACE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """A tenant and everything below it."""
+    """A tenant with its projects, keys and limits."""
 
     tenant: Tenant
     projects: tuple[Project, ...]
@@ -53,14 +52,14 @@ class TenantView:
 
 
 class Admin(LimitCommands, PriceCommands, SloCommands):
-    """Every admin act: those on tenants, projects and keys here, the others beside."""
+    """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects
 
     async def create_tenant(
         self, actor: Actor | str, wanted: TenantCreate, models: Iterable[str] | None = None
     ) -> Tenant:
-        """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
+        """Creates a tenant with a project `default`. `tiers` None: `tier` and the ones served after it."""
         name = validation.name("name", wanted.name)
         low_budget = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
         default_tier = validation.choice("tier", Tier, wanted.tier)
@@ -99,7 +98,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._act(actor, "tenant.create", change)
 
     async def update_tenant(self, actor: Actor | str, tenant: str, wanted: TenantChange) -> Tenant:
-        """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
+        """Changes the given fields. A new `tier` without `tiers` sets those to it and the ones after it."""
 
         def edit(before: Tenant) -> Tenant:
             new: dict[str, Any] = {}
@@ -120,7 +119,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._edit_tenant(actor, "tenant.update", tenant, edit)
 
     async def suspend_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
-        """Its keys open nothing until `resume_tenant`; running requests end as they would."""
+        """Its keys are refused until `resume_tenant`; running requests go on to their end."""
         return await self._edit_tenant(
             actor, "tenant.suspend", tenant, lambda before: replace(before, status="suspended")
         )
@@ -151,7 +150,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._database.read(view)
 
     async def create_project(self, actor: Actor | str, tenant: str, name: str) -> Project:
-        """A project in a tenant; names are unique within it."""
+        """Creates a project in a tenant; names are unique within it."""
         validation.name("name", name)
 
         def change(connection: Connection, now_us: int) -> Change[Project]:
@@ -167,7 +166,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._act(actor, "project.create", change)
 
     async def suspend_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
-        """The keys of this project open nothing until `resume_project`."""
+        """The keys of this project are refused until `resume_project`."""
         return await self._set_project_status(actor, "project.suspend", tenant, project, "suspended")
 
     async def resume_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
@@ -192,8 +191,8 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         name: str = "",
         default_tier: str | None = None,
     ) -> tuple[ApiKey, str]:
-        """A key and its secret, which is shown here and never again. `models` and `tiers` None: the
-        tenant's, also when those change later; otherwise they must lie within the tenant's."""
+        """Creates a key; returns it with its secret, which cannot be read again. `models` and `tiers` None:
+        the tenant's, also when those change later; otherwise they must lie within the tenant's."""
         chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
         chosen_models, expires_in_s = validation.models(wanted.models), wanted.expires_in_s
         if name:
@@ -260,8 +259,8 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._database.read(find)
 
     async def revoke_key(self, actor: Actor | str, key: str, tenant: str | None = None) -> ApiKey:
-        """By id or visible prefix; takes effect everywhere within a second. Revoking twice changes nothing.
-        With `tenant` only a key of that tenant is found."""
+        """By id or visible prefix; takes effect in every gateway within a second. Revoking twice changes
+        nothing. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
@@ -320,7 +319,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
 
         return await self._database.read(rows)
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ shared
 
     async def _edit_tenant(
         self, actor: Actor | str, action: str, reference: str, edit: Callable[[Tenant], Tenant]
@@ -356,7 +355,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return queries.find_key(connection, key, tenant_id)
 
     def _check_pepper(self, connection: Connection) -> None:
-        """The first key notes the pepper's fingerprint; a server with another one is told so at once."""
+        """The first key stores the pepper's fingerprint. Raises `PepperMismatch` for another pepper."""
         stored = queries.setting(connection, PEPPER_SETTING)
         if stored is None:
             connection.execute(

@@ -17,7 +17,7 @@ class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tiers: list[str] | None = None
     on_low_budget: str = "refuse"
     reserved_tokens_per_s: float = 0.0
-    """Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none."""
+    """Cost tokens (input + 2 x output) per second, served before other tenants' requests; 0: none."""
 
 
 class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

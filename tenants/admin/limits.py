@@ -1,6 +1,6 @@
-"""How are limits set, overridden for a time, and removed?
+"""Admin acts on limits: set, override for a time, remove.
 
-Usage belongs to what a limit counts (subject, meter, shape, tier), never to its amount: no act here wipes it.
+Usage is stored by what a limit counts (subject, meter, shape, tier), not by its amount: no act resets it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tenants.types import Limit, SubjectKind
 
 @dataclass(frozen=True, slots=True)
 class LimitView:
-    """A limit as it is set and as it is in force, and what it noticed."""
+    """A limit as set and as in force, with its events."""
 
     limit: Limit
     now_s: float
-    """When it was looked at; seconds since 1970."""
+    """Time of the view; seconds since 1970."""
     events: tuple[LimitEvent, ...]
     """Newest window first."""
 
     @property
     def is_overridden(self) -> bool:
-        """Does its override (still) last?"""
+        """Whether an override is in force."""
         override = self.limit.override
         return override is not None and self.now_s * 1e6 < override.until_us
 
@@ -115,7 +115,7 @@ class LimitCommands(AdminCommands):
         self, actor: Actor | str, limit_id: str, wanted: LimitOverride, tenant: str | None = None
     ) -> Limit:
         """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to an
-        instant: `until`, or `for_s` seconds from now. Then the limit is as it was set, by itself. A limit has
+        instant: `until`, or `for_s` seconds from now. Then it ends by itself. A limit has
         at most one override; a new one replaces it. With `tenant` only a limit of that tenant is found."""
         until = None if wanted.until is None else validation.instant("until", wanted.until)
         validation.reason(wanted.reason)
@@ -171,7 +171,7 @@ class LimitCommands(AdminCommands):
         return await self._database.read(lambda connection: _limits(connection, tenant))
 
     async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
-        """The same with what is in force and what was noticed in each limit's newest window."""
+        """As `list_limits`, with what is in force and the events of each limit's newest window."""
 
         def view(connection: Connection) -> list[LimitView]:
             found = _limits(connection, tenant)
@@ -181,7 +181,7 @@ class LimitCommands(AdminCommands):
         return await self._database.read(view)
 
     async def show_limit(self, limit_id: str) -> LimitView:
-        """One limit with everything it noticed. Raises `NotFound`."""
+        """One limit with all its events. Raises `NotFound`."""
 
         def view(connection: Connection) -> LimitView:
             found = queries.find_limit(connection, limit_id)

@@ -1,13 +1,13 @@
-"""How is the price book changed?
+"""Admin acts on the price book.
 
-Every change is a new version; what a version said is never changed, since ledger rows name it. A version's
+Every change is a new version; older versions stay as they are, since ledger rows refer to them. A version's
 rows are the models and tiers that changed with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,8 +30,8 @@ MAX_PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PriceRow:
-    """What one version said of one model in one tier. Money in nano-dollars a token before the multiplier;
-    multiplier and weights in thousandths."""
+    """Prices of one model and tier in one version: nano-dollars a token before the multiplier; multiplier and
+    weights in thousandths."""
 
     version: int
     model: str
@@ -40,19 +40,11 @@ class PriceRow:
     created_at: datetime
 
     def as_json(self) -> dict[str, Any]:
-        price, weights = self.entry.price, self.entry.weights
         return {
             "version": self.version,
             "model": self.model,
             "tier": self.tier.value,
-            "input_nanousd": price.input_nanousd,
-            "cached_input_nanousd": price.cached_input_nanousd,
-            "output_nanousd": price.output_nanousd,
-            "multiplier": self.entry.multiplier,
-            "input_weight": weights.input,
-            "cached_input_weight": weights.cached_input,
-            "output_weight": weights.output,
-            "reasoning_weight": weights.reasoning,
+            **_columns(self.entry),
             "created_at": self.created_at.isoformat(),
         }
 
@@ -61,8 +53,8 @@ class PriceCommands(AdminCommands):
     """The acts on prices."""
 
     async def set_price(self, actor: Actor | str, wanted: PriceSet) -> list[PriceRow]:
-        """Makes a new version of the book, in force at once; `tier` None: in all tiers. Requests that were
-        reserved before are charged by the version they were reserved with. Returns the model's rows now.
+        """Makes a new version of the book, in force immediately; `tier` None: in all tiers. Requests reserved
+        before are charged by the version they were reserved with. Returns the model's rows now.
         A change that changes nothing makes no version."""
         model = validation.model("model", wanted.model)
         tiers = list(Tier) if wanted.tier is None else [validation.choice("tier", Tier, wanted.tier)]
@@ -80,8 +72,7 @@ class PriceCommands(AdminCommands):
         return await self._act(actor, "price.set", act)
 
     async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
-        """Prices models that the book does not know, in all tiers, and returns their names. What the book
-        says of the others stays."""
+        """Prices models that the book does not have, in all tiers, and returns their names."""
         known = (await self._database.read(queries.price_book)).models
         if not set(prices) - known:
             return []
@@ -100,7 +91,7 @@ class PriceCommands(AdminCommands):
         return await self._act(actor, "price.seed", act)
 
     async def list_prices(self) -> list[PriceRow]:
-        """What is in force, by model and tier."""
+        """Prices in force, by model and tier."""
         return await self._database.read(_in_force)
 
     async def price_history(self, model: str, *, most: int = 100) -> list[PriceRow]:
@@ -147,10 +138,15 @@ def _given(wanted: PriceSet, *names: str) -> dict[str, int]:
     return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
 
 
+def _columns(entry: PriceEntry) -> dict[str, int]:
+    weights = {f"{name}_weight": value for name, value in asdict(entry.weights).items()}
+    return {**asdict(entry.price), "multiplier": entry.multiplier, **weights}
+
+
 def _insert(
     connection: Connection, book: PriceBook, entries: Mapping[tuple[str, Tier], PriceEntry], now_us: int
 ) -> int:
-    """The new version, or the old one where there is nothing to insert."""
+    """Returns the new version, or the current one without `entries`."""
     if not entries:
         return book.version
     if book.version >= MAX_VERSIONS:
@@ -162,14 +158,7 @@ def _insert(
             "version": version,
             "model": model,
             "tier": tier.value,
-            "input_nanousd": entry.price.input_nanousd,
-            "cached_input_nanousd": entry.price.cached_input_nanousd,
-            "output_nanousd": entry.price.output_nanousd,
-            "multiplier": entry.multiplier,
-            "input_weight": entry.weights.input,
-            "cached_input_weight": entry.weights.cached_input,
-            "output_weight": entry.weights.output,
-            "reasoning_weight": entry.weights.reasoning,
+            **_columns(entry),
             "created_us": now_us,
         }
         for (model, tier), entry in entries.items()
@@ -185,7 +174,7 @@ def _history(connection: Connection, model: str, most: int) -> list[PriceRow]:
 
 
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
-    """What is in force for one model."""
+    """Prices in force for one model."""
     return [row for row in _in_force(connection) if row.model == model]
 
 

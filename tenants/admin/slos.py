@@ -1,4 +1,4 @@
-"""How are targets set and removed, and how were they met?"""
+"""Admin acts on latency targets, and reports of how they were met."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SloCommands(AdminCommands):
         return await self._database.read(look)
 
     async def slo_report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
-        """How every target that is set was met by each tenant that sent something, over the period."""
+        """How each target was met for each tenant that sent requests, over the period."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier)
         now_s = self._clock()
 

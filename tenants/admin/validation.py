@@ -1,7 +1,7 @@
-"""Which values may an admin act set?
+"""Checks of the values that admin acts set.
 
-Pure checks, each naming the field, the bound and the way out. Everything is bounded: the counts below
-keep the directory small enough to live in memory and a reservation small enough to be one atomic step.
+Pure functions; each error names the field, the bound and the remedy. The counts below keep the directory
+small enough for memory and a reservation small enough for one atomic step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def finite(field: str, value: float, what: str = "a finite number") -> float:
 
 
 def weight(value: float) -> float:
-    """A share; twice the weight is twice the service under contention."""
+    """A tenant's share: service under contention is proportional to it."""
     if not MIN_WEIGHT <= finite("weight", value) <= MAX_WEIGHT:
         raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
     return float(value)
@@ -83,7 +83,7 @@ E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
-    """One of an enumeration's words."""
+    """A member of an enumeration, by its value."""
     try:
         return kind(value)
     except ValueError:
@@ -92,8 +92,7 @@ def choice(field: str, kind: type[E], value: str) -> E:
 
 
 def tiers(default: Tier, values: Iterable[str] | None) -> frozenset[Tier]:
-    """The tiers that may be used; None: the default tier and those served after it, since the ones before
-    it are somebody else's paid-for advantage."""
+    """The tiers that may be used; None: the default tier and those served after it, not the better ones."""
     if values is None:
         order = list(Tier)
         return frozenset(order[order.index(default) :])
@@ -121,7 +120,7 @@ def model(field: str, value: str) -> str:
 
 
 def scopes(values: Iterable[str]) -> frozenset[str]:
-    """What a key may do."""
+    """Scopes of a key."""
     chosen = frozenset(values)
     if not chosen or chosen - SCOPES:
         wrong = ", ".join(sorted(map(repr, chosen - SCOPES))) or "none"
@@ -175,7 +174,7 @@ def iana_zone(value: str) -> str:
 
 
 def limit_columns(wanted: LimitSet) -> dict[str, Any]:
-    """The columns of a limit in the table, or `Invalid`."""
+    """The columns of a limit in the table. Raises `Invalid`."""
     meter, amount = choice("meter", Meter, wanted.meter), wanted.amount
     columns: dict[str, Any] = {
         "meter": meter.value,
@@ -219,7 +218,7 @@ def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
 
 
 def override_until_us(now_us: int, until_us: int | None, for_s: float | None) -> int:
-    """The instant at which an override ends: given, or so many seconds from now."""
+    """The end of an override: an instant, or `for_s` seconds from now."""
     if (until_us is None) == (for_s is None):
         raise Invalid("until", "say when the override ends: give until or for_s, one of them")
     if for_s is not None:
@@ -248,7 +247,7 @@ def override_rate_milli(limit: Limit, amount: int, rate_per_s: float | None) -> 
 
 
 def reason(value: str) -> str:
-    """Why somebody overrides a limit, for those who find it later."""
+    """The reason of an override."""
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_REASON_CHARS:
         raise Invalid("reason", f"say why, in 1 to {MAX_REASON_CHARS} characters")
     return value

@@ -1,4 +1,4 @@
-"""Are admin acts checked, atomic, audited and confined to one tenant?"""
+"""Admin acts are checked, atomic, audited and confined to one tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate key`: which API keys open what?"""
+"""`fairgate key`: API keys of tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate limit`: who may use how much?"""
+"""`fairgate limit`: limits of tenants, projects and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate price`: what does a token cost, and how much of a limit does it count?"""
+"""`fairgate price`: the price book, and token weights for limits."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def history(model: str, most: int) -> None:
 
 
 def show(title: str, rows: Sequence[PriceRow]) -> None:
-    """Money in nano-dollars a token, multiplier and weights as factors."""
+    """Prints prices in nano-dollars a token, multiplier and weights as factors."""
 
     def cells(row: PriceRow) -> tuple[str, ...]:
         cost, weights = row.entry.price, row.entry.weights

@@ -1,4 +1,4 @@
-"""`fairgate slo`: what is promised of how fast, how was it kept, and whose doing was it where it was not?"""
+"""`fairgate slo`: latency targets, how they were met, and causes of misses."""
 
 from __future__ import annotations
 

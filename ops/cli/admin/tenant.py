@@ -1,4 +1,4 @@
-"""`fairgate tenant`: who shares the engines?"""
+"""`fairgate tenant`: tenants, their weights and tiers."""
 
 from __future__ import annotations
 

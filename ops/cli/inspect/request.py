@@ -1,4 +1,4 @@
-"""`fairgate request`: what happened to a request, and why did it take so long?"""
+"""`fairgate request`: the timeline of one request, as a waterfall."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
-    """Empty cells before it, and its own: at least one, and never beyond the end."""
+    """Empty cells before the bar, and its own: at least one, and never beyond the end."""
     if total_s <= 0:
         return 0, 1
     before = min(BAR_CELLS - 1, int(start_s / total_s * BAR_CELLS))

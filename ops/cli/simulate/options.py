@@ -1,4 +1,4 @@
-"""What do `fairgate simulate` and `fairgate whatif` share: who serves, what is drawn, how far it is?"""
+"""Options that `fairgate simulate` and `fairgate whatif` share: machine, pictures, progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Policies, machine, targets, forecasts."""
+    """Options of policies, machine, targets and forecasts."""
     options = (
         click.option(
             "--policy", metavar="A,B,…", help=f"Policies to compare, or all.  [default: {DEFAULT_POLICIES}]"
@@ -72,7 +72,7 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is drawn."""
+    """Options of pictures."""
     options = (
         click.option("--plot", metavar="FILE", help="A picture (.png, .svg, .pdf); needs matplotlib."),
         click.option("--html", metavar="FILE", help="A page with everything in it."),
@@ -141,7 +141,7 @@ def policies_of(policy: str | None, chosen: ScenarioPreset | None, sustained: bo
 
 
 def check_outputs(plot: str | None, html: str | None) -> None:
-    """Better before the work than after it."""
+    """Refuses unwritable outputs before the work."""
     from ops.simulate.figures.plot import NoMatplotlib, require
 
     if plot is not None:

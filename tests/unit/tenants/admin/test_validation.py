@@ -1,4 +1,4 @@
-"""Does every value that an admin act cannot accept say which field it was?"""
+"""Refused values of admin acts name their field."""
 
 from __future__ import annotations
 
