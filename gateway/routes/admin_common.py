@@ -18,12 +18,12 @@ WRITE = {"scope": "admin:write"}
 
 
 async def asked(request: Request[Any, Any, Any], into: type[T]) -> T:
-    """The body. Raises `ApiError`."""
+    """The decoded body. Raises `ApiError`."""
     return decode(await body_of(request), into)
 
 
 async def changed(request: Request[Any, Any, Any], shown: object, status: int = 200) -> Response[bytes]:
-    """Answers once the change is in force here."""
+    """Answers once the change is in force in this gateway."""
     await gateway_of(request).deps.directory.refresh()
     return json_response(shown, status)
 

@@ -180,7 +180,7 @@ async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[st
     if found is not None:
         value: dict[str, Any] = found.result()
         return value
-    return _settled(await _ended(request, ask))
+    return ended_request(await _ended(request, ask))
 
 
 async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
@@ -232,7 +232,8 @@ async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[Led
     return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
 
 
-def _settled(row: LedgerRow) -> dict[str, Any]:
+def ended_request(row: LedgerRow) -> dict[str, Any]:
+    """The API's request object, from its settlement."""
     return {
         "id": row.request_id,
         "object": "request",

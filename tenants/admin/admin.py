@@ -131,11 +131,11 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         )
 
     async def list_tenants(self) -> list[Tenant]:
-        """By name."""
+        """All tenants, by name."""
         return await self._database.read(queries.tenants_where)
 
     async def show_tenant(self, tenant: str) -> TenantView:
-        """By id or name. Raises `NotFound`."""
+        """One tenant, by id or name. Raises `NotFound`."""
 
         def view(connection: Connection) -> TenantView:
             found = queries.find_tenant(connection, tenant)
@@ -174,7 +174,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._set_project_status(actor, "project.resume", tenant, project, "active")
 
     async def list_projects(self, tenant: str) -> list[Project]:
-        """Of one tenant, by name."""
+        """Projects of one tenant, by name."""
 
         def find(connection: Connection) -> list[Project]:
             return queries.projects_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
@@ -249,7 +249,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._act(actor, "key.create", change), secret.text
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Of one tenant, or of all; revoked ones included."""
+        """Keys of one tenant, or of all; revoked ones included."""
 
         def find(connection: Connection) -> list[ApiKey]:
             if tenant is None:
@@ -259,7 +259,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._database.read(find)
 
     async def revoke_key(self, actor: Actor | str, key: str, tenant: str | None = None) -> ApiKey:
-        """By id or visible prefix; takes effect in every gateway within a second. Revoking twice changes
+        """Revokes a key, by id or visible prefix, in every gateway within a second. Revoking twice changes
         nothing. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
@@ -277,7 +277,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
     async def rotate_key(
         self, actor: Actor | str, key: str, grace_s: float = DEFAULT_GRACE_S, tenant: str | None = None
     ) -> tuple[ApiKey, str]:
-        """A new secret for the same key (id, limits and scopes stay); older secrets work `grace_s` longer."""
+        """Gives a key a new secret (id, limits and scopes stay); older secrets work `grace_s` longer."""
         validation.seconds("grace_s", grace_s, validation.MAX_GRACE_S)
         secret = new_key(self._pepper)
         stored = tables.key_secrets

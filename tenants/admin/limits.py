@@ -52,7 +52,7 @@ class LimitView:
 
 
 class LimitCommands(AdminCommands):
-    """The acts on limits."""
+    """Acts on limits."""
 
     async def set_limit(self, actor: Actor | str, wanted: LimitSet) -> Limit:
         """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `amount` with
@@ -61,7 +61,7 @@ class LimitCommands(AdminCommands):
 
         There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
         thresholds, and keeps what was used; an override stays. The time zone of a window cannot be changed,
-        as another zone's windows are other windows, of which nothing was used: remove the limit first.
+        since another zone's windows have usage of their own: remove the limit first.
         """
         if wanted.project is not None and wanted.key is not None:
             raise Invalid("key", "a limit binds a project or a key, not both")
@@ -114,9 +114,9 @@ class LimitCommands(AdminCommands):
     async def override_limit(
         self, actor: Actor | str, limit_id: str, wanted: LimitOverride, tenant: str | None = None
     ) -> Limit:
-        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to an
-        instant: `until`, or `for_s` seconds from now. Then it ends by itself. A limit has
-        at most one override; a new one replaces it. With `tenant` only a limit of that tenant is found."""
+        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to
+        `until` or for `for_s` seconds. A limit has at most one override; a new one replaces it. With `tenant`
+        only a limit of that tenant is found."""
         until = None if wanted.until is None else validation.instant("until", wanted.until)
         validation.reason(wanted.reason)
 
@@ -167,7 +167,7 @@ class LimitCommands(AdminCommands):
         return await self._act(actor, "limit.remove", change)
 
     async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        """Of one tenant (its projects and keys included), or of all."""
+        """Limits of one tenant (its projects and keys included), or of all."""
         return await self._database.read(lambda connection: _limits(connection, tenant))
 
     async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
@@ -198,7 +198,7 @@ class LimitCommands(AdminCommands):
 
 
 def newest_window(events: Sequence[LimitEvent]) -> list[LimitEvent]:
-    """Those of the newest window among `events`."""
+    """The `events` of the newest window."""
     newest = max((event.key.window_start_s for event in events), default=0)
     return [event for event in events if event.key.window_start_s == newest]
 

@@ -50,7 +50,7 @@ class PriceRow:
 
 
 class PriceCommands(AdminCommands):
-    """The acts on prices."""
+    """Acts on prices."""
 
     async def set_price(self, actor: Actor | str, wanted: PriceSet) -> list[PriceRow]:
         """Makes a new version of the book, in force immediately; `tier` None: in all tiers. Requests reserved

@@ -25,12 +25,12 @@ MAX_PAGE = 1_000
 
 
 class SloCommands(AdminCommands):
-    """The acts on targets."""
+    """Acts on targets."""
 
     async def set_slo(self, actor: Actor | str, wanted: SloSet) -> Slo:
-        """`percentile` per cent of a tier's requests must have `metric` (`ttft`, `tpot`, `e2e`) within
-        `target_s`; of one tenant's, or, with `tenant` None, of each tenant's that has no target of its own.
-        There is one per (tenant, tier, metric): setting it again replaces it. What was counted stays."""
+        """Sets a target: `percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`,
+        `e2e`) within `target_s`. `tenant` None: of each tenant that has no target of its own. There is one per
+        (tenant, tier, metric): setting it again replaces it. What was counted stays."""
         tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
         target_us, per_mille = _target_us(wanted.target_s), _per_mille(wanted.percentile)
 

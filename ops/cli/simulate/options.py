@@ -182,8 +182,8 @@ def write_pictures(
 def progress_of(
     scenario: Scenario, policies: list[str]
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar for each policy, on stderr and only where that is a terminal: half of it when all have arrived,
-    all of it when the last answer ends."""
+    """A progress bar for each policy, on stderr if that is a terminal: half full when all have arrived, full
+    when the last answer ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -203,7 +203,7 @@ def progress_of(
 
 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
-    """A file, or one that ships: `azure`, `arena`. Raises `BadTrace`."""
+    """A trace file, or a shipped trace: `azure`, `arena`. Raises `BadTrace`."""
     from ops.simulate.traffic.generate import ARENA, AZURE
     from ops.simulate.traffic.trace import open_trace
 
@@ -220,8 +220,7 @@ def cut(source: Source, speed: float, limit: int | None) -> Source:
 def run_and_answer(
     scenario: Scenario, policies: list[str], plot: str | None, html: str | None, **more: Any
 ) -> None:
-    """Simulates, draws and answers; `more` stands in the report beside what was simulated. Raises
-    `BadTrace`, ValueError."""
+    """Simulates, draws and answers; `more` is added to the report. Raises `BadTrace`, ValueError."""
     from ops.reporting import plain
     from ops.simulate.figures.show import show
     from ops.simulate.run import simulate
