@@ -29,7 +29,7 @@ class SloCommands(AdminCommands):
 
     async def set_slo(self, actor: Actor | str, wanted: SloSet) -> Slo:
         """Sets a target: `percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`,
-        `e2e`) within `target_s`. `tenant` None: of each tenant that has no target of its own. There is one per
+        `e2e`) within `target_s`. `tenant` None: of each tenant without a target of its own. There is one per
         (tenant, tier, metric): setting it again replaces it. What was counted stays."""
         tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
         target_us, per_mille = _target_us(wanted.target_s), _per_mille(wanted.percentile)
