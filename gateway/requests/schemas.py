@@ -1,8 +1,8 @@
-"""Which JSON does the API take, and what does it say about JSON that it does not take?
+"""JSON bodies of the API, and the errors for bodies that do not fit them.
 
-Types only: ranges and rules between fields are `gateway/requests/parse.py`. Fields that OpenAI knows and that
-change nothing here are accepted; fields that would change the answer and are not supported are refused
-where they are asked for; unknown fields are refused, as OpenAI does.
+Types only; `gateway/requests/parse.py` checks ranges and rules between fields. `tenants/admin/commands.py`
+has the bodies of admin acts. OpenAI fields without effect here are accepted; unsupported ones that would
+change the answer are refused when set; unknown fields are refused, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -137,40 +137,6 @@ class TierChangeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Only say what it would cost."""
 
 
-class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/tenants`."""
-
-    name: str
-    weight: float = 1.0
-    tier: str = "standard"
-    tiers: list[str] | None = None
-    on_low_budget: str = "refuse"
-    reserved_tokens_per_s: float = 0.0
-    """Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none."""
-
-
-class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`PATCH /admin/v1/tenants/{tenant}`."""
-
-    weight: float | None = None
-    tier: str | None = None
-    tiers: list[str] | None = None
-    models: list[str] | None = None
-    on_low_budget: str | None = None
-    reserved_tokens_per_s: float | None = None
-
-
-class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/keys`."""
-
-    tenant: str
-    project: str | None = None
-    scopes: list[str] | None = None
-    expires_in_s: float | None = None
-    models: list[str] | None = None
-    tiers: list[str] | None = None
-
-
 class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/keys/{id}/rotate`."""
 
@@ -183,62 +149,6 @@ class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     policy: str
 
 
-class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/slos`."""
-
-    tier: str
-    metric: str
-    target_s: float
-    percentile: float = 95.0
-    """Per cent of the requests that must meet it."""
-    tenant: str | None = None
-    """Without: every tenant's that has no target of its own."""
-
-
-class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/limits`."""
-
-    tenant: str
-    meter: str
-    amount: int
-    project: str | None = None
-    key: str | None = None
-    window: str | None = None
-    time_zone: str = "UTC"
-    rate_per_s: float | None = None
-    mode: str = "hard"
-    tier: str | None = None
-    thresholds: list[int] | None = None
-    """Soft limits: where they alert, in per cent of the amount."""
-
-
-class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/limits/{id}/override`."""
-
-    amount: int
-    reason: str
-    rate_per_s: float | None = None
-    until: str | None = None
-    """ISO 8601 with a time zone."""
-    for_s: float | None = None
-
-
-class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
-
-    model: str
-    tier: str | None = None
-    input_nanousd: int | None = None
-    cached_input_nanousd: int | None = None
-    output_nanousd: int | None = None
-    multiplier: int | None = None
-    input_weight: int | None = None
-    cached_input_weight: int | None = None
-    output_weight: int | None = None
-    reasoning_weight: int | None = None
-    free: bool = False
-
-
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _AT_PATH = re.compile(r"^(?P<what>.*?) - at `(?P<path>[^`]*)`$", re.DOTALL)
@@ -246,7 +156,7 @@ _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode(body: bytes, into: type[T]) -> T:
-    """The request that `body` says. Raises `ApiError` (400) naming the parameter."""
+    """`body` as `into`. Raises `ApiError` (400) naming the parameter."""
     decoder = _DECODERS.get(into)
     if decoder is None:
         decoder = _DECODERS[into] = msgspec.json.Decoder(into)
@@ -283,7 +193,7 @@ def _explain(message: str) -> errors.ApiError:
 
 
 def _explain_broken(body: bytes, message: str) -> errors.ApiError:
-    """Python's json writes NaN and Infinity, which JSON does not have: name the field that holds one."""
+    """Names the field that holds NaN or Infinity, which Python's json writes and JSON does not have."""
 
     def constant(name: str) -> float:
         return float(name.replace("Infinity", "inf"))

@@ -1,4 +1,4 @@
-"""What do all admin routes share: who acts, what was asked, and an answer once it is in force?"""
+"""Parts that all admin routes share: the actor, the decoded body, the answer to a change."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import msgspec
 from litestar import Request, Response
 
 from gateway.http.authentication import principal_of
-from gateway.http.request_body import read_json_body
 from gateway.requests.schemas import decode
-from gateway.routes.context import gateway_of, json_response
+from gateway.routes.context import body_of, gateway_of, json_response
 from tenants.admin.audit import Actor
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -19,19 +18,18 @@ WRITE = {"scope": "admin:write"}
 
 
 async def asked(request: Request[Any, Any, Any], into: type[T]) -> T:
-    """The body. Raises `ApiError`."""
-    config = gateway_of(request).deps.config
-    return decode(await read_json_body(request, config.max_body_bytes, config.body_timeout_s), into)
+    """The decoded body. Raises `ApiError`."""
+    return decode(await body_of(request), into)
 
 
 async def changed(request: Request[Any, Any, Any], shown: object, status: int = 200) -> Response[bytes]:
-    """Answers once the change is in force here."""
+    """Answers once the change is in force in this gateway."""
     await gateway_of(request).deps.directory.refresh()
     return json_response(shown, status)
 
 
 def actor(request: Request[Any, Any, Any]) -> Actor:
-    """Who acts, and from where, for the audit."""
+    """The acting key and its client address, for the audit."""
     principal = principal_of(request)
     origin = request.client.host if request.client is not None else ""
     name = "control" if principal.key_id == "control" else f"key:{principal.key_prefix}"

@@ -1,7 +1,7 @@
-"""The operator's routes: what is going on now, and a thin face of the directory.
+"""Admin routes: status, policy, tenants and keys.
 
-Every change goes through `tenants.Admin`, which also writes the audit row. A change made here is in force
-when the answer comes.
+Every change goes through `tenants.admin.admin`, which also writes the audit row. A change is in force in
+this gateway before it is answered.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from litestar.params import FromPath, FromQuery
 
 from engine.scheduling.policy import UnknownPolicy
 from gateway import errors
-from gateway.requests.schemas import KeyCreate, KeyRotate, PolicyChange, TenantChange, TenantCreate
+from gateway.requests.schemas import KeyRotate, PolicyChange
 from gateway.routes import limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, change_policy, policy_of
 from gateway.routes.status_view import status_of
-from tenants.admin.admin import DEFAULT_SCOPES
+from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
 
 
-@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now", tags=["admin"])
+@get("/admin/v1/status", opt=READ, summary="Queue, tenants, engines and refusals, now")
 async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json_response(await status_of(gateway_of(request)))
 
@@ -37,7 +37,6 @@ async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="The flow controller's events",
     description="Arrivals, dispatches (with the counters of everybody who waited) and settlements from index "
     "`since` on, at most `limit`. `first_index` is the oldest that is kept.",
-    tags=["admin"],
 )
 async def dispatch_log(
     request: Request[Any, Any, Any], since: FromQuery[int] = 0, limit: FromQuery[int] = 1000
@@ -54,13 +53,7 @@ async def dispatch_log(
     return json_response({"first_index": log.first_index, "next_index": next_index, "records": records})
 
 
-@post(
-    "/admin/v1/ledger/verify",
-    status_code=200,
-    opt=READ,
-    summary="Do ledger and counters agree?",
-    tags=["admin"],
-)
+@post("/admin/v1/ledger/verify", status_code=200, opt=READ, summary="Do ledger and counters agree?")
 async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     report = await verify_ledger(
@@ -78,7 +71,6 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="The scheduling policy in force, and the last decisions",
     description="For every admission and eviction: the rule, the rank in the order, and who was displaced.",
-    tags=["admin"],
 )
 async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20) -> Response[bytes]:
     if not 0 <= decisions <= MAX_DECISIONS:
@@ -94,7 +86,6 @@ async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20
     opt=WRITE | {"body": PolicyChange},
     summary="Change the scheduling policy",
     description="Takes effect with the next step; nothing that runs or waits is lost.",
-    tags=["admin"],
 )
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PolicyChange)
@@ -109,34 +100,20 @@ async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
 # ---------------------------------------------------------------- tenants
 
 
-@get("/admin/v1/tenants", opt=READ, summary="List tenants", tags=["admin"])
+@get("/admin/v1/tenants", opt=READ, summary="List tenants")
 async def list_tenants(request: Request[Any, Any, Any]) -> Response[bytes]:
     tenants = await gateway_of(request).deps.admin.list_tenants()
     return json_response({"object": "list", "data": [each.as_json() for each in tenants]})
 
 
-@post(
-    "/admin/v1/tenants",
-    status_code=201,
-    opt=WRITE | {"body": TenantCreate},
-    summary="Create a tenant",
-    tags=["admin"],
-)
+@post("/admin/v1/tenants", status_code=201, opt=WRITE | {"body": TenantCreate}, summary="Create a tenant")
 async def create_tenant(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, TenantCreate)
-    tenant = await gateway_of(request).deps.admin.create_tenant(
-        actor(request),
-        wanted.name,
-        weight=wanted.weight,
-        tier=wanted.tier,
-        tiers=wanted.tiers,
-        on_low_budget=wanted.on_low_budget,
-        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
-    )
+    tenant = await gateway_of(request).deps.admin.create_tenant(actor(request), wanted)
     return await changed(request, tenant.as_json(), 201)
 
 
-@get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant", tags=["admin"])
+@get("/admin/v1/tenants/{tenant:str}", opt=READ, summary="Show a tenant")
 async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     view = await gateway_of(request).deps.admin.show_tenant(tenant)
     return json_response(view.as_json())
@@ -147,42 +124,20 @@ async def show_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) ->
     opt=WRITE | {"body": TenantChange},
     summary="Change a tenant",
     description="What is not named stays as it is.",
-    tags=["admin"],
 )
 async def change_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TenantChange)
-    edited = await gateway_of(request).deps.admin.update_tenant(
-        actor(request),
-        tenant,
-        weight=wanted.weight,
-        tier=wanted.tier,
-        tiers=wanted.tiers,
-        models=wanted.models,
-        on_low_budget=wanted.on_low_budget,
-        reserved_tokens_per_s=wanted.reserved_tokens_per_s,
-    )
+    edited = await gateway_of(request).deps.admin.update_tenant(actor(request), tenant, wanted)
     return await changed(request, edited.as_json())
 
 
-@post(
-    "/admin/v1/tenants/{tenant:str}/suspend",
-    status_code=200,
-    opt=WRITE,
-    summary="Suspend a tenant",
-    tags=["admin"],
-)
+@post("/admin/v1/tenants/{tenant:str}/suspend", status_code=200, opt=WRITE, summary="Suspend a tenant")
 async def suspend_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     suspended = await gateway_of(request).deps.admin.suspend_tenant(actor(request), tenant)
     return await changed(request, suspended.as_json())
 
 
-@post(
-    "/admin/v1/tenants/{tenant:str}/resume",
-    status_code=200,
-    opt=WRITE,
-    summary="Undo a suspension",
-    tags=["admin"],
-)
+@post("/admin/v1/tenants/{tenant:str}/resume", status_code=200, opt=WRITE, summary="Undo a suspension")
 async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) -> Response[bytes]:
     resumed = await gateway_of(request).deps.admin.resume_tenant(actor(request), tenant)
     return await changed(request, resumed.as_json())
@@ -191,7 +146,7 @@ async def resume_tenant(request: Request[Any, Any, Any], tenant: FromPath[str]) 
 # ---------------------------------------------------------------- keys
 
 
-@get("/admin/v1/keys", opt=READ, summary="List keys, of one tenant or of all", tags=["admin"])
+@get("/admin/v1/keys", opt=READ, summary="List keys, of one tenant or of all")
 async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     keys = await gateway_of(request).deps.admin.list_keys(tenant)
     now = datetime.now(UTC)
@@ -206,19 +161,10 @@ async def list_keys(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
     opt=WRITE | {"body": KeyCreate},
     summary="Create a key",
     description="The answer's `key` is the secret, shown this once.",
-    tags=["admin"],
 )
 async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, KeyCreate)
-    key, secret = await gateway_of(request).deps.admin.create_key(
-        actor(request),
-        wanted.tenant,
-        project=wanted.project,
-        scopes=DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes,
-        expires_in_s=wanted.expires_in_s,
-        models=wanted.models,
-        tiers=wanted.tiers,
-    )
+    key, secret = await gateway_of(request).deps.admin.create_key(actor(request), wanted)
     return await changed(request, key.as_json() | {"key": secret}, 201)
 
 
@@ -228,7 +174,6 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=WRITE | {"body": KeyRotate},
     summary="Give a key a new secret",
     description="Older secrets work `grace_s` longer.",
-    tags=["admin"],
 )
 async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, KeyRotate)
@@ -236,7 +181,7 @@ async def rotate_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Res
     return await changed(request, rotated.as_json() | {"key": secret})
 
 
-@delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key", tags=["admin"])
+@delete("/admin/v1/keys/{key:str}", status_code=200, opt=WRITE, summary="Revoke a key")
 async def revoke_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
     revoked = await gateway_of(request).deps.admin.revoke_key(actor(request), key)
     return await changed(request, revoked.as_json())

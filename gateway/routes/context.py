@@ -1,4 +1,4 @@
-"""What every route needs: the gateway behind a request, its body, and a JSON response."""
+"""Parts that all routes share: the gateway behind a request, its body, and a JSON response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LARGE_BODY_BYTES = 32 * 1024
-"""A larger body is parsed and tokenised in a thread, so that it does not stop everybody's streams."""
+"""A larger body is parsed and tokenised in a thread, so that it does not stall other requests' streams."""
 
 
 def gateway_of(request: Request[Any, Any, Any]) -> Gateway:

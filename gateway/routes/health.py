@@ -1,4 +1,4 @@
-"""Is the process up, is it ready, and what do its metrics say? No key is asked for here."""
+"""Liveness, readiness and Prometheus metrics, without a key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tenants.errors import DatabaseUnavailable
 from tenants.quota.store import QuotaStoreRecovering, QuotaStoreUnavailable
 
 CHECK_TIMEOUT_S = 2.5
-"""A little more than Redis has: its own failure says more."""
+"""A little longer than Redis's own timeout, whose error says more."""
 REBUILDING = "its counters are being rebuilt"
 LOCAL = "local: it cannot be reached, a slice of each limit is given out without it"
 
 
-@get("/healthz", summary="The process is up", tags=["operation"])
+@get("/healthz", summary="The process is up")
 async def healthz() -> Response[bytes]:
     return json_response({"status": "ok"})
 
@@ -31,7 +31,6 @@ async def healthz() -> Response[bytes]:
     description="503 with the checks that fail: database, quota store, engine. A quota store that is away"
     " does not fail while slices of the limits are given out without it; its check then begins with `local`.",
     opt={"answers": {503: "Something is missing."}, "plain": 503},
-    tags=["operation"],
 )
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
@@ -46,7 +45,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
-@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics", tags=["operation"])
+@get("/metrics", opt={"media_type": "text/plain"}, summary="Prometheus metrics")
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     pools = list(gateway.pools.values())
@@ -60,13 +59,12 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-async def _check_quota_store(books: Holds) -> str:
-    # One that is away is asked by who waits for it (`gateway/budget/counter_rebuild.py`), not once more by
-    # everybody who looks.
-    answer = "ok" if books.is_local else await _check(books.ping())
-    if books.is_local:
+async def _check_quota_store(holds: Holds) -> str:
+    # While it is away only `gateway/budget/counter_rebuild.py` probes it, not every readiness check too.
+    answer = "ok" if holds.is_local else await _check(holds.ping())
+    if holds.is_local:
         return LOCAL
-    return REBUILDING if answer == "ok" and books.is_recovering else answer
+    return REBUILDING if answer == "ok" and holds.is_recovering else answer
 
 
 async def _check(ping: Awaitable[None]) -> str:

@@ -1,4 +1,4 @@
-"""The routes that generate: chat completions, text completions, models."""
+"""Inference routes: chat completions, text completions, models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COMPLETES: dict[str, Any] = {
         502: "Another server that was to answer it failed.",
     },
 }
-"""What the completion routes say of themselves, see `docs.describe`."""
+"""`opt` of the completion routes, see `openapi.describe`."""
 
 
 @post(
@@ -72,7 +72,6 @@ COMPLETES: dict[str, Any] = {
     summary="Create a chat completion",
     description="OpenAI's chat completions, streamed or not. The `fairgate` object of the answer holds the "
     "estimate made on arrival and what really happened.",
-    tags=["inference"],
 )
 async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     body = await body_of(request)
@@ -91,7 +90,6 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
     opt=COMPLETES | {"body": CompletionRequest},
     summary="Create a text completion",
     description="OpenAI's legacy completions: a prompt as text or token ids, or several of them.",
-    tags=["inference"],
 )
 async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     body = await body_of(request)
@@ -104,12 +102,7 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
     return await _answer(request, call, body)
 
 
-@get(
-    "/v1/models",
-    opt={"scope": "inference"},
-    summary="List the models that this key may use",
-    tags=["inference"],
-)
+@get("/v1/models", opt={"scope": "inference"}, summary="List the models that this key may use")
 async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     shown = [
@@ -122,12 +115,7 @@ async def models(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json_response({"object": "list", "data": shown})
 
 
-@get(
-    "/v1/models/{model_id:path}",
-    opt={"scope": "inference"},
-    summary="Describe one model",
-    tags=["inference"],
-)
+@get("/v1/models/{model_id:path}", opt={"scope": "inference"}, summary="Describe one model")
 async def model(request: Request[Any, Any, Any], model_id: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     name = model_id.removeprefix("/")

@@ -1,4 +1,4 @@
-"""Limits over HTTP: set, list, show, override for a time, remove."""
+"""Admin routes of limits: set, list, show, override for a time, remove."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.requests.schemas import LimitOverride, LimitSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from tenants.admin import validation
+from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.directory.records import limit_as_json
 from tenants.types import LimitMode, Meter, Window
 
@@ -20,7 +19,6 @@ from tenants.types import LimitMode, Meter, Window
     opt=READ,
     summary="List limits, of one tenant or of all",
     description="With what overrides them now, and what soft and shadow ones noticed in their newest window.",
-    tags=["admin"],
 )
 async def list_limits(
     request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None
@@ -35,7 +33,6 @@ async def list_limits(
     summary="Show a limit and everything it noticed",
     description="`events`: thresholds that a soft limit reached, and how many requests a shadow limit would "
     "have refused, per window, newest first.",
-    tags=["admin"],
 )
 async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     return json_response((await gateway_of(request).deps.admin.show_limit(limit)).as_json())
@@ -48,24 +45,10 @@ async def show_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> R
     summary="Set a limit",
     description="The same subject, meter, shape and tier are replaced; what was used stays used. "
     f"`meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(LimitMode)}.",
-    tags=["admin"],
 )
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, LimitSet)
-    limit = await gateway_of(request).deps.admin.set_limit(
-        actor(request),
-        wanted.tenant,
-        meter=wanted.meter,
-        amount=wanted.amount,
-        window=wanted.window,
-        rate_per_s=wanted.rate_per_s,
-        mode=wanted.mode,
-        project=wanted.project,
-        key=wanted.key,
-        tier=wanted.tier,
-        time_zone=wanted.time_zone,
-        thresholds=wanted.thresholds,
-    )
+    limit = await gateway_of(request).deps.admin.set_limit(actor(request), wanted)
     return await changed(request, limit_as_json(limit), 201)
 
 
@@ -75,20 +58,10 @@ async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=WRITE | {"body": LimitOverride},
     summary="Put another amount in force for a time",
     description="Up to `until` (an instant with a time zone), or for `for_s` seconds. A new one replaces it.",
-    tags=["admin"],
 )
 async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, LimitOverride)
-    until = None if wanted.until is None else validation.instant("until", wanted.until)
-    overridden = await gateway_of(request).deps.admin.override_limit(
-        actor(request),
-        limit,
-        amount=wanted.amount,
-        rate_per_s=wanted.rate_per_s,
-        until=until,
-        for_s=wanted.for_s,
-        reason=wanted.reason,
-    )
+    overridden = await gateway_of(request).deps.admin.override_limit(actor(request), limit, wanted)
     return await changed(request, limit_as_json(overridden))
 
 
@@ -97,14 +70,13 @@ async def override_limit(request: Request[Any, Any, Any], limit: FromPath[str]) 
     status_code=200,
     opt=WRITE,
     summary="End an override before its time",
-    tags=["admin"],
 )
 async def clear_override(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     cleared = await gateway_of(request).deps.admin.clear_override(actor(request), limit)
     return await changed(request, limit_as_json(cleared))
 
 
-@delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit", tags=["admin"])
+@delete("/admin/v1/limits/{limit:str}", status_code=200, opt=WRITE, summary="Remove a limit")
 async def remove_limit(request: Request[Any, Any, Any], limit: FromPath[str]) -> Response[bytes]:
     removed = await gateway_of(request).deps.admin.remove_limit(actor(request), limit)
     return await changed(request, limit_as_json(removed))

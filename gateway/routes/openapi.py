@@ -1,6 +1,6 @@
-"""How does somebody find out what is here? The OpenAPI document, and a page that needs no network.
+"""The OpenAPI document, and a documentation page that needs no network.
 
-The framework's own pages load a renderer from a CDN; this one is plain HTML with what the document says.
+The framework's own pages load a renderer from a CDN; this page is plain HTML of the document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 @get("/", include_in_schema=False)
 async def root(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Points to everything else."""
+    """Where the API, its documentation and its health checks are."""
     return json_response(
         {
             "service": "fairgate",
@@ -44,7 +44,7 @@ async def openapi_json(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 class DocsPage(OpenAPIRenderPlugin):
-    """One self-contained page: routes, what they take, and a command to try."""
+    """One self-contained page: routes, their parameters, and a command to try."""
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """The page."""
@@ -54,7 +54,7 @@ class DocsPage(OpenAPIRenderPlugin):
 
 
 class DocsJson(OpenAPIRenderPlugin):
-    """The same document below `/docs`, where the framework's tools look for it."""
+    """The document below `/docs`, where the framework's tools look for it."""
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """The document."""
@@ -62,7 +62,7 @@ class DocsJson(OpenAPIRenderPlugin):
 
 
 def openapi_config() -> OpenAPIConfig:
-    """How the framework describes the routes."""
+    """Settings of the framework's document."""
     bearer = SecurityScheme(type="http", scheme="bearer", description="fg_live_<public id>_<secret>")
     return OpenAPIConfig(
         title="Fairgate",
@@ -78,7 +78,7 @@ def openapi_config() -> OpenAPIConfig:
 
 
 def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
-    """The framework's document, with what our routes read and answer by themselves."""
+    """The framework's document, completed by the bodies and answers that routes handle themselves."""
     found: dict[str, Any] = json.loads(msgspec.json.encode(schema))
     components = found.setdefault("components", {}).setdefault("schemas", {})
     bodies: set[type[msgspec.Struct]] = set()
@@ -96,10 +96,8 @@ def document(app: Litestar, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
-    """Completes one operation by what its route says of itself (`opt`): the scope that it needs (`scope`),
-    the body that it takes (`body`), the headers that it reads (`headers`), what else it answers (`answers`,
-    by status; `plain`: the one that is no error), whether it may stream (`streams`), and another
-    `media_type`."""
+    """Completes one operation from its route's `opt`: `scope` of the key, `body`, `headers`, other `answers`
+    by status (`plain`: the one that is no error), `streams`, and `media_type`."""
     body = opt.get("body")
     if body is not None:
         reference = {"$ref": _REFERENCE.format(name=body.__name__)}
@@ -109,15 +107,17 @@ def describe(operation: dict[str, Any], opt: Mapping[str, Any]) -> None:
             {"name": name, "in": "header", "required": False, "description": what, "schema": schema}
         )
     answers = dict(opt.get("answers", {}))
-    if "scope" in opt:
-        answers |= _OF_KEYS
+    scope = opt.get("scope")
+    if scope is None:
+        operation |= {"tags": ["operation"], "security": []}
     else:
-        operation["security"] = []
+        operation["tags"] = ["admin" if scope.startswith("admin:") else "inference"]
+        answers |= _OF_KEYS
     if body is not None:
         answers |= _OF_BODIES
     if operation.get("parameters"):
         answers |= _OF_PARAMETERS
-    if opt.get("scope") == "admin:write":
+    if scope == "admin:write":
         answers |= {
             404: "It names something that does not exist.",
             409: "It contradicts what is there already.",
@@ -164,7 +164,7 @@ _ERROR = {
         }
     },
 }
-"""OpenAI's shape."""
+"""OpenAI's error object."""
 
 
 def page(found: dict[str, Any], base: str, model: str) -> str:

@@ -1,6 +1,6 @@
-"""Which scheduling policy is in force here, why did who get in, and how is the policy changed?
+"""The scheduling policy in force, its latest decisions, and its change.
 
-One name sets both halves: the order of the queue here, and all four choices of every engine.
+One name sets both: the order of the gateway's queue, and all four choices of every engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DECISIONS = 256
 
 
 async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
-    """The queue's order, and each engine's choices with its last `decisions` decisions, oldest first."""
+    """The queue's order, and each engine's choices with its latest `decisions`, oldest first."""
     return {
         "policy": gateway.policy,
         "order": gateway.flow.order_name,
@@ -29,11 +29,10 @@ async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
 
 
 async def change_policy(gateway: Gateway, actor: Actor, name: str) -> None:
-    """Another policy for the queue and for every engine that is up; one that restarts gets it, too.
+    """Changes the policy of the queue and of every engine that is up; the others get it when they are back.
 
-    Raises `UnknownPolicy` before anything changed (`NeedsTable` where the policy needs a table),
-    and afterwards where a shared engine was started without what it needs.
-    An engine that does not answer gets it when it is back.
+    Raises `UnknownPolicy` before anything has changed (`NeedsTable` where the policy needs a table), and
+    afterwards where a shared engine refuses it.
     """
     policy = make_policy(name, gateway.deps.config.policy_options)
     for pool in gateway.pools.values():

@@ -1,4 +1,4 @@
-"""The price book over HTTP: list, set, history."""
+"""Admin routes of the price book: list, set, history."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 from litestar import Request, Response, get, post
 from litestar.params import FromQuery
 
-from gateway.requests.schemas import PriceSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from tenants.admin.prices import PriceChange
+from tenants.admin.commands import PriceSet
 
 
 @get(
@@ -18,7 +17,6 @@ from tenants.admin.prices import PriceChange
     opt=READ,
     summary="The prices in force, by model and tier",
     description="Money in nano-dollars a token before the multiplier; multiplier and weights in thousandths.",
-    tags=["admin"],
 )
 async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
     rows = await gateway_of(request).deps.admin.list_prices()
@@ -30,7 +28,6 @@ async def list_prices(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=READ,
     summary="Every version of one model's prices, newest first",
     description="Ledger rows name the version they were charged by. At most `limit` rows.",
-    tags=["admin"],
 )
 async def price_history(
     request: Request[Any, Any, Any], model: FromQuery[str], limit: FromQuery[int] = 100
@@ -45,22 +42,10 @@ async def price_history(
     opt=WRITE | {"body": PriceSet},
     summary="Make a new version of the price book",
     description="What is not named stays as it is. A model without a price is refused; `free` is a price.",
-    tags=["admin"],
 )
 async def set_price(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PriceSet)
-    change = PriceChange(
-        input_nanousd=wanted.input_nanousd,
-        cached_input_nanousd=wanted.cached_input_nanousd,
-        output_nanousd=wanted.output_nanousd,
-        multiplier=wanted.multiplier,
-        input_weight=wanted.input_weight,
-        cached_input_weight=wanted.cached_input_weight,
-        output_weight=wanted.output_weight,
-        reasoning_weight=wanted.reasoning_weight,
-        free=wanted.free,
-    )
-    rows = await gateway_of(request).deps.admin.set_price(actor(request), wanted.model, change, wanted.tier)
+    rows = await gateway_of(request).deps.admin.set_price(actor(request), wanted)
     return await changed(request, {"object": "list", "data": [row.as_json() for row in rows]}, 201)
 
 

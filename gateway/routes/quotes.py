@@ -1,4 +1,4 @@
-"""The route that says beforehand what a request will probably wait, take and cost."""
+"""The route of quotes: predicted wait, latency and cost of a request, by tier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from tenants.types import Tier
     "that would go first, by cause, and those of others that would stand back. Nothing is reserved. Each "
     "tier has a token; whoever sends the same request with it in `X-Fairgate-Quote` while it is valid is "
     "served in that tier at these prices, and is credited where we do not keep the p90.",
-    tags=["inference"],
 )
 async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
@@ -119,7 +118,7 @@ def _sizes(asked: QuoteRequest, served: ServedModel, prompt_tokens: int, max_cho
 def _prompt(
     request: Request[Any, Any, Any], asked: QuoteRequest, renderer: Renderer, served: ServedModel
 ) -> Sequence[int]:
-    """The prompt's tokens; where only its length is known, as many of no consequence."""
+    """The prompt's tokens; where only its length is given, that many placeholders."""
     given = [name for name in ("messages", "prompt", "prompt_tokens") if getattr(asked, name) is not None]
     if len(given) != 1:
         raise errors.bad_request(

@@ -1,8 +1,8 @@
-"""A request under way, for its owner and for operators: look at it, cancel it, move it to another tier.
+"""Routes of single requests, for tenants and operators: list, show, cancel, move to another tier.
 
-A tenant sees its own requests only, and does not learn that others exist. What has ended is answered from
-the ledger, so cancelling twice, or too late, is no error. What another gateway runs is handed to that gateway
-(`gateway/cluster/peer_requests.py`), where there is a Redis to do so by.
+A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
+late, is no error. With Redis, actions on another gateway's requests are passed on to it
+(`gateway/cluster/peer_requests.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ MAX_ID_CHARACTERS = 80
     summary="List this tenant's requests that wait or run",
     description=f"The oldest first, at most {MAX_LISTED}; those of all gateways that share a Redis."
     " `gateways_missing` counts those that did not answer: theirs are not in the list.",
-    tags=["inference"],
 )
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
@@ -62,11 +61,11 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     missing = 0
     if gateway.deps.elsewhere is not None:
         try:
-            heard = await gateway.deps.elsewhere.ask(ask, wants_all=True)
-            missing = heard.missing
+            peers = await gateway.deps.elsewhere.ask(ask, wants_all=True)
+            missing = peers.missing
         except Unreachable:
-            heard, missing = PeerAnswers(), 1  # nobody knows how many there are
-        for each in heard.answers:
+            peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
+        for each in peers.answers:
             shown += each.value
         shown.sort(key=lambda item: -item["elapsed_s"])
     return json_response({"object": "list", "data": shown[:MAX_LISTED], "gateways_missing": missing})
@@ -79,7 +78,6 @@ async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     description="Of one that has ended: `explanation` in sentences, `waits` in seconds by cause, the"
     " `timeline` they were read off, and the targets that it missed, each with its cause. Timelines are kept"
     " for a while.",
-    tags=["inference"],
 )
 async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
@@ -94,7 +92,6 @@ async def show_request(request: Request[Any, Any, Any], request_id: FromPath[str
     summary="Cancel a request that waits or runs",
     description="What was emitted is charged. Repeating it changes nothing; of a request that has ended it "
     "says how.",
-    tags=["inference"],
 )
 async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(
@@ -109,7 +106,6 @@ async def cancel_request(request: Request[Any, Any, Any], request_id: FromPath[s
     summary="Move a waiting request to another tier",
     description="The answer states both prices, per token and for this request. With `preview` nothing moves."
     " The budget must cover the new price; otherwise nothing changes.",
-    tags=["inference"],
 )
 async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
@@ -127,7 +123,6 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "/admin/v1/requests/{request_id:str}",
     opt=READ | ELSEWHERE,
     summary="Show any tenant's request, as its tenant sees it",
-    tags=["admin"],
 )
 async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     return json_response(await _shown(request, RequestAction(SHOW, request_id)))
@@ -138,7 +133,6 @@ async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     status_code=200,
     opt=WRITE,
     summary="Cancel any tenant's request",
-    tags=["admin"],
 )
 async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     found = await _found(request, RequestAction(SHOW, request_id))
@@ -154,7 +148,6 @@ async def cancel_any(request: Request[Any, Any, Any], request_id: FromPath[str])
     opt=WRITE | MOVES,
     summary="Move any tenant's waiting request to another tier",
     description="It is charged what that tier costs; the tenant need not be allowed to ask for it.",
-    tags=["admin"],
 )
 async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
     wanted = await asked(request, TierChangeBody)
@@ -169,11 +162,11 @@ async def move_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -
     return json_response(moved.result())
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared
 
 
 async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """As it stands; of one that has ended also what happened to it."""
+    """Its state; of an ended request also its explanation."""
     shown = await _acted(request, ask)
     if shown["status"] != "ended":
         return shown
@@ -182,16 +175,16 @@ async def _shown(request: Request[Any, Any, Any], ask: RequestAction) -> dict[st
 
 
 async def _acted(request: Request[Any, Any, Any], ask: RequestAction) -> dict[str, Any]:
-    """What became of it where the request is under way, or how the request ended. Raises `ApiError`."""
+    """The action's result where the request is running, else how it ended. Raises `ApiError`."""
     found = await _found(request, ask)
     if found is not None:
         value: dict[str, Any] = found.result()
         return value
-    return _settled(await _ended(request, ask))
+    return ended_request(await _ended(request, ask))
 
 
 async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult:
-    """As `_found`. Raises `ApiError` for a request that is not under way."""
+    """As `_found`. Raises `ApiError` for a request that has ended."""
     found = await _found(request, ask)
     if found is None:
         await _ended(request, ask)
@@ -200,8 +193,8 @@ async def _live(request: Request[Any, Any, Any], ask: RequestAction) -> ActionRe
 
 
 async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionResult | None:
-    """The answer of the gateway where the request is under way; None: it is in none. Raises `ApiError` where
-    nobody can say."""
+    """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
+    unknown."""
     gateway = gateway_of(request)
     answered = await gateway.under_way.act(ask)
     if answered.is_found:
@@ -210,16 +203,16 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     if gateway.deps.elsewhere is None or any(row.kind == "settle" for row in rows):
         return None
     try:
-        heard = await gateway.deps.elsewhere.ask(ask)
+        peers = await gateway.deps.elsewhere.ask(ask)
     except Unreachable:
-        heard = PeerAnswers(missing=1)
-    if heard.found is None and heard.missing and not rows:
+        peers = PeerAnswers(missing=1)
+    if peers.found is None and peers.missing and not rows:
         raise errors.accounts_unavailable("quota_store")
-    return heard.found
+    return peers.found
 
 
 async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerRow:
-    """The settlement of a request that is not under way anywhere that can be asked. Raises `ApiError`."""
+    """The settlement of a request that no reachable gateway runs. Raises `ApiError`."""
     rows = await _rows(request, ask)
     if not rows:
         raise errors.request_not_found(ask.request_id)
@@ -230,16 +223,17 @@ async def _ended(request: Request[Any, Any, Any], ask: RequestAction) -> LedgerR
 
 
 async def _rows(request: Request[Any, Any, Any], ask: RequestAction) -> list[LedgerRow]:
-    """What the ledger says of it. Raises `DatabaseUnavailable`."""
+    """Its ledger rows. Raises `DatabaseUnavailable`."""
     request_id = ask.request_id
-    # PostgreSQL takes no NUL, and no id of ours is anything but letters, digits and a dash or two.
+    # PostgreSQL takes no NUL; our ids are letters, digits and dashes.
     if len(request_id) > MAX_ID_CHARACTERS or not request_id.isascii() or not request_id.isprintable():
         return []
     found = await gateway_of(request).deps.ledger.find(request_id)
     return [row for row in found if ask.tenant_id in (None, row.tenant_id)]
 
 
-def _settled(row: LedgerRow) -> dict[str, Any]:
+def ended_request(row: LedgerRow) -> dict[str, Any]:
+    """The API's request object, from its settlement."""
     return {
         "id": row.request_id,
         "object": "request",

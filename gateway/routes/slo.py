@@ -1,4 +1,4 @@
-"""Targets over HTTP: set, list, remove, and how they were met."""
+"""Admin routes of targets: set, list, remove, report, misses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.explain.attribution import Cause
-from gateway.requests.schemas import SloSet
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
+from tenants.admin.commands import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS
 
 
-@get(
-    "/admin/v1/slos",
-    opt=READ,
-    summary="List targets, all of them or those that bind one tenant",
-    tags=["admin"],
-)
+@get("/admin/v1/slos", opt=READ, summary="List targets, all of them or those that bind one tenant")
 async def list_slos(request: Request[Any, Any, Any], tenant: FromQuery[str | None] = None) -> Response[bytes]:
     found = await gateway_of(request).deps.admin.list_slos(tenant)
     return json_response({"object": "list", "data": [each.as_json() for each in found]})
@@ -32,25 +27,17 @@ async def list_slos(request: Request[Any, Any, Any], tenant: FromQuery[str | Non
     summary="Set a target",
     description="Of a tier, or of one tenant in a tier, whose own target then counts instead. The same"
     f" tenant, tier and metric are replaced; what was counted stays. `metric`: {', '.join(METRICS)}.",
-    tags=["admin"],
 )
 async def set_slo(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, SloSet)
     gateway = gateway_of(request)
-    slo = await gateway.deps.admin.set_slo(
-        actor(request),
-        tier=wanted.tier,
-        metric=wanted.metric,
-        target_s=wanted.target_s,
-        percentile=wanted.percentile,
-        tenant=wanted.tenant,
-    )
+    slo = await gateway.deps.admin.set_slo(actor(request), wanted)
     answer = await changed(request, slo.as_json(), 201)
     await gateway.slo.refresh()
     return answer
 
 
-@delete("/admin/v1/slos/{slo:str}", status_code=200, opt=WRITE, summary="Remove a target", tags=["admin"])
+@delete("/admin/v1/slos/{slo:str}", status_code=200, opt=WRITE, summary="Remove a target")
 async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Response[bytes]:
     gateway = gateway_of(request)
     removed = await gateway.deps.admin.remove_slo(actor(request), slo)
@@ -65,7 +52,6 @@ async def remove_slo(request: Request[Any, Any, Any], slo: FromPath[str]) -> Res
     summary="How targets were met: attainment, error budgets, burn rates, causes",
     description=f"Over {PERIOD_DAYS} days, by tenant, tier and metric. `burn`: rates over a long and a short "
     "window; both at `fires_at` or above is an alert. `causes` counts misses.",
-    tags=["admin"],
 )
 async def slo_report(
     request: Request[Any, Any, Any],
@@ -81,7 +67,6 @@ async def slo_report(
     opt=READ,
     summary="Missed targets, the newest first, with their cause and its evidence",
     description=f"`cause`: {', '.join(Cause)}.",
-    tags=["admin"],
 )
 async def slo_misses(
     request: Request[Any, Any, Any],

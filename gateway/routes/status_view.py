@@ -1,4 +1,4 @@
-"""What is going on right now, for an operator? Numbers of every tenant, engine and queue."""
+"""The current state of every tenant, engine and queue, for operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COUNTS = (
 
 
 async def status_of(gateway: Gateway) -> dict[str, Any]:
-    """The status page. Counters are those of the queue: cost tokens per weight, scaled."""
+    """The status document. Counters are those of the queue: cost tokens per weight, scaled."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
     limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
@@ -40,7 +40,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
             states.setdefault(state.limit.tenant_id, []).append(_limit(state))
     except QuotaStoreUnavailable:
         states = {}
-    flows = _added_up(queues)
+    flows = _summed(queues)
     tenants = [
         _tenant(
             flows.get(tenant.tenant_id) or TenantFlow(tenant.tenant_id, tenant.weight),
@@ -76,9 +76,8 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def _added_up(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
-    """Every tenant's part in the queues of all models together. Counters are of one model: its first
-    one's."""
+def _summed(queues: Sequence[FlowController]) -> dict[str, TenantFlow]:
+    """Every tenant's sums over the queues of all models. Counters are those of its first model."""
     found: dict[str, TenantFlow] = {}
     for queue in queues:
         for part in queue.tenants():
@@ -125,7 +124,7 @@ def _control(control: Control) -> dict[str, Any]:
 
 
 def models_of(gateway: Gateway) -> dict[str, Any]:
-    """Every served model with its replicas, and what other names mean."""
+    """Every served model with its replicas, and the aliases."""
     shown = {
         pool.name: {
             "is_up": pool.has_engine,

@@ -1,7 +1,7 @@
-"""What do all commands share: common options, answers as text or JSON, errors and exit codes?
+"""Parts that all commands share: common options, answers as text or JSON, errors and exit codes.
 
-Exit code 0: done; 1: it failed; 2: it was asked wrongly (usage, settings). Answers go to stdout, errors to
-stderr. Nothing here imports the engine, the gateway or torch: `fairgate --help` must be quick.
+Exit code 0: done; 1: failed; 2: wrong usage or settings. Answers go to stdout, errors to
+stderr. Nothing here imports the engine, the gateway or torch, so that `fairgate --help` is quick.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JSON_KEY = "fairgate.json"
 
 
 class Failure(click.ClickException):
-    """Something failed: one clear line on stderr, exit code 1."""
+    """A failure: one line on stderr, exit code 1."""
 
     exit_code = 1
 
@@ -66,7 +66,7 @@ def common_options() -> list[click.Parameter]:
 
 
 def json_option() -> click.Parameter:
-    """`--json` of commands that answer."""
+    """The option `--json`."""
     return click.Option(
         ["--json"],
         is_flag=True,
@@ -89,7 +89,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported on first use."""
 
     command_class = Command
 
@@ -120,7 +120,7 @@ def group(**kwargs: Any) -> Callable[[Callable[..., Any]], Group]:
 
 
 def wants_json() -> bool:
-    """Whether the answer is to be JSON."""
+    """Whether `--json` was given."""
     return bool(click.get_current_context().meta.get(JSON_KEY))
 
 
@@ -136,7 +136,7 @@ def settings_now(extra: Mapping[str, object] | None = None) -> Settings:
 
 
 def answer(value: Any, text: Callable[[], None] | str) -> None:
-    """Prints the answer: `value` as JSON where that was asked for, else the text."""
+    """Prints `value` as JSON with `--json`, else the text."""
     if wants_json():
         click.echo(json.dumps(value, indent=2, default=str))
     elif isinstance(text, str):

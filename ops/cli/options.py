@@ -1,4 +1,4 @@
-"""How does a command line say a duration?"""
+"""Durations on the command line."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from ops.serving import datadir
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.admin.commands import KeyCreate, LimitSet, TenantCreate
 from tenants.storage.database import open_database
 from tenants.types import Tier
 
@@ -40,11 +41,14 @@ async def set_stage(data_dir: Path, model: str) -> DemoTenants:
     async def act(admin: Admin) -> DemoTenants:
         keys, names = {}, {}
         for tenant in CAST:
-            made = await admin.create_tenant(ACTOR, tenant.name, weight=tenant.weight, tier=tenant.tier)
+            wanted = TenantCreate(name=tenant.name, weight=tenant.weight, tier=tenant.tier)
+            made = await admin.create_tenant(ACTOR, wanted)
             names[made.tenant_id] = tenant.name
-            _, keys[tenant.name] = await admin.create_key(ACTOR, tenant.name, models=[model])
-        await admin.create_tenant(ACTOR, VISITOR, tier=Tier.INTERACTIVE)
-        _, visitor_key = await admin.create_key(ACTOR, VISITOR)
+            _, keys[tenant.name] = await admin.create_key(
+                ACTOR, KeyCreate(tenant=tenant.name, models=[model])
+            )
+        await admin.create_tenant(ACTOR, TenantCreate(name=VISITOR, tier=Tier.INTERACTIVE))
+        _, visitor_key = await admin.create_key(ACTOR, KeyCreate(tenant=VISITOR))
         return DemoTenants(
             keys=keys,
             names=names,
@@ -66,11 +70,13 @@ async def set_limits(data_dir: Path, planned_tokens: Mapping[str, int]) -> None:
             tokens = round(planned_tokens[tenant.name] * tenant.limit.share_of_planned)
             await admin.set_limit(
                 ACTOR,
-                tenant.name,
-                meter=tenant.limit.meter,
-                window=tenant.limit.window,
-                amount=max(MIN_LIMIT_TOKENS, tokens),
-                mode=tenant.limit.mode,
+                LimitSet(
+                    tenant=tenant.name,
+                    meter=tenant.limit.meter,
+                    window=tenant.limit.window,
+                    amount=max(MIN_LIMIT_TOKENS, tokens),
+                    mode=tenant.limit.mode,
+                ),
             )
 
     await _administer(data_dir, act)

@@ -36,6 +36,7 @@ from ops.serving.supervisor import EngineStartFailed
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.errors import DatabaseUnavailable, TenancyError
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import SCOPES, Tier
@@ -321,8 +322,8 @@ async def _owner_key(admin: Admin) -> str | None:
     if any(tenant.name == OWNER for tenant in await admin.list_tenants()):
         return None
     actor = Actor("system", "first start")
-    await admin.create_tenant(actor, OWNER, tier=Tier.STANDARD, tiers=list(Tier))
-    _, secret = await admin.create_key(actor, OWNER, scopes=SCOPES, name="owner")
+    await admin.create_tenant(actor, TenantCreate(name=OWNER, tier=Tier.STANDARD, tiers=list(Tier)))
+    _, secret = await admin.create_key(actor, KeyCreate(tenant=OWNER, scopes=list(SCOPES)), name="owner")
     return secret
 
 

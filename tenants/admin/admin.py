@@ -1,8 +1,7 @@
-"""Which admin acts are there?
+"""Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
-Every admin act, whichever face it came from (CLI, API, console), is a method of `Admin`, and every one goes
-through `command.py`: one transaction with its audit row. Here are those on tenants, projects and keys;
-`limits.py`, `prices.py` and `slos.py` have the others.
+Every act of command line and API is a method of `Admin`, and one transaction with its audit row
+(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `prices.py` and `slos.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import Change
+from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.prices import PriceCommands
 from tenants.admin.slos import SloCommands
+from tenants.admin.transaction import Change
 from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
 from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
@@ -34,7 +34,7 @@ DEFAULT_GRACE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """A tenant and everything below it."""
+    """A tenant with its projects, keys and limits."""
 
     tenant: Tenant
     projects: tuple[Project, ...]
@@ -52,28 +52,20 @@ class TenantView:
 
 
 class Admin(LimitCommands, PriceCommands, SloCommands):
-    """Every admin act: those on tenants, projects and keys here, the others beside."""
+    """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects
 
     async def create_tenant(
-        self,
-        actor: Actor | str,
-        name: str,
-        weight: float = 1.0,
-        tier: str = Tier.STANDARD,
-        tiers: Iterable[str] | None = None,
-        models: Iterable[str] | None = None,
-        on_low_budget: str = OnLowBudget.REFUSE,
-        reserved_tokens_per_s: float = 0.0,
+        self, actor: Actor | str, wanted: TenantCreate, models: Iterable[str] | None = None
     ) -> Tenant:
-        """A tenant with a project called `default`. `tiers` None: `tier` and the ones served after it."""
-        validation.name("name", name)
-        low_budget = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
-        default_tier = validation.choice("tier", Tier, tier)
-        weight, models = validation.weight(weight), validation.models(models)
-        allowed = validation.tiers(default_tier, tiers)
-        reserved = validation.reserved(reserved_tokens_per_s)
+        """Creates a tenant with a project `default`. `tiers` None: `tier` and the ones served after it."""
+        name = validation.name("name", wanted.name)
+        low_budget = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
+        default_tier = validation.choice("tier", Tier, wanted.tier)
+        weight, allowed_models = validation.weight(wanted.weight), validation.models(models)
+        allowed = validation.tiers(default_tier, wanted.tiers)
+        reserved = validation.reserved(wanted.reserved_tokens_per_s)
 
         def change(connection: Connection, now_us: int) -> Change[Tenant]:
             if queries.count(connection, tables.tenants) >= validation.MAX_TENANTS:
@@ -81,16 +73,16 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
                     "tenant", f"there are {validation.MAX_TENANTS} tenants already, which is the most"
                 )
             tenant = Tenant(
-                new_id("ten"),
-                name,
-                "active",
-                weight,
-                default_tier,
-                allowed,
-                models,
-                from_us(now_us),
-                low_budget,
-                reserved,
+                tenant_id=new_id("ten"),
+                name=name,
+                status="active",
+                weight=weight,
+                default_tier=default_tier,
+                tiers=allowed,
+                models=allowed_models,
+                created_at=from_us(now_us),
+                on_low_budget=low_budget,
+                reserved_tokens_per_s=reserved,
             )
             _insert_unique(
                 connection,
@@ -105,38 +97,29 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
 
         return await self._act(actor, "tenant.create", change)
 
-    async def update_tenant(
-        self,
-        actor: Actor | str,
-        tenant: str,
-        *,
-        weight: float | None = None,
-        tier: str | None = None,
-        tiers: Iterable[str] | None = None,
-        models: Iterable[str] | None = None,
-        on_low_budget: str | None = None,
-        reserved_tokens_per_s: float | None = None,
-    ) -> Tenant:
-        """Changes what is given. A new `tier` without `tiers` sets those to it and the ones after it."""
+    async def update_tenant(self, actor: Actor | str, tenant: str, wanted: TenantChange) -> Tenant:
+        """Changes the given fields. A new `tier` without `tiers` sets those to it and the ones after it."""
 
         def edit(before: Tenant) -> Tenant:
-            after = before
-            if on_low_budget is not None:
-                chosen = validation.choice("on_low_budget", OnLowBudget, on_low_budget)
-                after = replace(after, on_low_budget=chosen)
-            if weight is not None:
-                after = replace(after, weight=validation.weight(weight))
-            if reserved_tokens_per_s is not None:
-                after = replace(after, reserved_tokens_per_s=validation.reserved(reserved_tokens_per_s))
-            if tier is not None or tiers is not None:
-                default = before.default_tier if tier is None else validation.choice("tier", Tier, tier)
-                after = replace(after, default_tier=default, tiers=validation.tiers(default, tiers))
-            return after if models is None else replace(after, models=validation.models(models))
+            new: dict[str, Any] = {}
+            if wanted.on_low_budget is not None:
+                new["on_low_budget"] = validation.choice("on_low_budget", OnLowBudget, wanted.on_low_budget)
+            if wanted.weight is not None:
+                new["weight"] = validation.weight(wanted.weight)
+            if wanted.reserved_tokens_per_s is not None:
+                new["reserved_tokens_per_s"] = validation.reserved(wanted.reserved_tokens_per_s)
+            if wanted.tier is not None or wanted.tiers is not None:
+                chosen = before.default_tier if wanted.tier is None else wanted.tier
+                default = validation.choice("tier", Tier, chosen)
+                new |= {"default_tier": default, "tiers": validation.tiers(default, wanted.tiers)}
+            if wanted.models is not None:
+                new["models"] = validation.models(wanted.models)
+            return replace(before, **new)
 
         return await self._edit_tenant(actor, "tenant.update", tenant, edit)
 
     async def suspend_tenant(self, actor: Actor | str, tenant: str) -> Tenant:
-        """Its keys open nothing until `resume_tenant`; running requests end as they would."""
+        """Its keys are refused until `resume_tenant`; running requests go on to their end."""
         return await self._edit_tenant(
             actor, "tenant.suspend", tenant, lambda before: replace(before, status="suspended")
         )
@@ -148,11 +131,11 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         )
 
     async def list_tenants(self) -> list[Tenant]:
-        """By name."""
+        """All tenants, by name."""
         return await self._database.read(queries.tenants_where)
 
     async def show_tenant(self, tenant: str) -> TenantView:
-        """By id or name. Raises `NotFound`."""
+        """One tenant, by id or name. Raises `NotFound`."""
 
         def view(connection: Connection) -> TenantView:
             found = queries.find_tenant(connection, tenant)
@@ -167,7 +150,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._database.read(view)
 
     async def create_project(self, actor: Actor | str, tenant: str, name: str) -> Project:
-        """A project in a tenant; names are unique within it."""
+        """Creates a project in a tenant; names are unique within it."""
         validation.name("name", name)
 
         def change(connection: Connection, now_us: int) -> Change[Project]:
@@ -183,7 +166,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._act(actor, "project.create", change)
 
     async def suspend_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
-        """The keys of this project open nothing until `resume_project`."""
+        """The keys of this project are refused until `resume_project`."""
         return await self._set_project_status(actor, "project.suspend", tenant, project, "suspended")
 
     async def resume_project(self, actor: Actor | str, tenant: str, project: str) -> Project:
@@ -191,7 +174,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._set_project_status(actor, "project.resume", tenant, project, "active")
 
     async def list_projects(self, tenant: str) -> list[Project]:
-        """Of one tenant, by name."""
+        """Projects of one tenant, by name."""
 
         def find(connection: Connection) -> list[Project]:
             return queries.projects_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
@@ -203,37 +186,36 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
     async def create_key(
         self,
         actor: Actor | str,
-        tenant: str,
-        project: str | None = None,
-        scopes: Iterable[str] = DEFAULT_SCOPES,
-        expires_in_s: float | None = None,
-        models: Iterable[str] | None = None,
-        tiers: Iterable[str] | None = None,
-        default_tier: str | None = None,
+        wanted: KeyCreate,
+        *,
         name: str = "",
+        default_tier: str | None = None,
     ) -> tuple[ApiKey, str]:
-        """A key and its secret, which is shown here and never again. `models` and `tiers` None: the
-        tenant's, also when those change later; otherwise they must lie within the tenant's."""
-        chosen_scopes, chosen_models = validation.scopes(scopes), validation.models(models)
+        """Creates a key; returns it with its secret, which cannot be read again. `models` and `tiers` None:
+        the tenant's, also when those change later; otherwise they must lie within the tenant's."""
+        chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
+        chosen_models, expires_in_s = validation.models(wanted.models), wanted.expires_in_s
         if name:
             validation.name("name", name)
         if expires_in_s is not None:
             validation.seconds("expires_in_s", expires_in_s, validation.MAX_EXPIRY_S, least=1)
         default = None if default_tier is None else validation.choice("default_tier", Tier, default_tier)
         chosen_tiers = (
-            None if tiers is None else frozenset(validation.choice("tiers", Tier, t) for t in tiers)
+            None
+            if wanted.tiers is None
+            else frozenset(validation.choice("tiers", Tier, tier) for tier in wanted.tiers)
         )
         secret = new_key(self._pepper)
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             self._check_pepper(connection)
-            owner = queries.find_tenant(connection, tenant)
+            owner = queries.find_tenant(connection, wanted.tenant)
             _check_tiers(owner, chosen_tiers, default)
             if owner.models is not None and chosen_models is not None and chosen_models - owner.models:
                 raise Invalid(
                     "models", f"beyond the tenant's: {', '.join(sorted(chosen_models - owner.models))}"
                 )
-            home = queries.find_project(connection, owner, project or DEFAULT_PROJECT)
+            home = queries.find_project(connection, owner, wanted.project or DEFAULT_PROJECT)
             have = queries.count(
                 connection,
                 tables.api_keys,
@@ -267,7 +249,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._act(actor, "key.create", change), secret.text
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Of one tenant, or of all; revoked ones included."""
+        """Keys of one tenant, or of all; revoked ones included."""
 
         def find(connection: Connection) -> list[ApiKey]:
             if tenant is None:
@@ -277,8 +259,8 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return await self._database.read(find)
 
     async def revoke_key(self, actor: Actor | str, key: str, tenant: str | None = None) -> ApiKey:
-        """By id or visible prefix; takes effect everywhere within a second. Revoking twice changes nothing.
-        With `tenant` only a key of that tenant is found."""
+        """Revokes a key, by id or visible prefix, in every gateway within a second. Revoking twice changes
+        nothing. With `tenant` only a key of that tenant is found."""
 
         def change(connection: Connection, now_us: int) -> Change[ApiKey]:
             before = self._find_key(connection, key, tenant)
@@ -295,7 +277,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
     async def rotate_key(
         self, actor: Actor | str, key: str, grace_s: float = DEFAULT_GRACE_S, tenant: str | None = None
     ) -> tuple[ApiKey, str]:
-        """A new secret for the same key (id, limits and scopes stay); older secrets work `grace_s` longer."""
+        """Gives a key a new secret (id, limits and scopes stay); older secrets work `grace_s` longer."""
         validation.seconds("grace_s", grace_s, validation.MAX_GRACE_S)
         secret = new_key(self._pepper)
         stored = tables.key_secrets
@@ -337,7 +319,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
 
         return await self._database.read(rows)
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ shared
 
     async def _edit_tenant(
         self, actor: Actor | str, action: str, reference: str, edit: Callable[[Tenant], Tenant]
@@ -373,7 +355,7 @@ class Admin(LimitCommands, PriceCommands, SloCommands):
         return queries.find_key(connection, key, tenant_id)
 
     def _check_pepper(self, connection: Connection) -> None:
-        """The first key notes the pepper's fingerprint; a server with another one is told so at once."""
+        """The first key stores the pepper's fingerprint. Raises `PepperMismatch` for another pepper."""
         stored = queries.setting(connection, PEPPER_SETTING)
         if stored is None:
             connection.execute(

@@ -1,7 +1,6 @@
-"""Who changed what, from where, and how did it look before and after?
+"""The audit log: actor, origin, action and target of every change, with its before and after.
 
-One function writes audit rows, always on the connection, and so in the transaction, of the change itself:
-there is no change without its row and no row without its change.
+A row is written on the connection, and so in the transaction, of its change: neither exists alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts (`cli:root`, `key:fg_live_…`, `system`), and from where (`cli`, an IP address)."""
+    """An actor (`cli:root`, `key:fg_live_…`, `system`) and its origin (`cli`, an IP address)."""
 
     name: str
     origin: str = ""

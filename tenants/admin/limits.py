@@ -1,20 +1,20 @@
-"""How are limits set, overridden for a time, and removed?
+"""Admin acts on limits: set, override for a time, remove.
 
-Usage belongs to what a limit counts (subject, meter, shape, tier), never to its amount: no act here wipes it.
+Usage is stored by what a limit counts (subject, meter, shape, tier), not by its amount: no act resets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import AdminCommands, Change
+from tenants.admin.commands import LimitOverride, LimitSet
+from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.directory.records import Tenant, limit_as_json, to_us
@@ -22,22 +22,22 @@ from tenants.errors import Invalid, NotFound
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import LimitEvent
 from tenants.storage import tables
-from tenants.types import Limit, LimitMode, SubjectKind
+from tenants.types import Limit, SubjectKind
 
 
 @dataclass(frozen=True, slots=True)
 class LimitView:
-    """A limit as it is set and as it is in force, and what it noticed."""
+    """A limit as set and as in force, with its events."""
 
     limit: Limit
     now_s: float
-    """When it was looked at; seconds since 1970."""
+    """Time of the view; seconds since 1970."""
     events: tuple[LimitEvent, ...]
     """Newest window first."""
 
     @property
     def is_overridden(self) -> bool:
-        """Does its override (still) last?"""
+        """Whether an override is in force."""
         override = self.limit.override
         return override is not None and self.now_s * 1e6 < override.until_us
 
@@ -52,41 +52,24 @@ class LimitView:
 
 
 class LimitCommands(AdminCommands):
-    """The acts on limits."""
+    """Acts on limits."""
 
-    async def set_limit(
-        self,
-        actor: Actor | str,
-        tenant: str,
-        *,
-        meter: str,
-        amount: int | None = None,
-        window: str | None = None,
-        rate_per_s: float | None = None,
-        burst: int | None = None,
-        mode: str = LimitMode.HARD,
-        project: str | None = None,
-        key: str | None = None,
-        tier: str | None = None,
-        time_zone: str = "UTC",
-        thresholds: Iterable[int] | None = None,
-    ) -> Limit:
-        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `window` with
-        `amount`; `rate_per_s` with `burst` (or `amount`, the same thing); or meter `concurrency` with
-        `amount`. `thresholds` (per cent of the amount) are where a soft limit alerts; None: the default ones.
+    async def set_limit(self, actor: Actor | str, wanted: LimitSet) -> Limit:
+        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `amount` with
+        `window`, or with `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None:
+        the default ones.
 
         There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
         thresholds, and keeps what was used; an override stays. The time zone of a window cannot be changed,
-        as another zone's windows are other windows, of which nothing was used: remove the limit first.
+        since another zone's windows have usage of their own: remove the limit first.
         """
-        if project is not None and key is not None:
+        if wanted.project is not None and wanted.key is not None:
             raise Invalid("key", "a limit binds a project or a key, not both")
-        draft = validation.limit_columns(meter, amount, window, rate_per_s, burst, mode, tier, time_zone)
-        draft["thresholds"] = validation.thresholds(draft["mode"], thresholds)
+        draft = validation.limit_columns(wanted)
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
-            owner = queries.find_tenant(connection, tenant)
-            kind, subject_id = _subject(connection, owner, project, key)
+            owner = queries.find_tenant(connection, wanted.tenant)
+            kind, subject_id = _subject(connection, owner, wanted.project, wanted.key)
             table = tables.limits
             identity = {
                 "kind": kind.value,
@@ -129,30 +112,22 @@ class LimitCommands(AdminCommands):
         return await self._act(actor, "limit.set", change)
 
     async def override_limit(
-        self,
-        actor: Actor | str,
-        limit_id: str,
-        *,
-        amount: int,
-        reason: str,
-        until: datetime | None = None,
-        for_s: float | None = None,
-        rate_per_s: float | None = None,
-        tenant: str | None = None,
+        self, actor: Actor | str, limit_id: str, wanted: LimitOverride, tenant: str | None = None
     ) -> Limit:
-        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to an
-        instant: `until`, or `for_s` seconds from now. Then the limit is as it was set, by itself. A limit has
-        at most one override; a new one replaces it. With `tenant` only a limit of that tenant is found."""
-        validation.reason(reason)
+        """Puts another `amount` (burst, concurrency) in force, and for a token bucket another rate, up to
+        `until` or for `for_s` seconds. A limit has at most one override; a new one replaces it. With `tenant`
+        only a limit of that tenant is found."""
+        until = None if wanted.until is None else validation.instant("until", wanted.until)
+        validation.reason(wanted.reason)
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
             before = self._find_limit(connection, limit_id, tenant)
-            until_us = validation.override_until_us(now_us, None if until is None else to_us(until), for_s)
+            until_us = None if until is None else to_us(until)
             columns = {
-                "amount": amount,
-                "rate_milli": validation.override_rate_milli(before, amount, rate_per_s),
-                "until_us": until_us,
-                "reason": reason,
+                "amount": wanted.amount,
+                "until_us": validation.override_until_us(now_us, until_us, wanted.for_s),
+                "rate_milli": validation.override_rate_milli(before, wanted.amount, wanted.rate_per_s),
+                "reason": wanted.reason,
                 "created_us": now_us,
             }
             table = tables.limit_overrides
@@ -192,11 +167,11 @@ class LimitCommands(AdminCommands):
         return await self._act(actor, "limit.remove", change)
 
     async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        """Of one tenant (its projects and keys included), or of all."""
+        """Limits of one tenant (its projects and keys included), or of all."""
         return await self._database.read(lambda connection: _limits(connection, tenant))
 
     async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
-        """The same with what is in force and what was noticed in each limit's newest window."""
+        """As `list_limits`, with what is in force and the events of each limit's newest window."""
 
         def view(connection: Connection) -> list[LimitView]:
             found = _limits(connection, tenant)
@@ -206,7 +181,7 @@ class LimitCommands(AdminCommands):
         return await self._database.read(view)
 
     async def show_limit(self, limit_id: str) -> LimitView:
-        """One limit with everything it noticed. Raises `NotFound`."""
+        """One limit with all its events. Raises `NotFound`."""
 
         def view(connection: Connection) -> LimitView:
             found = queries.find_limit(connection, limit_id)
@@ -223,7 +198,7 @@ class LimitCommands(AdminCommands):
 
 
 def newest_window(events: Sequence[LimitEvent]) -> list[LimitEvent]:
-    """Those of the newest window among `events`."""
+    """The `events` of the newest window."""
     newest = max((event.key.window_start_s for event in events), default=0)
     return [event for event in events if event.key.window_start_s == newest]
 

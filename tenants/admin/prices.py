@@ -1,13 +1,13 @@
-"""How is the price book changed?
+"""Admin acts on the price book.
 
-Every change is a new version; what a version said is never changed, since ledger rows name it. A version's
+Every change is a new version; older versions stay as they are, since ledger rows refer to them. A version's
 rows are the models and tiers that changed with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,8 @@ from sqlalchemy import Connection, insert, select
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import AdminCommands, Change
+from tenants.admin.commands import PriceSet
+from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
@@ -29,8 +30,8 @@ MAX_PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PriceRow:
-    """What one version said of one model in one tier. Money in nano-dollars a token before the multiplier;
-    multiplier and weights in thousandths."""
+    """Prices of one model and tier in one version: nano-dollars a token before the multiplier; multiplier and
+    weights in thousandths."""
 
     version: int
     model: str
@@ -39,58 +40,30 @@ class PriceRow:
     created_at: datetime
 
     def as_json(self) -> dict[str, Any]:
-        price, weights = self.entry.price, self.entry.weights
         return {
             "version": self.version,
             "model": self.model,
             "tier": self.tier.value,
-            "input_nanousd": price.input_nanousd,
-            "cached_input_nanousd": price.cached_input_nanousd,
-            "output_nanousd": price.output_nanousd,
-            "multiplier": self.entry.multiplier,
-            "input_weight": weights.input,
-            "cached_input_weight": weights.cached_input,
-            "output_weight": weights.output,
-            "reasoning_weight": weights.reasoning,
+            **_columns(self.entry),
             "created_at": self.created_at.isoformat(),
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PriceChange:
-    """What is to change; None: stays, or for a model that has no price yet: the default."""
-
-    input_nanousd: int | None = None
-    cached_input_nanousd: int | None = None
-    """For a new model: what other input costs."""
-    output_nanousd: int | None = None
-    multiplier: int | None = None
-    """Thousandths; for a new model: the tier's of the installation."""
-    input_weight: int | None = None
-    cached_input_weight: int | None = None
-    output_weight: int | None = None
-    reasoning_weight: int | None = None
-    free: bool = False
-    """Nothing costs anything: on purpose, not by omission."""
-
-
 class PriceCommands(AdminCommands):
-    """The acts on prices."""
+    """Acts on prices."""
 
-    async def set_price(
-        self, actor: Actor | str, model: str, change: PriceChange, tier: str | None = None
-    ) -> list[PriceRow]:
-        """Makes a new version of the book, in force at once; `tier` None: in all tiers. Requests that were
-        reserved before are charged by the version they were reserved with. Returns the model's rows now.
+    async def set_price(self, actor: Actor | str, wanted: PriceSet) -> list[PriceRow]:
+        """Makes a new version of the book, in force immediately; `tier` None: in all tiers. Requests reserved
+        before are charged by the version they were reserved with. Returns the model's rows now.
         A change that changes nothing makes no version."""
-        validation.model("model", model)
-        tiers = list(Tier) if tier is None else [validation.choice("tier", Tier, tier)]
+        model = validation.model("model", wanted.model)
+        tiers = list(Tier) if wanted.tier is None else [validation.choice("tier", Tier, wanted.tier)]
 
         def act(connection: Connection, now_us: int) -> Change[list[PriceRow]]:
             book = queries.price_book(connection)
             before = _rows_of(connection, model)
             old = {each: book.entries.get((model, each)) for each in tiers}
-            new = {each: changed(model, old[each], change, self._tier_multipliers[each]) for each in tiers}
+            new = {each: changed(old[each], wanted, self._tier_multipliers[each]) for each in tiers}
             entries = {(model, each): new[each] for each in tiers if new[each] != old[each]}
             _insert(connection, book, entries, now_us)
             after = _rows_of(connection, model)
@@ -99,8 +72,7 @@ class PriceCommands(AdminCommands):
         return await self._act(actor, "price.set", act)
 
     async def seed_prices(self, actor: Actor | str, prices: Mapping[str, Price]) -> list[str]:
-        """Prices models that the book does not know, in all tiers, and returns their names. What the book
-        says of the others stays."""
+        """Prices models that the book does not have, in all tiers, and returns their names."""
         known = (await self._database.read(queries.price_book)).models
         if not set(prices) - known:
             return []
@@ -119,7 +91,7 @@ class PriceCommands(AdminCommands):
         return await self._act(actor, "price.seed", act)
 
     async def list_prices(self) -> list[PriceRow]:
-        """What is in force, by model and tier."""
+        """Prices in force, by model and tier."""
         return await self._database.read(_in_force)
 
     async def price_history(self, model: str, *, most: int = 100) -> list[PriceRow]:
@@ -132,43 +104,49 @@ class PriceCommands(AdminCommands):
         return rows
 
 
-def changed(model: str, old: PriceEntry | None, change: PriceChange, default_multiplier: int) -> PriceEntry:
-    """The entry after `change`; `old` None: the model had no price in this tier. Raises `Invalid`."""
-    if change.free and (change.input_nanousd or change.cached_input_nanousd or change.output_nanousd):
+def changed(old: PriceEntry | None, wanted: PriceSet, default_multiplier: int) -> PriceEntry:
+    """The entry after `wanted`; `old` None: the model had no price in this tier. Raises `Invalid`."""
+    if wanted.free and (wanted.input_nanousd or wanted.cached_input_nanousd or wanted.output_nanousd):
         raise Invalid("free", "give prices or free, not both")
-    if change.free:
+    if wanted.free:
         price = FREE
     elif old is None:
-        if change.input_nanousd is None or change.output_nanousd is None:
+        if wanted.input_nanousd is None or wanted.output_nanousd is None:
             raise Invalid(
-                "input_nanousd" if change.input_nanousd is None else "output_nanousd",
-                f"is missing: model {model!r} has no price yet; give input and output, or mark it free",
+                "input_nanousd" if wanted.input_nanousd is None else "output_nanousd",
+                f"is missing: model {wanted.model!r} has no price yet; "
+                "give input and output, or mark it free",
             )
-        cached = change.cached_input_nanousd
+        cached = wanted.cached_input_nanousd
         price = Price(
-            change.input_nanousd, change.input_nanousd if cached is None else cached, change.output_nanousd
+            wanted.input_nanousd, wanted.input_nanousd if cached is None else cached, wanted.output_nanousd
         )
     else:
         price = replace(
-            old.price, **_given(change, "input_nanousd", "cached_input_nanousd", "output_nanousd")
+            old.price, **_given(wanted, "input_nanousd", "cached_input_nanousd", "output_nanousd")
         )
     weights = TokenWeights() if old is None else old.weights
     names = ("input_weight", "cached_input_weight", "output_weight", "reasoning_weight")
-    given = {name.removesuffix("_weight"): value for name, value in _given(change, *names).items()}
+    given = {name.removesuffix("_weight"): value for name, value in _given(wanted, *names).items()}
     multiplier = default_multiplier if old is None else old.multiplier
     return PriceEntry(
-        price, multiplier if change.multiplier is None else change.multiplier, replace(weights, **given)
+        price, multiplier if wanted.multiplier is None else wanted.multiplier, replace(weights, **given)
     )
 
 
-def _given(change: PriceChange, *names: str) -> dict[str, int]:
-    return {name: getattr(change, name) for name in names if getattr(change, name) is not None}
+def _given(wanted: PriceSet, *names: str) -> dict[str, int]:
+    return {name: getattr(wanted, name) for name in names if getattr(wanted, name) is not None}
+
+
+def _columns(entry: PriceEntry) -> dict[str, int]:
+    weights = {f"{name}_weight": value for name, value in asdict(entry.weights).items()}
+    return {**asdict(entry.price), "multiplier": entry.multiplier, **weights}
 
 
 def _insert(
     connection: Connection, book: PriceBook, entries: Mapping[tuple[str, Tier], PriceEntry], now_us: int
 ) -> int:
-    """The new version, or the old one where there is nothing to insert."""
+    """Returns the new version, or the current one without `entries`."""
     if not entries:
         return book.version
     if book.version >= MAX_VERSIONS:
@@ -180,14 +158,7 @@ def _insert(
             "version": version,
             "model": model,
             "tier": tier.value,
-            "input_nanousd": entry.price.input_nanousd,
-            "cached_input_nanousd": entry.price.cached_input_nanousd,
-            "output_nanousd": entry.price.output_nanousd,
-            "multiplier": entry.multiplier,
-            "input_weight": entry.weights.input,
-            "cached_input_weight": entry.weights.cached_input,
-            "output_weight": entry.weights.output,
-            "reasoning_weight": entry.weights.reasoning,
+            **_columns(entry),
             "created_us": now_us,
         }
         for (model, tier), entry in entries.items()
@@ -203,7 +174,7 @@ def _history(connection: Connection, model: str, most: int) -> list[PriceRow]:
 
 
 def _rows_of(connection: Connection, model: str) -> list[PriceRow]:
-    """What is in force for one model."""
+    """Prices in force for one model."""
     return [row for row in _in_force(connection) if row.model == model]
 
 

@@ -1,14 +1,15 @@
-"""How are targets set and removed, and how were they met?"""
+"""Admin acts on latency targets, and reports of how they were met."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from sqlalchemy import Connection, delete, update
 
 from tenants.admin import validation
 from tenants.admin.audit import Actor
-from tenants.admin.command import AdminCommands, Change
+from tenants.admin.commands import SloSet
+from tenants.admin.transaction import AdminCommands, Change
 from tenants.directory import queries
 from tenants.directory.keys import new_id
 from tenants.errors import Invalid, NotFound
@@ -24,55 +25,34 @@ MAX_PAGE = 1_000
 
 
 class SloCommands(AdminCommands):
-    """The acts on targets."""
+    """Acts on targets."""
 
-    async def set_slo(
-        self,
-        actor: Actor | str,
-        *,
-        tier: str,
-        metric: str,
-        target_s: float,
-        percentile: float = 95.0,
-        tenant: str | None = None,
-    ) -> Slo:
-        """`percentile` per cent of a tier's requests must have `metric` (`ttft`, `tpot`, `e2e`) within
-        `target_s`; of one tenant's, or, with `tenant` None, of each tenant's that has no target of its own.
-        There is one per (tenant, tier, metric): setting it again replaces it. What was counted stays."""
-        wanted_tier = validation.choice("tier", Tier, tier)
-        wanted_metric = _metric(metric)
-        target_us, per_mille = _target_us(target_s), _per_mille(percentile)
+    async def set_slo(self, actor: Actor | str, wanted: SloSet) -> Slo:
+        """Sets a target: `percentile` per cent of the requests in a tier must have `metric` (`ttft`, `tpot`,
+        `e2e`) within `target_s`. `tenant` None: of each tenant without a target of its own. There is one per
+        (tenant, tier, metric): setting it again replaces it. What was counted stays."""
+        tier, metric = validation.choice("tier", Tier, wanted.tier), _metric(wanted.metric)
+        target_us, per_mille = _target_us(wanted.target_s), _per_mille(wanted.percentile)
 
         def change(connection: Connection, now_us: int) -> Change[Slo]:
-            tenant_id = "" if tenant is None else queries.find_tenant(connection, tenant).tenant_id
+            owner = None if wanted.tenant is None else queries.find_tenant(connection, wanted.tenant)
+            tenant_id = "" if owner is None else owner.tenant_id
             table = tables.slos
-            same = (
-                table.c.tenant_id == tenant_id,
-                table.c.tier == wanted_tier.value,
-                table.c.metric == wanted_metric,
-            )
+            same = (table.c.tenant_id == tenant_id, table.c.tier == tier.value, table.c.metric == metric)
             before = next(iter(slo_store.slos_where(connection, *same)), None)
             if before is None:
                 if queries.count(connection, table) >= MAX_SLOS:
                     raise Invalid(
                         "slo", f"there are {MAX_SLOS} targets already, which is the most; remove one"
                     )
-                after = Slo(new_id("slo"), tenant_id, wanted_tier, wanted_metric, target_us, per_mille)
+                after = Slo(new_id("slo"), tenant_id, tier, metric, target_us, per_mille)
                 slo_store.insert_slo(connection, after, now_us)
             else:
-                after = Slo(before.slo_id, tenant_id, wanted_tier, wanted_metric, target_us, per_mille)
-                connection.execute(
-                    update(table)
-                    .where(table.c.id == before.slo_id)
-                    .values(target_us=target_us, per_mille=per_mille)
-                )
-            return Change(
-                after,
-                after.slo_id,
-                tenant_id or None,
-                None if before is None else before.as_json(),
-                after.as_json(),
-            )
+                after = replace(before, target_us=target_us, per_mille=per_mille)
+                values = update(table).values(target_us=target_us, per_mille=per_mille)
+                connection.execute(values.where(table.c.id == before.slo_id))
+            was = None if before is None else before.as_json()
+            return Change(after, after.slo_id, tenant_id or None, was, after.as_json())
 
         return await self._act(actor, "slo.set", change)
 
@@ -103,7 +83,7 @@ class SloCommands(AdminCommands):
         return await self._database.read(look)
 
     async def slo_report(self, tenant: str | None = None, tier: str | None = None) -> list[SloReport]:
-        """How every target that is set was met by each tenant that sent something, over the period."""
+        """How each target was met for each tenant that sent requests, over the period."""
         wanted_tier = None if tier is None else validation.choice("tier", Tier, tier)
         now_s = self._clock()
 
@@ -185,16 +165,14 @@ def _metric(value: str) -> str:
 
 
 def _target_us(value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid("target_s", "must be a finite number of seconds")
+    validation.finite("target_s", value, "a finite number of seconds")
     if not MIN_TARGET_S <= value <= MAX_TARGET_S:
         raise Invalid("target_s", f"must lie between {MIN_TARGET_S} and {MAX_TARGET_S:g} seconds")
     return round(value * 1e6)
 
 
 def _per_mille(value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid("percentile", "must be a finite number, such as 95")
+    validation.finite("percentile", value, "a finite number, such as 95")
     if not 1 <= value <= 100 or abs(value * 10 - round(value * 10)) > 1e-6:
         raise Invalid(
             "percentile", "must lie between 1 and 100, with one decimal at most, such as 95 or 99.9"

@@ -1,7 +1,7 @@
-"""Which values may an admin act set?
+"""Checks of the values that admin acts set.
 
-Pure checks, each naming the field, the bound and the way out. Everything is bounded: the counts below
-keep the directory small enough to live in memory and a reservation small enough to be one atomic step.
+Pure functions; each error names the field, the bound and the remedy. The counts below keep the directory
+small enough for memory and a reservation small enough for one atomic step.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+from tenants.admin.commands import LimitSet
 from tenants.errors import Invalid
 from tenants.types import SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
 
@@ -55,11 +56,16 @@ def name(field: str, value: str) -> str:
     return value
 
 
-def weight(value: float) -> float:
-    """A share; twice the weight is twice the service under contention."""
+def finite(field: str, value: float, what: str = "a finite number") -> float:
+    """A number that is neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid("weight", "must be a finite number")
-    if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+        raise Invalid(field, f"must be {what}")
+    return value
+
+
+def weight(value: float) -> float:
+    """A tenant's share: service under contention is proportional to it."""
+    if not MIN_WEIGHT <= finite("weight", value) <= MAX_WEIGHT:
         raise Invalid("weight", f"must lie between {MIN_WEIGHT} and {MAX_WEIGHT:g}")
     return float(value)
 
@@ -67,8 +73,7 @@ def weight(value: float) -> float:
 def reserved(value: float) -> float:
     """Reserved cost tokens per second; 0: none."""
     name = "reserved_tokens_per_s"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid(name, "must be a finite number of cost tokens per second (0: no reservation)")
+    finite(name, value, "a finite number of cost tokens per second (0: no reservation)")
     if not 0 <= value <= MAX_RESERVED_TOKENS_PER_S:
         raise Invalid(name, f"must lie between 0 (no reservation) and {MAX_RESERVED_TOKENS_PER_S:g}")
     return float(value)
@@ -78,7 +83,7 @@ E = TypeVar("E", Tier, Meter, LimitMode, Window, OnLowBudget)
 
 
 def choice(field: str, kind: type[E], value: str) -> E:
-    """One of an enumeration's words."""
+    """A member of an enumeration, by its value."""
     try:
         return kind(value)
     except ValueError:
@@ -87,8 +92,7 @@ def choice(field: str, kind: type[E], value: str) -> E:
 
 
 def tiers(default: Tier, values: Iterable[str] | None) -> frozenset[Tier]:
-    """The tiers that may be used; None: the default tier and those served after it, since the ones before
-    it are somebody else's paid-for advantage."""
+    """The tiers that may be used; None: the default tier and those served after it, not the better ones."""
     if values is None:
         order = list(Tier)
         return frozenset(order[order.index(default) :])
@@ -116,7 +120,7 @@ def model(field: str, value: str) -> str:
 
 
 def scopes(values: Iterable[str]) -> frozenset[str]:
-    """What a key may do."""
+    """Scopes of a key."""
     chosen = frozenset(values)
     if not chosen or chosen - SCOPES:
         wrong = ", ".join(sorted(map(repr, chosen - SCOPES))) or "none"
@@ -126,9 +130,7 @@ def scopes(values: Iterable[str]) -> frozenset[str]:
 
 def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> float:
     """A bounded, finite time span."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Invalid(field, "must be a finite number of seconds")
-    if not least <= value <= most:
+    if not least <= finite(field, value, "a finite number of seconds") <= most:
         raise Invalid(field, f"must lie between {least:g} and {most:g} seconds")
     return float(value)
 
@@ -144,13 +146,7 @@ def whole(value: int, most: int, *, least: int = 0, field: str = "amount") -> in
 
 def rate_milli(meter: Meter, burst: int, rate_per_s: float) -> int:
     """A bucket's rate in thousandths per second. Steps of 0.001 (of 1 for money) make refilling exact."""
-    if (
-        isinstance(rate_per_s, bool)
-        or not isinstance(rate_per_s, int | float)
-        or not math.isfinite(rate_per_s)
-    ):
-        raise Invalid("rate_per_s", "must be a finite number")
-    if not 0.001 <= rate_per_s <= 9e9:
+    if not 0.001 <= finite("rate_per_s", rate_per_s) <= 9e9:
         raise Invalid("rate_per_s", "must lie between 0.001 and 9,000,000,000")
     exact = round(rate_per_s * 1000)
     if abs(exact / 1000 - rate_per_s) > 1e-9 * max(1.0, rate_per_s):
@@ -177,49 +173,36 @@ def iana_zone(value: str) -> str:
     return value
 
 
-def limit_columns(
-    meter: str,
-    amount: int | None,
-    window: str | None,
-    rate_per_s: float | None,
-    burst: int | None,
-    mode: str,
-    tier: str | None,
-    time_zone: str,
-) -> dict[str, Any]:
-    """The columns of a limit in the table, or `Invalid`."""
-    what = choice("meter", Meter, meter)
+def limit_columns(wanted: LimitSet) -> dict[str, Any]:
+    """The columns of a limit in the table. Raises `Invalid`."""
+    meter, amount = choice("meter", Meter, wanted.meter), wanted.amount
     columns: dict[str, Any] = {
-        "meter": what.value,
-        "mode": choice("mode", LimitMode, mode).value,
-        "tier": "" if tier is None else choice("tier", Tier, tier).value,
-        "time_zone": iana_zone(time_zone),
+        "meter": meter.value,
+        "mode": choice("mode", LimitMode, wanted.mode).value,
+        "tier": "" if wanted.tier is None else choice("tier", Tier, wanted.tier).value,
+        "time_zone": iana_zone(wanted.time_zone),
         "rate_milli": None,
+        "amount": amount,
     }
-    if what is Meter.CONCURRENCY:
-        if window is not None or rate_per_s is not None or burst is not None:
+    if meter is Meter.CONCURRENCY:
+        if wanted.window is not None or wanted.rate_per_s is not None:
             raise Invalid("meter", "concurrency takes an amount only: no window, rate or burst")
-        most = _needed("amount", amount, "how many requests may run at once")
-        return {**columns, "shape": "concurrency", "amount": whole(most, 1_000_000)}
-    if rate_per_s is not None:
-        if window is not None:
+        columns["shape"] = "concurrency"
+        whole(amount, 1_000_000)
+    elif wanted.rate_per_s is not None:
+        if wanted.window is not None:
             raise Invalid(
                 "window", "a limit is a window with an amount or a rate with a burst; set two limits"
             )
-        if burst is not None and amount is not None and burst != amount:
-            raise Invalid("burst", "for a rate, burst and amount are the same thing; give one")
-        size = _needed("burst", burst if burst is not None else amount, "how much may be used at once")
-        most = MAX_BUCKET_NANOUSD if what is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
-        whole(size, most, least=1, field="burst")
-        columns["rate_milli"] = rate_milli(what, size, rate_per_s)
-        return {**columns, "shape": "bucket", "amount": size}
-    if burst is not None:
-        raise Invalid("rate_per_s", "a burst needs a rate")
-    if window is None:
+        most = MAX_BUCKET_NANOUSD if meter is Meter.COST_NANOUSD else MAX_BUCKET_AMOUNT
+        whole(amount, most, least=1, field="burst")
+        columns |= {"shape": "bucket", "rate_milli": rate_milli(meter, amount, wanted.rate_per_s)}
+    elif wanted.window is None:
         raise Invalid("window", "give a window (minute, hour, day, month, lifetime) or a rate_per_s")
-    shape = choice("window", Window, window)
-    most = _needed("amount", amount, "how much may be used in each window")
-    return {**columns, "shape": shape.value, "amount": whole(most, MAX_AMOUNT)}
+    else:
+        columns["shape"] = choice("window", Window, wanted.window).value
+        whole(amount, MAX_AMOUNT)
+    return columns | {"thresholds": thresholds(columns["mode"], wanted.thresholds)}
 
 
 def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
@@ -235,7 +218,7 @@ def thresholds(mode: str, values: Iterable[int] | None) -> list[int] | None:
 
 
 def override_until_us(now_us: int, until_us: int | None, for_s: float | None) -> int:
-    """The instant at which an override ends: given, or so many seconds from now."""
+    """The end of an override: an instant, or `for_s` seconds from now."""
     if (until_us is None) == (for_s is None):
         raise Invalid("until", "say when the override ends: give until or for_s, one of them")
     if for_s is not None:
@@ -264,7 +247,7 @@ def override_rate_milli(limit: Limit, amount: int, rate_per_s: float | None) -> 
 
 
 def reason(value: str) -> str:
-    """Why somebody overrides a limit, for those who find it later."""
+    """The reason of an override."""
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_REASON_CHARS:
         raise Invalid("reason", f"say why, in 1 to {MAX_REASON_CHARS} characters")
     return value
@@ -282,9 +265,3 @@ def instant(field: str, value: str) -> datetime:
             field,
             f"{str(value)[:40]!r} is not an instant with a time zone, such as 2026-01-31T18:00:00+01:00",
         ) from None
-
-
-def _needed(field: str, value: int | None, meaning: str) -> int:
-    if value is None:
-        raise Invalid(field, f"is missing: {meaning}")
-    return value

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
@@ -33,13 +34,13 @@ async def revision(database: Database) -> int:
 
 
 async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, database: Database) -> None:
-    tenant = await admin.create_tenant(ACTOR, "acme", weight=2)
-    await admin.update_tenant(ACTOR, "acme", weight=3)
+    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme", weight=2))
+    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=3))
     project = await admin.create_project(ACTOR, "acme", "blue")
-    key, secret = await admin.create_key(ACTOR, "acme", project="blue")
+    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
     rotated, second = await admin.rotate_key(ACTOR, key.key_id)
-    limit = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=5)
-    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=7)
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5))
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=7))
     await admin.remove_limit(ACTOR, limit.limit_id)
     await admin.suspend_project(ACTOR, "acme", "blue")
     await admin.resume_project(ACTOR, "acme", "blue")
@@ -79,17 +80,17 @@ async def test_every_act_is_audited_in_its_own_transaction(admin: Admin, databas
 
 
 async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     before = await revision(database)
     refusals: list[tuple[type[Exception], Any]] = [
-        (AlreadyExists, admin.create_tenant(ACTOR, "acme")),
+        (AlreadyExists, admin.create_tenant(ACTOR, TenantCreate(name="acme"))),
         (AlreadyExists, admin.create_project(ACTOR, "acme", "default")),
         (NotFound, admin.create_project(ACTOR, "nobody", "p")),
-        (NotFound, admin.create_key(ACTOR, "acme", project="nowhere")),
+        (NotFound, admin.create_key(ACTOR, KeyCreate(tenant="acme", project="nowhere"))),
         (NotFound, admin.revoke_key(ACTOR, "key_unknown")),
         (NotFound, admin.remove_limit(ACTOR, "lim_unknown")),
-        (Invalid, admin.update_tenant(ACTOR, "acme", weight=-1)),
-        (Invalid, admin.set_limit(ACTOR, "acme", meter="requests", amount=1)),
+        (Invalid, admin.update_tenant(ACTOR, "acme", TenantChange(weight=-1))),
+        (Invalid, admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", amount=1))),
     ]
     for error, act in refusals:
         with pytest.raises(error):
@@ -99,8 +100,8 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
 
 
 async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    _, secret = await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
 
     def everything(connection: Connection) -> str:
         return repr([connection.execute(select(table)).all() for table in tables.metadata.sorted_tables])
@@ -111,49 +112,61 @@ async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Data
 
 
 async def test_a_tenant_uses_its_tier_and_the_ones_served_after_it(admin: Admin) -> None:
-    plain = await admin.create_tenant(ACTOR, "plain")
-    first = await admin.create_tenant(ACTOR, "first", tier="interactive")
-    own = await admin.create_tenant(ACTOR, "own", tier="batch", tiers=["batch", "interactive"])
+    plain = await admin.create_tenant(ACTOR, TenantCreate(name="plain"))
+    first = await admin.create_tenant(ACTOR, TenantCreate(name="first", tier="interactive"))
+    own = await admin.create_tenant(
+        ACTOR, TenantCreate(name="own", tier="batch", tiers=["batch", "interactive"])
+    )
     assert plain.tiers == {Tier.STANDARD, Tier.BATCH}
     assert first.tiers == set(Tier)
     assert own.tiers == {Tier.BATCH, Tier.INTERACTIVE}
     with pytest.raises(Invalid, match="tiers"):
-        await admin.create_key(ACTOR, "plain", tiers=["interactive"])
+        await admin.create_key(ACTOR, KeyCreate(tenant="plain", tiers=["interactive"]))
     with pytest.raises(Invalid, match="default_tier"):
-        await admin.create_key(ACTOR, "plain", default_tier="interactive")
+        await admin.create_key(ACTOR, KeyCreate(tenant="plain"), default_tier="interactive")
     with pytest.raises(Invalid, match="tiers"):
-        await admin.create_tenant(ACTOR, "odd", tier="standard", tiers=["batch"])
+        await admin.create_tenant(ACTOR, TenantCreate(name="odd", tier="standard", tiers=["batch"]))
 
 
 async def test_setting_a_limit_again_replaces_it(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    first = await admin.set_limit(ACTOR, "acme", meter="total_tokens", window="minute", amount=10)
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    first = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=10)
+    )
     second = await admin.set_limit(
-        ACTOR, "acme", meter="total_tokens", window="minute", amount=20, mode="soft"
+        ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=20, mode="soft")
     )
     assert second.limit_id == first.limit_id
     assert await admin.list_limits("acme") == [second]
     assert (second.amount, second.mode) == (20, LimitMode.SOFT)
     for tier in ("batch", "standard"):
-        await admin.set_limit(ACTOR, "acme", meter="total_tokens", window="minute", amount=1, tier=tier)
-    bucket = await admin.set_limit(ACTOR, "acme", meter="total_tokens", rate_per_s=0.5, burst=10)
+        await admin.set_limit(
+            ACTOR, LimitSet(tenant="acme", meter="total_tokens", window="minute", amount=1, tier=tier)
+        )
+    bucket = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="total_tokens", rate_per_s=0.5, amount=10)
+    )
     assert (bucket.rate_per_s, bucket.amount, bucket.window, bucket.is_bucket) == (0.5, 10, None, True)
-    running = await admin.set_limit(ACTOR, "acme", meter="concurrency", amount=3)
+    running = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=3))
     assert (running.meter, running.window, running.is_bucket) == (Meter.CONCURRENCY, None, False)
     assert len(await admin.list_limits("acme")) == 5
     assert len(await admin.list_limits()) == 5
 
 
 async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
-    tenant = await admin.create_tenant(ACTOR, "acme")
+    tenant = await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     project = await admin.create_project(ACTOR, "acme", "blue")
-    key, _ = await admin.create_key(ACTOR, "acme", project="blue")
+    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
     subjects = [
         (limit.kind, limit.subject_id)
         for limit in [
-            await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=3),
-            await admin.set_limit(ACTOR, "acme", project="blue", meter="requests", window="day", amount=2),
-            await admin.set_limit(ACTOR, "acme", key=key.prefix, meter="requests", window="day", amount=1),
+            await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=3)),
+            await admin.set_limit(
+                ACTOR, LimitSet(tenant="acme", project="blue", meter="requests", window="day", amount=2)
+            ),
+            await admin.set_limit(
+                ACTOR, LimitSet(tenant="acme", key=key.prefix, meter="requests", window="day", amount=1)
+            ),
         ]
     ]
     assert subjects == [
@@ -165,16 +178,16 @@ async def test_limits_bind_tenants_projects_and_keys(admin: Admin) -> None:
 
 async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> None:
     for name in ("acme", "globex"):
-        await admin.create_tenant(ACTOR, name)
+        await admin.create_tenant(ACTOR, TenantCreate(name=name))
     project = await admin.create_project(ACTOR, "acme", "blue")
-    key, _ = await admin.create_key(ACTOR, "acme", project="blue")
-    limit = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue"))
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     daily: dict[str, Any] = {"meter": "requests", "window": "day", "amount": 1}
     for act in (
-        admin.create_key(ACTOR, "globex", project=project.project_id),
+        admin.create_key(ACTOR, KeyCreate(tenant="globex", project=project.project_id)),
         admin.suspend_project(ACTOR, "globex", project.project_id),
-        admin.set_limit(ACTOR, "globex", project=project.project_id, **daily),
-        admin.set_limit(ACTOR, "globex", key=key.key_id, **daily),
+        admin.set_limit(ACTOR, LimitSet(tenant="globex", project=project.project_id, **daily)),
+        admin.set_limit(ACTOR, LimitSet(tenant="globex", key=key.key_id, **daily)),
         admin.revoke_key(ACTOR, key.key_id, tenant="globex"),
         admin.rotate_key(ACTOR, key.key_id, tenant="globex"),
         admin.remove_limit(ACTOR, limit.limit_id, tenant="globex"),
@@ -193,16 +206,16 @@ async def test_nothing_of_one_tenant_is_found_through_another(admin: Admin) -> N
 async def test_another_pepper_is_refused_before_it_makes_useless_keys(
     admin: Admin, database: Database
 ) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     stranger = Admin(database, b"another pepper, also long enough")
     with pytest.raises(PepperMismatch):
-        await stranger.create_key(ACTOR, "acme")
+        await stranger.create_key(ACTOR, KeyCreate(tenant="acme"))
 
 
 async def test_a_rotated_key_has_a_bounded_number_of_live_secrets(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    key, _ = await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     for _ in range(validation.MAX_SECRETS_PER_KEY - 1):
         await admin.rotate_key(ACTOR, key.key_id, grace_s=60)
     with pytest.raises(Invalid, match="secrets"):
@@ -216,29 +229,29 @@ async def test_a_rotated_key_has_a_bounded_number_of_live_secrets(admin: Admin, 
 
 
 async def test_counts_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     monkeypatch.setattr(validation, "MAX_TENANTS", 1)
     monkeypatch.setattr(validation, "MAX_PROJECTS_PER_TENANT", 2)
     monkeypatch.setattr(validation, "MAX_KEYS_PER_TENANT", 1)
     monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
     await admin.create_project(ACTOR, "acme", "second")
-    key, _ = await admin.create_key(ACTOR, "acme")
-    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    key, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     for act in (
-        admin.create_tenant(ACTOR, "globex"),
+        admin.create_tenant(ACTOR, TenantCreate(name="globex")),
         admin.create_project(ACTOR, "acme", "third"),
-        admin.create_key(ACTOR, "acme"),
-        admin.set_limit(ACTOR, "acme", meter="requests", window="hour", amount=1),
+        admin.create_key(ACTOR, KeyCreate(tenant="acme")),
+        admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="hour", amount=1)),
     ):
         with pytest.raises(Invalid, match="most"):
             await act
-    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=2)
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=2))
     await admin.revoke_key(ACTOR, key.key_id)
-    await admin.create_key(ACTOR, "acme")
+    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
 
 
 async def test_acts_at_once_are_each_counted(admin: Admin, database: Database) -> None:
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     await asyncio.gather(*(admin.create_project(ACTOR, "acme", f"p{index}") for index in range(20)))
     results = await asyncio.gather(
         *(admin.create_project(ACTOR, "acme", "same") for _ in range(5)), return_exceptions=True
@@ -257,7 +270,9 @@ async def test_foreign_keys_are_enforced(database: Database) -> None:
 
 
 async def test_windows_of_every_kind_can_be_set(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     for window in Window:
-        limit = await admin.set_limit(ACTOR, "acme", meter="cost_nanousd", window=window.value, amount=10**15)
+        limit = await admin.set_limit(
+            ACTOR, LimitSet(tenant="acme", meter="cost_nanousd", window=window.value, amount=10**15)
+        )
         assert limit.window is window

@@ -27,7 +27,7 @@ from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
 from gateway.upstream.base import UpstreamLost
 from tenants.admin.admin import Admin
-from tenants.admin.prices import PriceChange
+from tenants.admin.commands import PriceSet
 from tenants.directory.directory import Directory
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable
@@ -106,8 +106,8 @@ class House:
 
     async def set_price(self) -> None:
         """Of the model `m`."""
-        change = PriceChange(input_nanousd=100, output_nanousd=300)
-        await Admin(self.database, PEPPER).set_price("cli:tester", "m", change)
+        wanted = PriceSet(model="m", input_nanousd=100, output_nanousd=300)
+        await Admin(self.database, PEPPER).set_price("cli:tester", wanted)
 
     def deps(self, gateway_id: str) -> GatewayDeps:
         """What recovery needs of a gateway."""

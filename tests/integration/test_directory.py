@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 
 from migrations import runner
 from tenants.admin.admin import Admin
+from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.directory.directory import LOOK_AGAIN_S, POLL_INTERVAL_S, Directory
 from tenants.directory.keys import new_key
@@ -49,25 +50,34 @@ def reason(directory: Directory, secret: str, now_s: float = NOON_S) -> str:
 
 async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, directory: Directory) -> None:
     tenant = await admin.create_tenant(
-        ACTOR, "acme", weight=2.5, tier="interactive", models=["small", "large"]
+        ACTOR, TenantCreate(name="acme", weight=2.5, tier="interactive"), models=["small", "large"]
     )
-    await admin.create_tenant(ACTOR, "globex")
+    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
     blue = await admin.create_project(ACTOR, "acme", "blue")
     red = await admin.create_project(ACTOR, "acme", "red")
     key, secret = await admin.create_key(
-        ACTOR, "acme", "blue", ["inference"], models=["small"], tiers=["batch", "standard"]
+        ACTOR,
+        KeyCreate(
+            tenant="acme", project="blue", scopes=["inference"], models=["small"], tiers=["batch", "standard"]
+        ),
     )
-    other, _ = await admin.create_key(ACTOR, "acme", "red")
-    on_tenant = await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    other, _ = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="red"))
+    on_tenant = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1)
+    )
     on_project = await admin.set_limit(
-        ACTOR, "acme", project="blue", meter="requests", window="day", amount=1
+        ACTOR, LimitSet(tenant="acme", project="blue", meter="requests", window="day", amount=1)
     )
     on_key = await admin.set_limit(
-        ACTOR, "acme", key=key.key_id, meter="requests", window="day", amount=1, tier="batch"
+        ACTOR, LimitSet(tenant="acme", key=key.key_id, meter="requests", window="day", amount=1, tier="batch")
     )
-    await admin.set_limit(ACTOR, "acme", project=red.project_id, meter="requests", window="day", amount=1)
-    await admin.set_limit(ACTOR, "acme", key=other.key_id, meter="requests", window="day", amount=1)
-    await admin.set_limit(ACTOR, "globex", meter="requests", window="day", amount=1)
+    await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", project=red.project_id, meter="requests", window="day", amount=1)
+    )
+    await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", key=other.key_id, meter="requests", window="day", amount=1)
+    )
+    await admin.set_limit(ACTOR, LimitSet(tenant="globex", meter="requests", window="day", amount=1))
     await directory.refresh()
     principal = directory.authenticate(secret, NOON_S)
     assert principal == Principal(
@@ -92,24 +102,26 @@ async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, director
 
 
 async def test_what_a_tenant_may_not_do_its_keys_may_not_do(admin: Admin, directory: Directory) -> None:
-    await admin.create_tenant(ACTOR, "acme", tier="interactive", models=["small", "large"])
-    _, secret = await admin.create_key(ACTOR, "acme", models=["large"], tiers=["interactive", "batch"])
-    _, free = await admin.create_key(ACTOR, "acme")
-    await admin.update_tenant(ACTOR, "acme", tier="standard", models=["small"])
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme", tier="interactive"), models=["small", "large"])
+    _, secret = await admin.create_key(
+        ACTOR, KeyCreate(tenant="acme", models=["large"], tiers=["interactive", "batch"])
+    )
+    _, free = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    await admin.update_tenant(ACTOR, "acme", TenantChange(tier="standard", models=["small"]))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S).tiers == {Tier.BATCH}
     assert directory.authenticate(secret, NOON_S).models == frozenset()
     assert directory.authenticate(free, NOON_S).models == {"small"}
     assert directory.authenticate(free, NOON_S).default_tier is Tier.STANDARD
-    await admin.update_tenant(ACTOR, "acme", tiers=["standard"])
+    await admin.update_tenant(ACTOR, "acme", TenantChange(tiers=["standard"]))
     await directory.refresh()
     assert reason(directory, secret) == "suspended"
 
 
 async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pepper: bytes) -> None:
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     await admin.create_project(ACTOR, "acme", "blue")
-    key, secret = await admin.create_key(ACTOR, "acme", "blue", expires_in_s=60)
+    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme", project="blue", expires_in_s=60))
     await directory.refresh()
     assert reason(directory, "sk-123") == "malformed"
     assert reason(directory, new_key(pepper).text) == "unknown"
@@ -138,9 +150,11 @@ async def test_each_reason_for_a_refusal(admin: Admin, directory: Directory, pep
 async def test_a_rotated_key_keeps_its_identity_and_its_old_secret_for_the_grace(
     admin: Admin, directory: Directory
 ) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    key, old = await admin.create_key(ACTOR, "acme")
-    limit = await admin.set_limit(ACTOR, "acme", key=key.key_id, meter="requests", window="day", amount=1)
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    key, old = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    limit = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", key=key.key_id, meter="requests", window="day", amount=1)
+    )
     rotated, new = await admin.rotate_key(ACTOR, key.prefix, grace_s=30)
     await directory.refresh()
     assert (rotated.key_id, rotated.prefix != key.prefix) == (key.key_id, True)
@@ -160,8 +174,8 @@ async def test_a_change_made_elsewhere_arrives_by_itself(
     assert POLL_INTERVAL_S == 0.25
     elsewhere = open_database(database_url)
     other = Admin(elsewhere, pepper)
-    await other.create_tenant(ACTOR, "acme", weight=2)
-    key, secret = await other.create_key(ACTOR, "acme")
+    await other.create_tenant(ACTOR, TenantCreate(name="acme", weight=2))
+    key, secret = await other.create_key(ACTOR, KeyCreate(tenant="acme"))
 
     async def two_looks_after(change: Awaitable[object]) -> Principal:
         await change
@@ -170,8 +184,8 @@ async def test_a_change_made_elsewhere_arrives_by_itself(
         return directory.authenticate(secret, NOON_S)
 
     assert (await two_looks_after(asyncio.sleep(0))).weight == 2
-    assert (await two_looks_after(other.update_tenant(ACTOR, "acme", weight=7))).weight == 7
-    limit = other.set_limit(ACTOR, "acme", meter="requests", window="day", amount=1)
+    assert (await two_looks_after(other.update_tenant(ACTOR, "acme", TenantChange(weight=7)))).weight == 7
+    limit = other.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=1))
     assert len((await two_looks_after(limit)).limits) == 1
     with pytest.raises(KeyRejected):
         await two_looks_after(other.revoke_key(ACTOR, key.key_id))
@@ -183,11 +197,11 @@ async def test_only_tenants_that_changed_are_loaded_again(
 ) -> None:
     secrets = {}
     for name in ("acme", "globex"):
-        await admin.create_tenant(ACTOR, name)
-        secrets[name] = (await admin.create_key(ACTOR, name))[1]
+        await admin.create_tenant(ACTOR, TenantCreate(name=name))
+        secrets[name] = (await admin.create_key(ACTOR, KeyCreate(tenant=name)))[1]
     await directory.refresh()
     before = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
-    await admin.update_tenant(ACTOR, "acme", weight=5)
+    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=5))
     await directory.refresh()
     after = {name: directory.authenticate(secret, NOON_S) for name, secret in secrets.items()}
     assert after["acme"].weight == 5
@@ -201,8 +215,8 @@ async def test_a_key_that_was_just_made_is_found_and_guessers_make_nobody_look_o
     directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
     await directory.start()
     assert not await directory.look_again()
-    await admin.create_tenant(ACTOR, "acme")
-    key, secret = await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    key, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     assert not await directory.look_again(), "it was looked for a moment ago"
     clock.advance(LOOK_AGAIN_S)
     assert all(await asyncio.gather(*(directory.look_again() for _ in range(8)))), (
@@ -220,14 +234,14 @@ async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_on
         url = services.create_database(server.url)
         runner.upgrade(url)
         database, clock = open_database(url), Clock(100)
-        await Admin(database, pepper).create_tenant(ACTOR, "acme")
+        await Admin(database, pepper).create_tenant(ACTOR, TenantCreate(name="acme"))
         directory = Directory(database, pepper, poll_interval_s=3_600, monotonic=clock)
         await directory.start()
         server.kill()
         assert not any(await asyncio.gather(*(directory.look_again() for _ in range(8))))
         server.start()
         database_again = open_database(url)
-        _, secret = await Admin(database_again, pepper).create_key(ACTOR, "acme")
+        _, secret = await Admin(database_again, pepper).create_key(ACTOR, KeyCreate(tenant="acme"))
         await database_again.close()
         assert not await directory.look_again(), "it failed a moment ago"
         clock.advance(LOOK_AGAIN_S)
@@ -241,8 +255,8 @@ async def test_a_look_without_a_database_finds_nothing_and_is_not_repeated_at_on
 
 
 async def test_the_hot_path_asks_no_database(admin: Admin, directory: Directory, database: Database) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    _, secret = await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     await directory.close()
     await database.close()
@@ -258,8 +272,8 @@ async def test_a_directory_that_cannot_be_refreshed_serves_for_a_while_and_then_
         runner.upgrade(url)
         database, clock = open_database(url), Clock(0)
         admin = Admin(database, pepper)
-        await admin.create_tenant(ACTOR, "acme")
-        _, secret = await admin.create_key(ACTOR, "acme")
+        await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+        _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
         directory = Directory(database, pepper, max_stale_s=60, poll_interval_s=0.02, monotonic=clock)
         await directory.start()
         server.kill()
@@ -281,8 +295,8 @@ async def test_a_directory_that_cannot_be_refreshed_serves_for_a_while_and_then_
 async def test_the_wrong_pepper_and_a_missing_schema_stop_the_start(
     admin: Admin, database: Database, empty_postgres_url: str
 ) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     with pytest.raises(PepperMismatch):
         await Directory(database, b"another pepper, also long enough").start()
     empty = open_database(empty_postgres_url)
@@ -294,8 +308,8 @@ async def test_the_wrong_pepper_and_a_missing_schema_stop_the_start(
 async def test_a_restored_older_database_replaces_everything(
     admin: Admin, directory: Directory, database: Database
 ) -> None:
-    await admin.create_tenant(ACTOR, "acme")
-    _, secret = await admin.create_key(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S)
 

@@ -12,6 +12,7 @@ from gateway.budget import limit_alerts as writer
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.metrics.registry import Metrics
 from tenants.admin.admin import Admin
+from tenants.admin.commands import LimitSet, TenantCreate
 from tenants.errors import DatabaseUnavailable
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import AlertTally, EventKey, EventKind, noticed
@@ -108,9 +109,17 @@ async def test_a_shadow_limit_names_what_it_would_have_refused(store: MemoryQuot
 
 async def a_limit(database: Database, pepper: bytes) -> Limit:
     admin = Admin(database, pepper, Clock())
-    await admin.create_tenant(ACTOR, "acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
     return await admin.set_limit(
-        ACTOR, "acme", meter="output_tokens", window="minute", amount=10, mode="soft", thresholds=[50, 100]
+        ACTOR,
+        LimitSet(
+            tenant="acme",
+            meter="output_tokens",
+            window="minute",
+            amount=10,
+            mode="soft",
+            thresholds=[50, 100],
+        ),
     )
 
 

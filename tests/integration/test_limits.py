@@ -10,6 +10,7 @@ import pytest
 
 from tenants.admin import validation
 from tenants.admin.admin import Admin
+from tenants.admin.commands import KeyCreate, LimitOverride, LimitSet, TenantChange, TenantCreate
 from tenants.directory.directory import Directory
 from tenants.directory.records import from_us
 from tenants.errors import Invalid, NotFound
@@ -31,7 +32,7 @@ def clock() -> Clock:
 @pytest.fixture
 async def admin(database: Database, pepper: bytes, clock: Clock) -> Admin:
     made = Admin(database, pepper, clock)
-    await made.create_tenant(ACTOR, "acme")
+    await made.create_tenant(ACTOR, TenantCreate(name="acme"))
     return made
 
 
@@ -62,10 +63,14 @@ async def use(store: MemoryQuotaStore, request_id: str, limit: Limit, count: int
 async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
     admin: Admin, directory: Directory, clock: Clock
 ) -> None:
-    await admin.set_limit(ACTOR, "acme", meter="requests", window="day", amount=5, tier="batch")
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
-    _, secret = await admin.create_key(ACTOR, "acme")
-    made = await admin.override_limit(ACTOR, limit.limit_id, amount=250, for_s=60, reason="launch day")
+    await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="requests", window="day", amount=5, tier="batch")
+    )
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+    made = await admin.override_limit(
+        ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="launch day")
+    )
     assert made.override == Override(250, None, round((NOON_S + 60) * 1e6), "launch day")
     await directory.refresh()
     await directory.close()
@@ -92,8 +97,10 @@ async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
 
 async def test_a_request_sees_the_override_and_then_not(admin: Admin, clock: Clock) -> None:
     store = MemoryQuotaStore(clock)
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
-    limit = await admin.override_limit(ACTOR, limit.limit_id, amount=250, for_s=60, reason="launch")
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    limit = await admin.override_limit(
+        ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="launch")
+    )
     assert isinstance(await use(store, "a", limit.at(clock()), 120), Granted)
     clock.advance(60)
     refused = await use(store, "b", limit.at(clock()), 1)
@@ -104,30 +111,32 @@ async def test_a_request_sees_the_override_and_then_not(admin: Admin, clock: Clo
 
 
 async def test_a_buckets_override_may_change_its_rate(admin: Admin) -> None:
-    bucket = await admin.set_limit(ACTOR, "acme", meter="output_tokens", rate_per_s=10, burst=20)
+    bucket = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="output_tokens", rate_per_s=10, amount=20)
+    )
     faster = await admin.override_limit(
-        ACTOR, bucket.limit_id, amount=40, rate_per_s=0.5, for_s=9, reason="r"
+        ACTOR, bucket.limit_id, LimitOverride(amount=40, rate_per_s=0.5, for_s=9, reason="r")
     )
     assert (faster.at(NOON_S).rate_per_s, faster.at(NOON_S).amount) == (0.5, 40)
     assert faster.at(NOON_S).is_bucket
     assert faster.at(NOON_S + 9) == bucket
-    larger = await admin.override_limit(ACTOR, bucket.limit_id, amount=41, for_s=9, reason="r")
+    larger = await admin.override_limit(ACTOR, bucket.limit_id, LimitOverride(amount=41, for_s=9, reason="r"))
     assert (larger.at(NOON_S).rate_per_s, larger.at(NOON_S).amount) == (10, 41)
 
 
 async def test_until_an_instant_in_another_zone(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
-    until = validation.instant("until", "2023-11-16T14:00:00+01:00")
-    made = await admin.override_limit(ACTOR, limit.limit_id, amount=1, until=until, reason="r")
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    wanted = LimitOverride(amount=1, until="2023-11-16T14:00:00+01:00", reason="r")
+    made = await admin.override_limit(ACTOR, limit.limit_id, wanted)
     assert made.override is not None
     assert from_us(made.override.until_us) == datetime(2023, 11, 16, 13, tzinfo=UTC)
 
 
 async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
-    await admin.override_limit(ACTOR, limit.limit_id, amount=250, for_s=60, reason="first")
-    await admin.override_limit(ACTOR, limit.limit_id, amount=300, for_s=60, reason="second")
-    changed = await admin.set_limit(ACTOR, "acme", amount=110, **DAILY)
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=250, for_s=60, reason="first"))
+    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=300, for_s=60, reason="second"))
+    changed = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=110, **DAILY))
     assert changed.override is not None, "setting the limit leaves its override in force"
     assert (changed.amount, changed.at(NOON_S).amount) == (110, 300)
     cleared = await admin.clear_override(ACTOR, limit.limit_id)
@@ -146,19 +155,19 @@ async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Ad
         ("limit.set", "second", "second"),
         ("limit.clear_override", "second", None),
     ]
-    await admin.override_limit(ACTOR, limit.limit_id, amount=1, for_s=60, reason="again")
+    await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(amount=1, for_s=60, reason="again"))
     await admin.remove_limit(ACTOR, limit.limit_id)
-    assert (await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)).override is None
+    assert (await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))).override is None
 
 
 @pytest.mark.parametrize(
     ("field", "arguments"),
     [
-        ("until", {"until": datetime.fromtimestamp(NOON_S, UTC)}),
-        ("until", {"until": datetime.fromtimestamp(NOON_S, UTC) - timedelta(days=1)}),
-        ("until", {"until": datetime.fromtimestamp(NOON_S, UTC) + timedelta(days=367)}),
+        ("until", {"until": datetime.fromtimestamp(NOON_S, UTC).isoformat()}),
+        ("until", {"until": (datetime.fromtimestamp(NOON_S, UTC) - timedelta(days=1)).isoformat()}),
+        ("until", {"until": (datetime.fromtimestamp(NOON_S, UTC) + timedelta(days=367)).isoformat()}),
         ("until", {}),
-        ("until", {"until": datetime.fromtimestamp(NOON_S + 9, UTC), "for_s": 9}),
+        ("until", {"until": datetime.fromtimestamp(NOON_S + 9, UTC).isoformat(), "for_s": 9}),
         ("for_s", {"for_s": 0}),
         ("for_s", {"for_s": -5}),
         ("for_s", {"for_s": 367 * 86_400}),
@@ -174,18 +183,20 @@ async def test_a_limit_has_one_override_and_every_act_on_it_is_audited(admin: Ad
 async def test_an_override_that_makes_no_sense_names_its_field_and_changes_nothing(
     admin: Admin, field: str, arguments: dict[str, Any]
 ) -> None:
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     audited = len(await admin.read_audit())
     with pytest.raises(Invalid) as caught:
-        await admin.override_limit(ACTOR, limit.limit_id, **{"amount": 1, "reason": "r", **arguments})
+        await admin.override_limit(
+            ACTOR, limit.limit_id, LimitOverride(**{"amount": 1, "reason": "r", **arguments})
+        )
     assert caught.value.field == field
     assert await admin.list_limits() == [limit]
     assert len(await admin.read_audit()) == audited
 
 
 async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:
-    bucket = await admin.set_limit(ACTOR, "acme", meter="requests", rate_per_s=1, burst=5)
-    running = await admin.set_limit(ACTOR, "acme", meter="concurrency", amount=5)
+    bucket = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=1, amount=5))
+    running = await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="concurrency", amount=5))
     for limit, field, arguments in (
         (bucket, "amount", {"amount": 0}),
         (bucket, "rate_per_s", {"amount": 5, "rate_per_s": 0.0001}),
@@ -195,15 +206,15 @@ async def test_an_override_fits_the_shape_of_its_limit(admin: Admin) -> None:
         (running, "rate_per_s", {"amount": 5, "rate_per_s": 1.0}),
     ):
         with pytest.raises(Invalid) as caught:
-            await admin.override_limit(ACTOR, limit.limit_id, for_s=9, reason="r", **arguments)
+            await admin.override_limit(ACTOR, limit.limit_id, LimitOverride(for_s=9, reason="r", **arguments))
         assert caught.value.field == field
-    assert (await admin.override_limit(ACTOR, running.limit_id, amount=0, for_s=9, reason="r")).at(
-        NOON_S
-    ).amount == 0
+    assert (
+        await admin.override_limit(ACTOR, running.limit_id, LimitOverride(amount=0, for_s=9, reason="r"))
+    ).at(NOON_S).amount == 0
     # The rate that an override relies on cannot be taken away below it.
-    await admin.override_limit(ACTOR, bucket.limit_id, amount=2_000_000, for_s=9, reason="r")
+    await admin.override_limit(ACTOR, bucket.limit_id, LimitOverride(amount=2_000_000, for_s=9, reason="r"))
     with pytest.raises(Invalid, match="31 days"):
-        await admin.set_limit(ACTOR, "acme", meter="requests", rate_per_s=0.5, burst=5)
+        await admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=0.5, amount=5))
 
 
 @pytest.mark.parametrize(
@@ -215,11 +226,15 @@ def test_an_instant_needs_a_time_zone(text: str) -> None:
 
 
 async def test_nobody_overrides_through_another_tenant(admin: Admin) -> None:
-    await admin.create_tenant(ACTOR, "globex")
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
-    await admin.override_limit(ACTOR, limit.limit_id, amount=1, for_s=9, reason="r", tenant="acme")
+    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    await admin.override_limit(
+        ACTOR, limit.limit_id, LimitOverride(amount=1, for_s=9, reason="r"), tenant="acme"
+    )
     with pytest.raises(NotFound):
-        await admin.override_limit(ACTOR, limit.limit_id, amount=9, for_s=9, reason="r", tenant="globex")
+        await admin.override_limit(
+            ACTOR, limit.limit_id, LimitOverride(amount=9, for_s=9, reason="r"), tenant="globex"
+        )
     with pytest.raises(NotFound):
         await admin.clear_override(ACTOR, limit.limit_id, tenant="globex")
     with pytest.raises(NotFound):
@@ -232,7 +247,7 @@ async def test_nobody_overrides_through_another_tenant(admin: Admin) -> None:
 
 async def test_no_change_of_a_limit_wipes_what_was_used(admin: Admin, clock: Clock) -> None:
     store = MemoryQuotaStore(clock)
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
+    limit = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     assert isinstance(await use(store, "r", limit.at(clock()), 40), Granted)
 
     async def used(changed: Limit) -> tuple[int, int]:
@@ -240,105 +255,126 @@ async def test_no_change_of_a_limit_wipes_what_was_used(admin: Admin, clock: Clo
         return state.used, state.available
 
     set_again = admin.set_limit
-    assert await used(await set_again(ACTOR, "acme", amount=50, **DAILY)) == (40, 10)
-    assert await used(await set_again(ACTOR, "acme", amount=10, **DAILY)) == (40, 0)
-    assert await used(await set_again(ACTOR, "acme", amount=100, mode="soft", **DAILY)) == (40, 60)
-    alerting = await set_again(ACTOR, "acme", amount=100, mode="soft", thresholds=[5], **DAILY)
+    assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=50, **DAILY))) == (40, 10)
+    assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=10, **DAILY))) == (40, 0)
+    assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", **DAILY))) == (
+        40,
+        60,
+    )
+    alerting = await set_again(
+        ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", thresholds=[5], **DAILY)
+    )
     assert await used(alerting) == (40, 60)
-    await set_again(ACTOR, "acme", amount=100, **DAILY)
-    overridden = await admin.override_limit(ACTOR, limit.limit_id, amount=70, for_s=60, reason="r")
+    await set_again(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
+    overridden = await admin.override_limit(
+        ACTOR, limit.limit_id, LimitOverride(amount=70, for_s=60, reason="r")
+    )
     assert await used(overridden) == (40, 30)
     clock.advance(60)
     assert await used(overridden) == (40, 60)
     assert await used(await admin.clear_override(ACTOR, limit.limit_id)) == (40, 60)
     await admin.remove_limit(ACTOR, limit.limit_id)
-    assert await used(await set_again(ACTOR, "acme", amount=200, **DAILY)) == (40, 160)
+    assert await used(await set_again(ACTOR, LimitSet(tenant="acme", amount=200, **DAILY))) == (40, 160)
 
 
 async def test_the_zone_of_a_window_cannot_be_changed_in_place(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, "acme", amount=100, time_zone="Europe/Berlin", **DAILY)
+    limit = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Europe/Berlin", **DAILY)
+    )
     with pytest.raises(Invalid, match=f"Europe/Berlin.*remove {limit.limit_id}") as caught:
-        await admin.set_limit(ACTOR, "acme", amount=100, time_zone="Asia/Tokyo", **DAILY)
+        await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY))
     assert caught.value.field == "time_zone"
     await admin.remove_limit(ACTOR, limit.limit_id)
-    moved = await admin.set_limit(ACTOR, "acme", amount=100, time_zone="Asia/Tokyo", **DAILY)
+    moved = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, time_zone="Asia/Tokyo", **DAILY))
     assert moved.time_zone == "Asia/Tokyo"
     # A bucket has no days that could begin elsewhere.
     for zone in ("UTC", "Asia/Tokyo"):
-        await admin.set_limit(ACTOR, "acme", meter="requests", rate_per_s=1, burst=5, time_zone=zone)
+        await admin.set_limit(
+            ACTOR, LimitSet(tenant="acme", meter="requests", rate_per_s=1, amount=5, time_zone=zone)
+        )
 
 
 # ---------------------------------------------------------------- soft, shadow, none
 
 
 async def test_thresholds_belong_to_soft_limits(admin: Admin) -> None:
-    soft = await admin.set_limit(ACTOR, "acme", amount=100, mode="soft", **DAILY)
+    soft = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", **DAILY))
     assert (soft.mode, soft.thresholds) == (LimitMode.SOFT, DEFAULT_THRESHOLDS)
-    chosen = await admin.set_limit(ACTOR, "acme", amount=100, mode="soft", thresholds=[150, 50, 50], **DAILY)
+    chosen = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", amount=100, mode="soft", thresholds=[150, 50, 50], **DAILY)
+    )
     assert chosen.thresholds == (50, 150)
     for mode in ("hard", "shadow"):
-        assert (await admin.set_limit(ACTOR, "acme", amount=100, mode=mode, **DAILY)).thresholds == ()
+        assert (
+            await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, mode=mode, **DAILY))
+        ).thresholds == ()
     bad: list[tuple[str, list[Any]]] = [
         ("soft", []), ("soft", [0]), ("soft", [-80]), ("soft", [1_001]), ("soft", [80.5]), ("soft", [True]),
         ("soft", list(range(1, 10))), ("hard", [80]), ("shadow", [80]),
     ]  # fmt: skip
     for mode, thresholds in bad:
         with pytest.raises(Invalid) as caught:
-            await admin.set_limit(ACTOR, "acme", amount=1, mode=mode, thresholds=thresholds, **DAILY)
+            await admin.set_limit(
+                ACTOR, LimitSet(tenant="acme", amount=1, mode=mode, thresholds=thresholds, **DAILY)
+            )
         assert caught.value.field == "thresholds", (mode, thresholds)
 
 
 async def test_a_tenant_without_limits_is_allowed_and_visible_as_such(
     admin: Admin, directory: Directory
 ) -> None:
-    _, secret = await admin.create_key(ACTOR, "acme")
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
     assert directory.authenticate(secret, NOON_S).limits_for(Tier.STANDARD, NOON_S) == ()
     assert (await admin.show_tenant("acme")).as_json()["has_limits"] is False
-    await admin.set_limit(ACTOR, "acme", amount=100, **DAILY)
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     assert (await admin.show_tenant("acme")).as_json()["has_limits"] is True
 
 
 async def test_device_time_is_a_meter_like_the_others(admin: Admin) -> None:
-    limit = await admin.set_limit(ACTOR, "acme", meter="gpu_ms", window="hour", amount=60_000)
+    limit = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="gpu_ms", window="hour", amount=60_000)
+    )
     assert limit.meter is Meter.GPU_MS
     assert Amounts(gpu_ms=7).of(limit.meter) == 7
-    bucket = await admin.set_limit(ACTOR, "acme", meter="gpu_ms", rate_per_s=100, burst=2_000)
+    bucket = await admin.set_limit(
+        ACTOR, LimitSet(tenant="acme", meter="gpu_ms", rate_per_s=100, amount=2_000)
+    )
     assert bucket.is_bucket
 
 
 async def test_what_a_low_budget_does_reaches_the_principal(admin: Admin, directory: Directory) -> None:
-    _, secret = await admin.create_key(ACTOR, "acme")
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
 
     async def choice() -> OnLowBudget:
         await directory.refresh()
         return directory.authenticate(secret, NOON_S).on_low_budget
 
     assert await choice() is OnLowBudget.REFUSE
-    await admin.update_tenant(ACTOR, "acme", on_low_budget="truncate")
+    await admin.update_tenant(ACTOR, "acme", TenantChange(on_low_budget="truncate"))
     assert await choice() is OnLowBudget.TRUNCATE
-    await admin.update_tenant(ACTOR, "acme", weight=3)
+    await admin.update_tenant(ACTOR, "acme", TenantChange(weight=3))
     assert await choice() is OnLowBudget.TRUNCATE
-    made = await admin.create_tenant(ACTOR, "globex", on_low_budget="truncate")
+    made = await admin.create_tenant(ACTOR, TenantCreate(name="globex", on_low_budget="truncate"))
     assert made.as_json()["on_low_budget"] == "truncate"
     with pytest.raises(Invalid, match=r"on_low_budget.*refuse, truncate"):
-        await admin.update_tenant(ACTOR, "acme", on_low_budget="ignore")
+        await admin.update_tenant(ACTOR, "acme", TenantChange(on_low_budget="ignore"))
 
 
 async def test_a_tenants_reservation_reaches_its_keys(admin: Admin, directory: Directory) -> None:
-    await admin.create_tenant(ACTOR, "paying", reserved_tokens_per_s=1500)
-    _, secret = await admin.create_key(ACTOR, "paying")
+    await admin.create_tenant(ACTOR, TenantCreate(name="paying", reserved_tokens_per_s=1500))
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="paying"))
 
     async def reserved() -> float:
         await directory.refresh()
         return directory.authenticate(secret, NOON_S).reserved_tokens_per_s
 
     assert await reserved() == 1500.0
-    await admin.update_tenant(ACTOR, "paying", weight=3)
+    await admin.update_tenant(ACTOR, "paying", TenantChange(weight=3))
     assert await reserved() == 1500.0
-    changed = await admin.update_tenant(ACTOR, "paying", reserved_tokens_per_s=0)
+    changed = await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=0))
     assert changed.as_json()["reserved_tokens_per_s"] == 0.0
     assert await reserved() == 0.0
     for wrong in (-1, float("nan"), float("inf"), 1e12, True):
         with pytest.raises(Invalid, match="reserved_tokens_per_s"):
-            await admin.update_tenant(ACTOR, "paying", reserved_tokens_per_s=wrong)
+            await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=wrong))

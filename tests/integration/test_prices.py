@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from tenants.admin import prices
 from tenants.admin.admin import Admin
-from tenants.admin.prices import PriceChange
+from tenants.admin.commands import PriceSet
 from tenants.directory.directory import Directory
 from tenants.errors import Invalid, NotFound, UnknownPrice
 from tenants.pricing import pricing
@@ -56,14 +57,14 @@ async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
     admin: Admin, directory: Directory
 ) -> None:
     await admin.seed_prices(ACTOR, {"small": SMALL})
-    rows = await admin.set_price(ACTOR, "small", PriceChange(output_nanousd=700))
+    rows = await admin.set_price(ACTOR, PriceSet(model="small", output_nanousd=700))
     assert [(row.version, row.tier, row.entry.price.output_nanousd) for row in rows] == [
         (2, tier, 700) for tier in Tier
     ]
-    change = PriceChange(input_nanousd=10, cached_input_nanousd=1, multiplier=400, cached_input_weight=250)
-    await admin.set_price(ACTOR, "small", change, tier="batch")
-    await admin.set_price(ACTOR, "gift", PriceChange(free=True))
-    await admin.set_price(ACTOR, "gift", PriceChange(multiplier=400), tier="batch")
+    change = {"input_nanousd": 10, "cached_input_nanousd": 1, "multiplier": 400, "cached_input_weight": 250}
+    await admin.set_price(ACTOR, PriceSet(model="small", tier="batch", **change))
+    await admin.set_price(ACTOR, PriceSet(model="gift", free=True))
+    await admin.set_price(ACTOR, PriceSet(model="gift", multiplier=400, tier="batch"))
     await directory.refresh()
     assert directory.prices.version == 5
     assert directory.prices.entry("small", Tier.BATCH) == PriceEntry(
@@ -91,15 +92,15 @@ async def test_every_change_is_a_version_and_old_ones_stay_what_they_were(
 
 async def test_a_change_that_changes_nothing_makes_no_version(admin: Admin, directory: Directory) -> None:
     await admin.seed_prices(ACTOR, {"small": SMALL})
-    await admin.set_price(ACTOR, "small", PriceChange(input_nanousd=150, output_nanousd=600))
-    await admin.set_price(ACTOR, "small", PriceChange(multiplier=100), tier="batch")
+    await admin.set_price(ACTOR, PriceSet(model="small", input_nanousd=150, output_nanousd=600))
+    await admin.set_price(ACTOR, PriceSet(model="small", multiplier=100, tier="batch"))
     await directory.refresh()
     assert directory.prices.version == 1
 
 
 async def test_acts_on_prices_are_audited(admin: Admin) -> None:
     await admin.seed_prices(ACTOR, {"small": SMALL})
-    await admin.set_price(ACTOR, "small", PriceChange(output_nanousd=700), tier="batch")
+    await admin.set_price(ACTOR, PriceSet(model="small", output_nanousd=700, tier="batch"))
     seeded, changed = await admin.read_audit()
     assert (seeded.action, seeded.target, seeded.after) == ("price.seed", "version 1", {"models": ["small"]})
     assert (changed.action, changed.target) == ("price.set", "small")
@@ -116,7 +117,7 @@ async def test_a_new_price_reaches_a_running_server_by_itself(
     elsewhere = open_database(database_url)
     other = Admin(elsewhere, pepper)
     held = directory.prices
-    await other.set_price(ACTOR, "small", PriceChange(input_nanousd=3, output_nanousd=5))
+    await other.set_price(ACTOR, PriceSet(model="small", input_nanousd=3, output_nanousd=5))
     await directory.next_poll()
     await directory.next_poll()
     assert directory.prices.cost_nanousd("small", Tier.STANDARD, 1, 0, 1) == 8
@@ -130,20 +131,20 @@ async def test_bad_prices_name_their_field_and_make_no_version(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await admin.seed_prices(ACTOR, {"small": SMALL})
-    whole = PriceChange(input_nanousd=1, output_nanousd=1)
+    whole: dict[str, Any] = {"input_nanousd": 1, "output_nanousd": 1}
     for field, model, change, tier in (
         ("tier", "small", whole, "gold"),
         ("model", "", whole, None),
         ("model", "x" * 257, whole, None),
-        ("input_nanousd", "new", PriceChange(output_nanousd=1), None),
-        ("input_nanousd", "small", PriceChange(input_nanousd=-1), None),
-        ("cached_input_nanousd", "small", PriceChange(cached_input_nanousd=151), None),
-        ("multiplier", "small", PriceChange(multiplier=100_001), None),
-        ("cached_input_weight", "small", PriceChange(input_weight=500), None),
-        ("free", "small", PriceChange(free=True, output_nanousd=1), None),
+        ("input_nanousd", "new", {"output_nanousd": 1}, None),
+        ("input_nanousd", "small", {"input_nanousd": -1}, None),
+        ("cached_input_nanousd", "small", {"cached_input_nanousd": 151}, None),
+        ("multiplier", "small", {"multiplier": 100_001}, None),
+        ("cached_input_weight", "small", {"input_weight": 500}, None),
+        ("free", "small", {"free": True, "output_nanousd": 1}, None),
     ):
         with pytest.raises(Invalid) as caught:
-            await admin.set_price(ACTOR, model, change, tier)
+            await admin.set_price(ACTOR, PriceSet(model=model, tier=tier, **change))
         assert caught.value.field == field
     with pytest.raises(NotFound, match="price"):
         await admin.price_history("new")
@@ -151,9 +152,9 @@ async def test_bad_prices_name_their_field_and_make_no_version(
         await admin.price_history("small", most=0)
     monkeypatch.setattr(pricing, "MAX_MODELS", 1)
     with pytest.raises(Invalid, match="at most 1 models"):
-        await admin.set_price(ACTOR, "new", whole)
+        await admin.set_price(ACTOR, PriceSet(model="new", **whole))
     monkeypatch.setattr(prices, "MAX_VERSIONS", 1)
     with pytest.raises(Invalid, match="versions"):
-        await admin.set_price(ACTOR, "small", PriceChange(free=True))
+        await admin.set_price(ACTOR, PriceSet(model="small", free=True))
     assert {row.version for row in await admin.list_prices()} == {1}
     assert len(await admin.read_audit()) == 1

@@ -17,6 +17,7 @@ from gateway.explain.slo_monitor import Compared, PoolLoad, SloMonitor
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.statistics import MEMORY
 from tenants.admin.admin import Admin
+from tenants.admin.commands import SloSet
 from tenants.ledger import timelines as stored
 from tenants.storage.database import Database, open_database
 from tenants.types import Tier
@@ -47,7 +48,7 @@ class House:
         return self.now_s
 
     async def target(self, target_s: float) -> None:
-        await self.admin.set_slo("test", tier="standard", metric="ttft", target_s=target_s)
+        await self.admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=target_s))
         self.revision += 1
         await self.monitor.refresh()
 

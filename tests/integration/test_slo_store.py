@@ -6,6 +6,7 @@ import pytest
 
 from tenants.admin import audit
 from tenants.admin.admin import Admin
+from tenants.admin.commands import SloSet, TenantCreate
 from tenants.errors import Invalid, NotFound
 from tenants.ledger import timelines
 from tenants.ledger.timelines import StoredTimeline
@@ -32,10 +33,10 @@ def _missed(request_id: str, cause: str, at_s: float = NOW_S, tenant_id: str = "
 async def test_setting_a_target_again_replaces_it_and_every_act_is_audited(
     admin: Admin, database: Database
 ) -> None:
-    tenant = await admin.create_tenant("test", "acme")
-    first = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.5)
-    again = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.4, percentile=99.9)
-    own = await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.2, tenant="acme")
+    tenant = await admin.create_tenant("test", TenantCreate(name="acme"))
+    first = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
+    again = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.4, percentile=99.9))
+    own = await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.2, tenant="acme"))
 
     assert again.slo_id == first.slo_id
     assert [(each.tenant_id, each.target_us, each.per_mille) for each in await admin.list_slos()] == [
@@ -69,14 +70,14 @@ async def test_a_target_that_makes_no_sense_is_refused_by_its_field(
 ) -> None:
     sensible = {"tier": "standard", "metric": "ttft", "target_s": 0.5}
     with pytest.raises(Invalid) as refused:
-        await admin.set_slo("test", **(sensible | wanted))  # type: ignore[arg-type]
+        await admin.set_slo("test", SloSet(**sensible | wanted))  # type: ignore[arg-type]
 
     assert refused.value.field == field
 
 
 async def test_counts_of_several_gateways_add_up_and_burn(admin: Admin, database: Database) -> None:
-    tenant = await admin.create_tenant("test", "acme")
-    await admin.set_slo("test", tier="standard", metric="ttft", target_s=0.5)
+    tenant = await admin.create_tenant("test", TenantCreate(name="acme"))
+    await admin.set_slo("test", SloSet(tier="standard", metric="ttft", target_s=0.5))
     key = CountKey(tenant.tenant_id, "standard", "ttft")
     for missed in (0, 30):
         await slo_store.add(database, {key: SloTally(100, missed)}, [], NOW_S)
@@ -120,7 +121,7 @@ async def test_what_no_report_asks_for_is_taken_away(admin: Admin, database: Dat
 
 
 async def test_targets_are_read_as_they_were_set(admin: Admin, database: Database) -> None:
-    made = await admin.set_slo("test", tier="batch", metric="e2e", target_s=90, percentile=50)
+    made = await admin.set_slo("test", SloSet(tier="batch", metric="e2e", target_s=90, percentile=50))
 
     assert await slo_store.read_slos(database) == [made]
     assert made.tier is Tier.BATCH

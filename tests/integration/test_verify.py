@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, text
 
 from tenants.admin.admin import Admin
+from tenants.admin.commands import LimitSet, TenantCreate
 from tenants.directory.gateways import GatewayRegistry
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow, as_list, sum_of
@@ -89,14 +90,14 @@ class Books:
 async def books(request: pytest.FixtureRequest, database: Database, pepper: bytes) -> AsyncIterator[Books]:
     clock = Clock()
     admin = Admin(database, pepper, clock)
-    tenant = await admin.create_tenant("cli:tester", "acme")
+    tenant = await admin.create_tenant("cli:tester", TenantCreate(name="acme"))
     for arguments in (
         {"meter": "total_tokens", "window": "minute", "amount": 10_000},
         {"meter": "cost_nanousd", "window": "lifetime", "amount": 10**9},
-        {"meter": "requests", "rate_per_s": 1.0, "burst": 100},
+        {"meter": "requests", "rate_per_s": 1.0, "amount": 100},
         {"meter": "concurrency", "amount": 10},
     ):
-        await admin.set_limit("cli:tester", "acme", **arguments)  # type: ignore[arg-type]
+        await admin.set_limit("cli:tester", LimitSet(tenant="acme", **arguments))  # type: ignore[arg-type]
     order = [Meter.TOTAL_TOKENS, Meter.COST_NANOUSD, Meter.REQUESTS, Meter.CONCURRENCY]
     limits = sorted(await admin.list_limits(), key=lambda limit: order.index(limit.meter))
     if request.param == "memory":

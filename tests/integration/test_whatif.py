@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
 from tenants.admin.admin import Admin
+from tenants.admin.commands import TenantCreate
 from tenants.ledger import timelines
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
@@ -27,7 +28,10 @@ MACHINE = ("--gpu", "l40s", "--model", "1b")
 async def house(database: Database, pepper: bytes, database_url: str) -> str:
     """Five answers of acme, one of slow, from nine o'clock on, one a minute; its database's URL."""
     admin, ledger = Admin(database, pepper), Ledger(database)
-    ids = {name: (await admin.create_tenant("test", name, weight=2.0)).tenant_id for name in ("acme", "slow")}
+    ids = {
+        name: (await admin.create_tenant("test", TenantCreate(name=name, weight=2.0))).tenant_id
+        for name in ("acme", "slow")
+    }
     rows = []
     for number in range(6):
         tenant, model = ("slow", "large") if number == 5 else ("acme", "small")

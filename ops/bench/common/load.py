@@ -19,6 +19,7 @@ from ops.serving import datadir
 from ops.settings.settings import SHIPPED_MODEL, Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
+from tenants.admin.commands import KeyCreate, TenantCreate
 from tenants.storage.database import open_database
 
 ACTOR = Actor("bench", "bench")
@@ -90,9 +91,9 @@ async def enrol(server: LocalServer, parties: Sequence[BenchTenant]) -> tuple[di
     try:
         admin = Admin(database, datadir.pepper(settings, create=False))
         for party in parties:
-            made = await admin.create_tenant(ACTOR, party.name, weight=party.weight)
+            made = await admin.create_tenant(ACTOR, TenantCreate(name=party.name, weight=party.weight))
             ids[party.name] = made.tenant_id
-            _, keys[party.name] = await admin.create_key(ACTOR, party.name)
+            _, keys[party.name] = await admin.create_key(ACTOR, KeyCreate(tenant=party.name))
     finally:
         await database.close()
     return keys, ids

@@ -36,6 +36,7 @@ from ops.sandbox.server import ServerFailed
 from ops.serving import datadir
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
+from tenants.admin.commands import TenantChange
 from tenants.storage.database import open_database
 
 MAX_SEQUENCES = 8
@@ -244,7 +245,9 @@ async def run(
             admin = Admin(database, datadir.pepper(settings, create=False))
             for party in parties:
                 await admin.update_tenant(
-                    ACTOR, party.name, tier="standard", tiers=("interactive", "standard", "batch")
+                    ACTOR,
+                    party.name,
+                    TenantChange(tier="standard", tiers=["interactive", "standard", "batch"]),
                 )
             async with (
                 httpx.AsyncClient(base_url=bench.server.url, limits=limits, timeout=300.0) as client,
@@ -332,7 +335,7 @@ async def reservations(house: FairnessServer, requests: int) -> Report:
     reserved = RESERVED_SHARE * house.cost_per_s
     found: dict[str, float] = {}
     for name, amount in (("served_of_reserved", reserved), ("without_reservation", 0.0)):
-        await house.admin.update_tenant(ACTOR, PAID, reserved_tokens_per_s=amount)
+        await house.admin.update_tenant(ACTOR, PAID, TenantChange(reserved_tokens_per_s=amount))
         await asyncio.sleep(1.0)  # within which every gateway knows
         async with (
             house.clients.beside(RUSH, float("inf")),

@@ -1,6 +1,6 @@
-"""How does a command line administer: one admin act, straight on the database?
+"""Runs one admin act straight on the database.
 
-A running server sees the change within a second; it need not run.
+A server need not run; a running one sees the change within a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def actor() -> Actor:
-    """Who acts, for the audit."""
+    """The operating system's user, for the audit."""
     try:
         return Actor(f"cli:{getpass.getuser()}"[:128], "cli")
     except (KeyError, OSError):  # no name for this user id
@@ -28,7 +28,7 @@ def actor() -> Actor:
 
 
 def administer(act: Callable[[Admin], Awaitable[T]]) -> T:
-    """Runs one admin act; whatever goes wrong becomes one clear line and exit code 1."""
+    """Runs one admin act; an error becomes one line on stderr and exit code 1."""
     from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError

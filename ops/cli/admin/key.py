@@ -1,4 +1,4 @@
-"""`fairgate key`: which API keys open what?"""
+"""`fairgate key`: API keys of tenants."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ops.cli.admin.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
+from tenants.admin.commands import KeyCreate
 from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 
@@ -42,16 +43,14 @@ def key() -> None:
     type=click.Choice(sorted(SCOPES)),
     help="What the key may do (repeat).  [default: inference, quote and usage:read]",
 )
-@click.option("--expires-in", type=Duration(), help="Life time, such as 12h or 30d.  [default: for ever]")
+@click.option(
+    "--expires-in",
+    "expires_in_s",
+    type=Duration(),
+    help="Life time, such as 12h or 30d.  [default: for ever]",
+)
 @click.option("--model", "models", multiple=True, help="Model it may use (repeat; default: all).")
-def create(
-    tenant: str,
-    project: str | None,
-    name: str,
-    scopes: tuple[str, ...],
-    expires_in: float | None,
-    models: tuple[str, ...],
-) -> None:
+def create(name: str, scopes: tuple[str, ...], models: tuple[str, ...], **options: Any) -> None:
     """Creates a key and shows its secret, this once.
 
     \b
@@ -60,18 +59,13 @@ def create(
        "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote", "usage:read"], "models": null,
        "expires_at": null, …}
     """
-    optional: dict[str, Any] = {}
-    if scopes:
-        optional["scopes"] = frozenset(scopes)
-    if models:
-        optional["models"] = frozenset(models)
-    if name:
-        optional["name"] = name
+    wanted = KeyCreate(scopes=list(scopes) or None, models=list(models) or None, **options)
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
+        project, tenant = wanted.project, wanted.tenant
         if project is not None and project not in {item.name for item in await admin.list_projects(tenant)}:
             await admin.create_project(actor(), tenant, project)
-        return await admin.create_key(actor(), tenant, project=project, expires_in_s=expires_in, **optional)
+        return await admin.create_key(actor(), wanted, name=name)
 
     made, secret = administer(create_in_project)
     answer(

@@ -1,8 +1,9 @@
-"""`fairgate limit`: who may use how much?"""
+"""`fairgate limit`: limits of tenants, projects and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -11,6 +12,7 @@ from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin import validation
+from tenants.admin.commands import LimitOverride, LimitSet
 from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
@@ -37,7 +39,7 @@ def limit() -> None:
 @limit.command(name="set")
 @click.option("--tenant", required=True, help="Whom it binds (name or id).")
 @click.option("--project", help="Only this project of the tenant.")
-@click.option("--key", "key_id", help="Only this key (id) of the tenant.")
+@click.option("--key", help="Only this key (id) of the tenant.")
 @click.option("--tier", type=click.Choice([tier.value for tier in Tier]), help="Only requests in this tier.")
 @click.option(
     "--meter", type=click.Choice([meter.value for meter in Meter]), required=True, help="What is counted."
@@ -52,6 +54,7 @@ def limit() -> None:
 )
 @click.option(
     "--rate",
+    "rate_per_s",
     type=click.FloatRange(0, min_open=True),
     help="Token bucket instead of a window: it refills at so much a second,",
 )
@@ -67,19 +70,7 @@ def limit() -> None:
     help="Where a --soft limit alerts, in per cent of the amount (repeat).  [default: 80 and 100]",
 )
 def set_(
-    tenant: str,
-    project: str | None,
-    key_id: str | None,
-    tier: str | None,
-    meter: str,
-    window: str | None,
-    amount: int | None,
-    rate: float | None,
-    burst: int | None,
-    time_zone: str,
-    soft: bool,
-    shadow: bool,
-    thresholds: tuple[int, ...],
+    amount: int | None, burst: int | None, soft: bool, shadow: bool, thresholds: tuple[int, ...], **rest: Any
 ) -> None:
     """Sets a limit; the same subject, meter, shape and tier are replaced, and what was used stays used.
 
@@ -95,37 +86,25 @@ def set_(
         raise click.UsageError("--soft and --shadow exclude each other")
     if thresholds and not soft:
         raise click.UsageError("--threshold belongs to --soft: other limits do not alert")
-    if project and key_id:
+    if rest["project"] and rest["key"]:
         raise click.UsageError("--project and --key exclude each other: a limit binds one subject")
+    rate, window = rest["rate_per_s"], rest["window"]
     if (rate is None) != (burst is None):
         raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
     if rate is not None and (window or amount is not None):
         raise click.UsageError("--rate and --burst make a bucket: give no --window and no --amount with them")
     if rate is None and amount is None:
         raise click.UsageError("give --window and --amount, or --rate and --burst")
-    is_concurrency = meter == Meter.CONCURRENCY.value
+    is_concurrency = rest["meter"] == Meter.CONCURRENCY.value
     if is_concurrency and (window or rate is not None):
         raise click.UsageError("--meter concurrency takes --amount only")
     if rate is None and window is None and not is_concurrency:
         raise click.UsageError("--amount needs a --window (minute, hour, day, month or lifetime)")
     size = burst if rate is not None else amount
     assert size is not None
-    made = administer(
-        lambda admin: admin.set_limit(
-            actor(),
-            tenant,
-            project=project,
-            key=key_id,
-            meter=Meter(meter),
-            amount=size,
-            window=Window(window) if window else None,
-            rate_per_s=rate,
-            time_zone=time_zone,
-            mode=LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD,
-            tier=Tier(tier) if tier else None,
-            thresholds=thresholds or None,
-        )
-    )
+    mode = LimitMode.SOFT if soft else LimitMode.SHADOW if shadow else LimitMode.HARD
+    wanted = LimitSet(amount=size, mode=mode, thresholds=list(thresholds) or None, **rest)
+    made = administer(lambda admin: admin.set_limit(actor(), wanted))
     answer(limit_as_json(made), f"limit {made.limit_id} set: {in_words(made)}")
 
 
@@ -145,15 +124,7 @@ def set_(
 @click.option("--for", "for_s", type=Duration(), help="or how long, such as 2h or 3d.")
 @click.option("--reason", help="Why, for those who find it later.")
 @click.option("--clear", is_flag=True, help="End the override now.")
-def override(
-    limit_id: str,
-    amount: int | None,
-    rate_per_s: float | None,
-    until: str | None,
-    for_s: float | None,
-    reason: str | None,
-    clear: bool,
-) -> None:
+def override(limit_id: str, clear: bool, **given: Any) -> None:
     """Puts another amount in force for a time; then the limit is by itself as it was set.
 
     \b
@@ -164,28 +135,27 @@ def override(
        "until": "2026-01-31T18:00:00+00:00", "reason": "launch day"}}
     """
     if clear:
-        if any(value is not None for value in (amount, rate_per_s, until, for_s, reason)):
+        if any(value is not None for value in given.values()):
             raise click.UsageError("--clear takes no other option")
         cleared = administer(lambda admin: admin.clear_override(actor(), limit_id))
         answer(limit_as_json(cleared), f"limit {limit_id} is as it was set: {in_words(cleared)}")
         return
-    if amount is None or reason is None:
+    if given["amount"] is None or given["reason"] is None:
         raise click.UsageError("an override needs --amount and --reason (or --clear ends one)")
-    if (until is None) == (for_s is None):
+    wanted = LimitOverride(**given)
+    if (wanted.until is None) == (wanted.for_s is None):
         raise click.UsageError("say when it ends: --until or --for, one of them")
     try:
-        ends = None if until is None else validation.instant("--until", until)
+        if wanted.until is not None:
+            validation.instant("--until", wanted.until)
     except Invalid as error:
         raise click.UsageError(str(error)) from None
-    made = administer(
-        lambda admin: admin.override_limit(
-            actor(), limit_id, amount=amount, rate_per_s=rate_per_s, until=ends, for_s=for_s, reason=reason
-        )
-    )
+    made = administer(lambda admin: admin.override_limit(actor(), limit_id, wanted))
     assert made.override is not None
     ends_at = f"{from_us(made.override.until_us):%Y-%m-%d %H:%M:%S} UTC"
     answer(
-        limit_as_json(made), f"limit {limit_id} has {amount} until {ends_at}; then again: {in_words(made)}"
+        limit_as_json(made),
+        f"limit {limit_id} has {wanted.amount} until {ends_at}; then again: {in_words(made)}",
     )
 
 

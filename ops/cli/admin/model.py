@@ -1,4 +1,4 @@
-"""`fairgate model`: which models are served, by whom, and is everything there that they need?"""
+"""`fairgate model`: served models, their replicas and aliases."""
 
 from __future__ import annotations
 

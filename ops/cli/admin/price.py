@@ -1,4 +1,4 @@
-"""`fairgate price`: what does a token cost, and how much of a limit does it count?"""
+"""`fairgate price`: the price book, and token weights for limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 from ops.cli.admin.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.reporting import table
-from tenants.admin.prices import MAX_PAGE, PriceChange, PriceRow
+from tenants.admin.commands import PriceSet
+from tenants.admin.prices import MAX_PAGE, PriceRow
 from tenants.pricing.pricing import MAX_NANOUSD_PER_TOKEN, MAX_THOUSANDTHS
 from tenants.types import Tier
 
@@ -81,7 +82,8 @@ def set_(model: str, tier: str | None, free: bool, **changes: int | None) -> Non
     """
     if not free and all(value is None for value in changes.values()):
         raise click.UsageError("say what changes: --input, --cached, --output, a factor, or --free")
-    rows = administer(lambda admin: admin.set_price(actor(), model, PriceChange(free=free, **changes), tier))
+    wanted = PriceSet(model=model, tier=tier, free=free, **changes)
+    rows = administer(lambda admin: admin.set_price(actor(), wanted))
     answer([row.as_json() for row in rows], lambda: show(f"prices of {model}", rows))
 
 
@@ -112,7 +114,7 @@ def history(model: str, most: int) -> None:
 
 
 def show(title: str, rows: Sequence[PriceRow]) -> None:
-    """Money in nano-dollars a token, multiplier and weights as factors."""
+    """Prints prices in nano-dollars a token, multiplier and weights as factors."""
 
     def cells(row: PriceRow) -> tuple[str, ...]:
         cost, weights = row.entry.price, row.entry.weights

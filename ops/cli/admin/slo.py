@@ -1,14 +1,16 @@
-"""`fairgate slo`: what is promised of how fast, how was it kept, and whose doing was it where it was not?"""
+"""`fairgate slo`: latency targets, how they were met, and causes of misses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from ops.cli.admin.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.reporting import table
+from tenants.admin.commands import SloSet
 from tenants.slo.slo import METRICS, PERIOD_DAYS, SloReport
 from tenants.types import Tier
 
@@ -38,7 +40,7 @@ def slo() -> None:
     required=True,
     help="ttft: arrival to first token; tpot: per further token; e2e: arrival to last token.",
 )
-@click.option("--target", type=click.FloatRange(0, min_open=True), required=True, help="Seconds.")
+@click.option("--target", "target_s", type=click.FloatRange(0, min_open=True), required=True, help="Seconds.")
 @click.option(
     "--percentile",
     type=click.FloatRange(1, 100),
@@ -47,7 +49,7 @@ def slo() -> None:
     help="Per cent of the requests that must meet it; the rest is the error budget.",
 )
 @click.option("--tenant", help="Only this tenant's (name or id); then the tier's does not bind it.")
-def set_(tier: str, metric: str, target: float, percentile: float, tenant: str | None) -> None:
+def set_(**options: Any) -> None:
     """Sets a target; the same tenant, tier and metric are replaced, and what was counted stays.
 
     \b
@@ -55,16 +57,13 @@ def set_(tier: str, metric: str, target: float, percentile: float, tenant: str |
       {"id": "slo_…", "tenant_id": null, "tier": "interactive", "metric": "ttft", "target_s": 0.5,
        "percentile": 95.0}
     """
-    made = administer(
-        lambda admin: admin.set_slo(
-            actor(), tier=tier, metric=metric, target_s=target, percentile=percentile, tenant=tenant
-        )
-    )
-    whose = f"of {tenant} " if tenant else ""
+    wanted = SloSet(**options)
+    made = administer(lambda admin: admin.set_slo(actor(), wanted))
+    whose = f"of {wanted.tenant} " if wanted.tenant else ""
     answer(
         made.as_json(),
-        f"target {made.slo_id} set: {metric} within {target:g} s for {percentile:g} % of the requests {whose}"
-        f"in tier {tier}",
+        f"target {made.slo_id} set: {wanted.metric} within {wanted.target_s:g} s for {wanted.percentile:g} %"
+        f" of the requests {whose}in tier {wanted.tier}",
     )
 
 

@@ -1,6 +1,8 @@
-"""`fairgate tenant`: who shares the engines?"""
+"""`fairgate tenant`: tenants, their weights and tiers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -8,6 +10,7 @@ from ops.cli.admin.administer import actor, administer
 from ops.cli.admin.limit import in_words
 from ops.cli.base import answer, group
 from ops.reporting import table
+from tenants.admin.commands import TenantChange, TenantCreate
 from tenants.types import OnLowBudget, Tier
 
 LOW_BUDGET = click.Choice([choice.value for choice in OnLowBudget])
@@ -53,15 +56,13 @@ def tenant() -> None:
 )
 @click.option(
     "--reserve",
-    "reserved",
+    "reserved_tokens_per_s",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
     help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
 )
-def create(
-    name: str, weight: float, tier: str, tiers: tuple[str, ...], on_low_budget: str, reserved: float
-) -> None:
+def create(tiers: tuple[str, ...], **options: Any) -> None:
     """Creates a tenant.
 
     \b
@@ -71,18 +72,8 @@ def create(
        "on_low_budget": "refuse", "default_tier": "interactive", "tiers": ["interactive", "standard",
        "batch"], "models": null, "created_at": "2026-01-31T12:00:00+00:00"}
     """
-    allowed = [Tier(item) for item in tiers] or None
-    made = administer(
-        lambda admin: admin.create_tenant(
-            actor(),
-            name,
-            weight=weight,
-            tier=Tier(tier),
-            tiers=allowed,
-            on_low_budget=on_low_budget,
-            reserved_tokens_per_s=reserved,
-        )
-    )
+    wanted = TenantCreate(tiers=list(tiers) or None, **options)
+    made = administer(lambda admin: admin.create_tenant(actor(), wanted))
     answer(made.as_json(), f"tenant {made.name} created ({made.tenant_id})")
 
 
@@ -99,41 +90,23 @@ def create(
 )
 @click.option(
     "--reserve",
-    "reserved",
+    "reserved_tokens_per_s",
     type=click.FloatRange(0),
     help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
 )
-def set_(
-    name: str,
-    weight: float | None,
-    tier: str | None,
-    tiers: tuple[str, ...],
-    models: tuple[str, ...],
-    on_low_budget: str | None,
-    reserved: float | None,
-) -> None:
+def set_(name: str, tiers: tuple[str, ...], models: tuple[str, ...], **options: Any) -> None:
     """Changes a tenant; what is not named stays. NAME may be its id.
 
     \b
     A new --tier without --may-use allows it and the ones served after it.
     --json answers what `tenant create` answers.
     """
-    if weight is None and reserved is None and not (tier or tiers or models or on_low_budget):
+    wanted = TenantChange(tiers=list(tiers) or None, models=list(models) or None, **options)
+    if wanted == TenantChange():
         raise click.UsageError(
             "say what changes: --weight, --tier, --may-use, --model, --reserve or --on-low-budget"
         )
-    changed = administer(
-        lambda admin: admin.update_tenant(
-            actor(),
-            name,
-            weight=weight,
-            tier=tier,
-            tiers=tiers or None,
-            models=models or None,
-            on_low_budget=on_low_budget,
-            reserved_tokens_per_s=reserved,
-        )
-    )
+    changed = administer(lambda admin: admin.update_tenant(actor(), name, wanted))
     answer(changed.as_json(), f"tenant {changed.name} changed")
 
 

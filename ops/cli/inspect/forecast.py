@@ -1,4 +1,4 @@
-"""`fairgate forecast`: how good the length forecasts are, and training of their third layer."""
+"""`fairgate forecast`: quality of the length forecasts, and training of their third layer."""
 
 from __future__ import annotations
 

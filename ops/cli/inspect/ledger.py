@@ -1,4 +1,4 @@
-"""`fairgate ledger`: do the books agree?"""
+"""`fairgate ledger`: verification of ledger and counters."""
 
 from __future__ import annotations
 

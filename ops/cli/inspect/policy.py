@@ -1,4 +1,4 @@
-"""`fairgate policy`: which scheduling policies are there, what do they do, and when is it worth waiting?"""
+"""`fairgate policy`: scheduling policies, and tables worked out in advance."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def list_policies() -> None:
 
 
 def _options() -> PolicyOptions:
-    """With the table that the settings name."""
+    """Policy options, with the table that the settings name."""
     from engine.scheduling.batch_or_wait.table_file import BadTable
     from engine.scheduling.policy import options_with
 
@@ -130,7 +130,7 @@ def explain(name: str) -> None:
 
 
 def _rule(choice: type) -> str:
-    """What the choice's own file says of it, and what the class adds."""
+    """The docstrings of the choice's module and class."""
     texts = [inspect.getdoc(sys.modules[choice.__module__]), inspect.getdoc(choice)]
     return "\n\n".join(dict.fromkeys(text for text in texts if text))
 
@@ -380,7 +380,7 @@ def solve(
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr for people, told what part is done; none for JSON or where nobody looks."""
+    """A progress bar on stderr, fed with the part done; none with `--json` or off a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

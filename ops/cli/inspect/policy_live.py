@@ -1,4 +1,4 @@
-"""`fairgate policy show` and `fairgate policy set`: which policy does the running server follow?"""
+"""`fairgate policy show` and `fairgate policy set`: the policy of a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate quote`: what would a request wait, take and cost, in every tier?"""
+"""`fairgate quote`: predicted wait, latency and cost of a request, by tier."""
 
 from __future__ import annotations
 

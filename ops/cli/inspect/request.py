@@ -1,4 +1,4 @@
-"""`fairgate request`: what happened to a request, and why did it take so long?"""
+"""`fairgate request`: the timeline of one request, as a waterfall."""
 
 from __future__ import annotations
 
@@ -95,8 +95,9 @@ def _ask(request_id: str) -> dict[str, Any]:
 
 
 async def _read(request_id: str) -> dict[str, Any]:
-    """From the database."""
+    """The ended request, from the database."""
     from gateway.explain.explanation import explained
+    from gateway.routes.requests import ended_request
     from ops.serving import datadir
     from tenants.admin.admin import Admin
     from tenants.errors import TenancyError
@@ -115,17 +116,8 @@ async def _read(request_id: str) -> dict[str, Any]:
             what = "has not been settled yet, and no server runs here" if rows else "is not known here"
             raise Failure(f"request {request_id[:80]} {what}")
         admin = Admin(database, datadir.pepper(settings, create=True))
-        return {
-            "id": settled.request_id,
-            "object": "request",
-            "status": "ended",
-            "outcome": settled.outcome,
-            "tier": settled.tier,
-            "model": settled.model,
-            "input_tokens": settled.amounts.input_tokens,
-            "output_tokens": settled.amounts.output_tokens,
-            "cost_nanousd": settled.amounts.cost_nanousd,
-        } | await explained(lambda one: timelines.find(database, one), admin, request_id)
+        explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
+        return ended_request(settled) | explanation
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None
     finally:
@@ -159,7 +151,7 @@ def _waterfall(stages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def bar(start_s: float, end_s: float, total_s: float) -> tuple[int, int]:
-    """Empty cells before it, and its own: at least one, and never beyond the end."""
+    """Empty cells before the bar, and its own: at least one, and never beyond the end."""
     if total_s <= 0:
         return 0, 1
     before = min(BAR_CELLS - 1, int(start_s / total_s * BAR_CELLS))

@@ -1,4 +1,4 @@
-"""`fairgate db`: which schema does the database have, and how does it change?"""
+"""`fairgate db`: the database schema: its version and migration."""
 
 from __future__ import annotations
 

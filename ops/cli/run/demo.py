@@ -1,4 +1,4 @@
-"""`fairgate demo`: see it work."""
+"""`fairgate demo`: 27 tenants of a recorded trace on one small model."""
 
 from __future__ import annotations
 

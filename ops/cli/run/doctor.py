@@ -1,4 +1,4 @@
-"""`fairgate doctor`: what is wrong, and what to do?"""
+"""`fairgate doctor`: checks of an installation, with remedies."""
 
 from __future__ import annotations
 

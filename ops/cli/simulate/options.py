@@ -1,4 +1,4 @@
-"""What do `fairgate simulate` and `fairgate whatif` share: who serves, what is drawn, how far it is?"""
+"""Options that `fairgate simulate` and `fairgate whatif` share: machine, pictures, progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Policies, machine, targets, forecasts."""
+    """Options of policies, machine, targets and forecasts."""
     options = (
         click.option(
             "--policy", metavar="A,B,…", help=f"Policies to compare, or all.  [default: {DEFAULT_POLICIES}]"
@@ -72,7 +72,7 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def picture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is drawn."""
+    """Options of pictures."""
     options = (
         click.option("--plot", metavar="FILE", help="A picture (.png, .svg, .pdf); needs matplotlib."),
         click.option("--html", metavar="FILE", help="A page with everything in it."),
@@ -141,7 +141,7 @@ def policies_of(policy: str | None, chosen: ScenarioPreset | None, sustained: bo
 
 
 def check_outputs(plot: str | None, html: str | None) -> None:
-    """Better before the work than after it."""
+    """Refuses unwritable outputs before the work."""
     from ops.simulate.figures.plot import NoMatplotlib, require
 
     if plot is not None:
@@ -182,8 +182,8 @@ def write_pictures(
 def progress_of(
     scenario: Scenario, policies: list[str]
 ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """A bar for each policy, on stderr and only where that is a terminal: half of it when all have arrived,
-    all of it when the last answer ends."""
+    """A progress bar for each policy, on stderr if that is a terminal: half full when all have arrived, full
+    when the last answer ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -203,7 +203,7 @@ def progress_of(
 
 
 def trace_of(name: str, rate: float | None = None, seed: int = 0) -> Source:
-    """A file, or one that ships: `azure`, `arena`. Raises `BadTrace`."""
+    """A trace file, or a shipped trace: `azure`, `arena`. Raises `BadTrace`."""
     from ops.simulate.traffic.generate import ARENA, AZURE
     from ops.simulate.traffic.trace import open_trace
 
@@ -220,8 +220,7 @@ def cut(source: Source, speed: float, limit: int | None) -> Source:
 def run_and_answer(
     scenario: Scenario, policies: list[str], plot: str | None, html: str | None, **more: Any
 ) -> None:
-    """Simulates, draws and answers; `more` stands in the report beside what was simulated. Raises
-    `BadTrace`, ValueError."""
+    """Simulates, draws and answers; `more` is added to the report. Raises `BadTrace`, ValueError."""
     from ops.reporting import plain
     from ops.simulate.figures.show import show
     from ops.simulate.run import simulate

@@ -1,4 +1,4 @@
-"""`fairgate simulate`: what would these policies do with this traffic on those GPUs?"""
+"""`fairgate simulate`: policies on given traffic and machines, on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate whatif`: what would other policies, sizes or machines have done with recorded traffic?"""
+"""`fairgate whatif`: recorded traffic with other policies, sizes or machines, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ops.simulate.traffic.recorded import Recorded
 
 MOST_ROWS = 500_000
-"""Timelines that are read at once."""
+"""Timelines read per query."""
 DATES = ["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"]
 
 
@@ -117,7 +117,7 @@ def whatif(
 
 
 def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortfall:
-    """Of all that was recorded, as it came. Raises ValueError."""
+    """The shortfall of the recorded traffic as it came. Raises ValueError."""
     from ops.simulate.figures.shortfall import Shortfall
     from ops.simulate.run import run_policy
     from ops.simulate.traffic.recorded import records_of
@@ -130,7 +130,7 @@ def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortf
 
 
 def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
-    """The machine that this data directory's engine learned, with the sizes that its settings say."""
+    """The machine that this data directory's engine learned, with the sizes of its settings."""
     from engine.core.learned_state import learned_path
 
     path = learned_path(Path(settings.data_dir), "engine-0")

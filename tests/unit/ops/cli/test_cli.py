@@ -1,4 +1,4 @@
-"""The command line: is it worth reading, does it refuse well, does it say the same in JSON?"""
+"""Help texts, refusals and JSON answers of the command line."""
 
 from __future__ import annotations
 

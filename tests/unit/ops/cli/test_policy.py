@@ -1,4 +1,4 @@
-"""`fairgate policy` and `fairgate bench batch-or-wait`: the answers, and what is refused."""
+"""`fairgate policy` and `fairgate bench batch-or-wait`: answers and refusals."""
 
 from __future__ import annotations
 

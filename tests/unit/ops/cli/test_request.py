@@ -1,4 +1,4 @@
-"""Does the waterfall fit its width, whatever there is to draw?"""
+"""The waterfall of a request fits its width."""
 
 from __future__ import annotations
 

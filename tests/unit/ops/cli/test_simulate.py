@@ -1,4 +1,4 @@
-"""Does `fairgate simulate` answer well, and refuse well?"""
+"""Answers and refusals of `fairgate simulate`."""
 
 from __future__ import annotations
 

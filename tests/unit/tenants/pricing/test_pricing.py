@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenants.admin.prices import PriceChange, changed
+from tenants.admin.commands import PriceSet
+from tenants.admin.prices import changed
 from tenants.errors import Invalid, UnknownPrice
 from tenants.pricing.metering import counted
 from tenants.pricing.pricing import FREE, PLAIN, Price, PriceBook, PriceEntry, TokenWeights, uniform_book
@@ -168,28 +169,31 @@ def test_impossible_weights_are_refused(field: str, arguments: dict[str, Any]) -
 
 def test_a_change_keeps_what_it_does_not_name() -> None:
     old = PriceEntry(Price(10, 5, 20), 2_000, TokenWeights(reasoning=500))
-    assert changed("m", old, PriceChange(), 1) == old
-    assert changed("m", old, PriceChange(output_nanousd=30), 1) == PriceEntry(
+    assert changed(old, PriceSet(model="m"), 1) == old
+    assert changed(old, PriceSet(model="m", output_nanousd=30), 1) == PriceEntry(
         Price(10, 5, 30), 2_000, old.weights
     )
-    assert changed("m", old, PriceChange(multiplier=0, input_weight=2_000), 1) == PriceEntry(
+    assert changed(old, PriceSet(model="m", multiplier=0, input_weight=2_000), 1) == PriceEntry(
         old.price, 0, TokenWeights(input=2_000, reasoning=500)
     )
-    assert changed("m", old, PriceChange(free=True), 1) == PriceEntry(FREE, 2_000, old.weights)
+    assert changed(old, PriceSet(model="m", free=True), 1) == PriceEntry(FREE, 2_000, old.weights)
 
 
 def test_a_new_model_needs_a_whole_price_or_to_be_free() -> None:
-    assert changed("m", None, PriceChange(input_nanousd=4, output_nanousd=9), 700) == PriceEntry(
+    assert changed(None, PriceSet(model="m", input_nanousd=4, output_nanousd=9), 700) == PriceEntry(
         Price(4, 4, 9), 700, PLAIN
     )
-    assert changed("m", None, PriceChange(free=True, multiplier=1), 700) == PriceEntry(FREE, 1, PLAIN)
+    assert changed(None, PriceSet(model="m", free=True, multiplier=1), 700) == PriceEntry(FREE, 1, PLAIN)
     for change, field in (
-        (PriceChange(input_nanousd=4), "output_nanousd"),
-        (PriceChange(output_nanousd=4), "input_nanousd"),
-        (PriceChange(multiplier=4), "input_nanousd"),
-        (PriceChange(free=True, input_nanousd=4, output_nanousd=9), "free"),
-        (PriceChange(input_nanousd=4, output_nanousd=9, cached_input_nanousd=5), "cached_input_nanousd"),
+        (PriceSet(model="m", input_nanousd=4), "output_nanousd"),
+        (PriceSet(model="m", output_nanousd=4), "input_nanousd"),
+        (PriceSet(model="m", multiplier=4), "input_nanousd"),
+        (PriceSet(model="m", free=True, input_nanousd=4, output_nanousd=9), "free"),
+        (
+            PriceSet(model="m", input_nanousd=4, output_nanousd=9, cached_input_nanousd=5),
+            "cached_input_nanousd",
+        ),
     ):
         with pytest.raises(Invalid) as caught:
-            changed("m", None, change, 700)
+            changed(None, change, 700)
         assert caught.value.field == field

@@ -1,7 +1,7 @@
-"""What does every admin act do, whatever it changes?
+"""The transaction of every admin act.
 
-One transaction that makes the change, bumps the directory's revision (running servers notice within a
-second) and writes the audit row. `admin.py` puts the acts together; this is what they share.
+It makes the change, raises the directory's revision (running servers notice within a second) and writes the
+audit row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """What an act did: its result, and what the audit says of it."""
+    """An act's result, and its audit entry."""
 
     result: T
     target: str
@@ -36,7 +36,7 @@ class Change(Generic[T]):
 
 
 class AdminCommands:
-    """Reads and changes the directory."""
+    """Base of all admin acts."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class AdminCommands:
         clock: Callable[[], float] = time.time,
         tier_multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS,
     ) -> None:
-        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): those of a model that is priced
-        for the first time, where the act names none."""
+        """`clock` gives seconds since 1970. `tier_multipliers` (thousandths): those of a model priced for the
+        first time, unless the act gives one."""
         self._database = database
         self._pepper = check_pepper(pepper)
         self._clock = clock
@@ -61,18 +61,18 @@ class AdminCommands:
         before: Mapping[str, Any] | None = None,
         after: Mapping[str, Any] | None = None,
     ) -> None:
-        """Audits an act on the running system, before it is done; no row of the directory changes."""
+        """Audits an act on the running system before it is done; the directory stays as it is."""
         await self._act(actor, action, lambda *_: Change(None, target, None, before, after))
 
     async def _act(
         self, actor: Actor | str, action: str, change: Callable[[Connection, int], Change[T]]
     ) -> T:
-        """The one way in which anything in the directory changes."""
+        """Runs `change` as one audited transaction; every change of the directory goes through here."""
         who = Actor(actor) if isinstance(actor, str) else actor
         now_us = round(self._clock() * 1e6)
 
         def transaction(connection: Connection) -> T:
-            # First of all: on PostgreSQL this row's lock makes admin acts one after the other, so that
+            # First, because on PostgreSQL this row's lock serialises admin acts, so that
             # revisions become visible in order and a check followed by an insert is safe.
             revision = connection.execute(
                 update(tables.directory_revision)

@@ -1,0 +1,98 @@
+"""Commands of admin acts, one struct each: shared by HTTP body, command line and method.
+
+Types only; `validation.py` checks ranges and rules between fields. None: not given.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TenantCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/tenants`."""
+
+    name: str
+    weight: float = 1.0
+    tier: str = "standard"
+    tiers: list[str] | None = None
+    on_low_budget: str = "refuse"
+    reserved_tokens_per_s: float = 0.0
+    """Cost tokens (input + 2 x output) per second, served before other tenants' requests; 0: none."""
+
+
+class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/tenants/{tenant}`."""
+
+    weight: float | None = None
+    tier: str | None = None
+    tiers: list[str] | None = None
+    models: list[str] | None = None
+    on_low_budget: str | None = None
+    reserved_tokens_per_s: float | None = None
+
+
+class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/keys`."""
+
+    tenant: str
+    project: str | None = None
+    scopes: list[str] | None = None
+    expires_in_s: float | None = None
+    models: list[str] | None = None
+    tiers: list[str] | None = None
+
+
+class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits`."""
+
+    tenant: str
+    meter: str
+    amount: int
+    project: str | None = None
+    key: str | None = None
+    window: str | None = None
+    time_zone: str = "UTC"
+    rate_per_s: float | None = None
+    mode: str = "hard"
+    tier: str | None = None
+    thresholds: list[int] | None = None
+    """Soft limits: where they alert, in per cent of the amount."""
+
+
+class LimitOverride(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/limits/{id}/override`."""
+
+    amount: int
+    reason: str
+    rate_per_s: float | None = None
+    until: str | None = None
+    """ISO 8601 with a time zone."""
+    for_s: float | None = None
+
+
+class PriceSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/prices`. Money in nano-dollars a token; multiplier and weights in thousandths."""
+
+    model: str
+    tier: str | None = None
+    input_nanousd: int | None = None
+    cached_input_nanousd: int | None = None
+    output_nanousd: int | None = None
+    multiplier: int | None = None
+    input_weight: int | None = None
+    cached_input_weight: int | None = None
+    output_weight: int | None = None
+    reasoning_weight: int | None = None
+    free: bool = False
+
+
+class SloSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /admin/v1/slos`."""
+
+    tier: str
+    metric: str
+    target_s: float
+    percentile: float = 95.0
+    """Per cent of the requests that must meet it."""
+    tenant: str | None = None
+    """Without: every tenant's that has no target of its own."""
