@@ -19,11 +19,10 @@ from engine.sequence import Sequence
 from engine.virtual.replica import VirtualClock, VirtualRunner
 from ops.bench.policies.capacity import at_load, load_of
 from ops.bench.policies.compose import ComposeTenant, due_a_step
-from ops.bench.policies.figures import LatencyTargets, attainment, quantile, service_bound, widest_gap
+from ops.bench.policies.figures import LatencyTargets, attainment, service_bound, widest_gap
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
-from ops.bench.policies.report import Check
 from ops.bench.policies.run import run_cases
-from ops.reporting import Spread, number, plain
+from ops.reporting import Check, Spread, number, plain, quantile
 from ops.simulate.engine_run import EngineMachine, EngineRun, Moment, ServedRequest, run_load
 from ops.simulate.traffic.arrivals import (
     PREDICTIONS,
