@@ -22,6 +22,8 @@ import httpx
 from ops.bench.budgets.clients import ClientAttempt, ClientRequest, persist
 from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Question, ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.http_client import HttpClient
 from ops.bench.common.processes import end
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import until
@@ -44,10 +46,6 @@ general_settings: {{custom_auth: contract_auth.user_api_key_auth, custom_auth_ru
 """
 
 
-class PeerMissing(Exception):
-    """The peer is not installed; the message says how to."""
-
-
 def installed_litellm(peers_dir: Path) -> Path:
     """LiteLLM's program. Raises `PeerMissing`."""
     found = peers_dir.absolute() / "litellm" / "bin" / "litellm"
@@ -64,7 +62,7 @@ class LiteLLM:
     rows: int = 4
 
     async def run(
-        self, house: Testbed, client: httpx.AsyncClient, questions: Sequence[Question]
+        self, house: Testbed, client: HttpClient, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
         """Bursts of 50, with and without max_tokens, streaming and not. Raises `ScenarioFailed`."""
         tenant = await house.tenant("behind-the-peer")
@@ -130,7 +128,7 @@ def _tail(log: Path) -> str:
 
 
 async def _burst(
-    client: httpx.AsyncClient,
+    client: HttpClient,
     url: str,
     model: str,
     questions: Sequence[Question],

@@ -15,15 +15,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from engine.client.client import EngineUnavailable
 from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
-from ops.bench.budgets.clients import clients
+from ops.bench.budgets.clients import TIMEOUT_S
 from ops.bench.budgets.litellm import LiteLLM, installed_litellm
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_house
+from ops.bench.common.http_client import HttpClient
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -68,7 +67,8 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     peers = [LiteLLM(installed_litellm(options.peers_dir)) for _ in options.peers]
     rows: list[dict[str, Any]] = []
     total = len(selected) + sum(peer.rows for peer in peers)
-    async with open_house(lambda what: progress(what, 0, total)) as house, clients() as client:
+    async with open_house(lambda what: progress(what, 0, total)) as house:
+        client = HttpClient(timeout_s=TIMEOUT_S)
         asked = await questions(house, client, prompts.make(SHIPPED_MODEL))
         witness = Witness(house.engine_address)
         try:
@@ -80,6 +80,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
                 progress("LiteLLM", len(rows), total)
                 rows += await _peer(peer, house, client, asked)
         finally:
+            client.close()
             await witness.close()
     return {
         "scenarios": rows,
@@ -89,7 +90,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
 
 
 async def _peer(
-    peer: LiteLLM, house: Testbed, client: httpx.AsyncClient, asked: Sequence[Question]
+    peer: LiteLLM, house: Testbed, client: HttpClient, asked: Sequence[Question]
 ) -> list[dict[str, Any]]:
     try:
         return await peer.run(house, client, asked)
@@ -101,7 +102,7 @@ async def _peer(
 
 async def _one(
     house: Testbed,
-    client: httpx.AsyncClient,
+    client: HttpClient,
     asked: Sequence[Question],
     witness: Witness,
     scenario: BudgetScenario,

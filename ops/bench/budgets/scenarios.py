@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist
 from ops.bench.budgets.stream_rate import tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
+from ops.bench.common.http_client import HttpClient
 
 PATIENCE_S = 30.0
 """So long a refused client goes on asking."""
@@ -56,7 +55,7 @@ class ScenarioContext:
     """What a scenario works with."""
 
     house: Testbed
-    client: httpx.AsyncClient
+    client: HttpClient
     questions: Sequence[Question]
     name: str
     """Tenants are called after it."""
@@ -98,7 +97,7 @@ class BudgetScenario:
 
 
 async def questions(
-    house: Testbed, client: httpx.AsyncClient, chats: Sequence[list[dict[str, str]]]
+    house: Testbed, client: HttpClient, chats: Sequence[list[dict[str, str]]]
 ) -> list[Question]:
     """Asks everything once without a limit: how long the answers are is measured, not assumed."""
     tenant = await house.tenant("lengths")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.core import EngineConfig
+from ops.bench.common.errors import CannotBench
 from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
 from ops.bench.engine.models import NoModel, cache_dir, export_for_openvino, find_model, read_config
 from ops.bench.engine.process import BENCH_DIR, EngineFailed, EngineLaunch, engine_process
@@ -44,10 +45,6 @@ KV_SLACK = 1.1
 
 Report = Callable[[str], None]
 Answers = list[dict[str, Any]]
-
-
-class CannotBench(Exception):
-    """A peer, a model or a workload is not as it should be; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

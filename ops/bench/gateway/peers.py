@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from ops.bench.common.errors import PeerMissing
 from ops.bench.common.processes import end
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
 from ops.sandbox.free_port import free_port
@@ -38,10 +39,6 @@ UPSTREAM_SEQUENCES = 256
 LARGE = 10**12
 LARGE_RATE = 9_000_000
 """Limits that count and never bind."""
-
-
-class PeerMissing(Exception):
-    """A peer is not installed; the message says how to."""
 
 
 class TargetFailed(Exception):

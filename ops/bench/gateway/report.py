@@ -1,4 +1,4 @@
-"""How is a comparison of gateways shown to people?"""
+"""Tables of a comparison of gateways."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def show(report: dict[str, Any]) -> None:
     for line in report["skipped"]:
         click.echo(f"left out: {line}")
     for promise in report["promises"]:
-        bound = (
-            f"at least {promise['at_least']:g}"
-            if "at_least" in promise
-            else f"at most {promise['at_most']:g}"
-        )
+        verdict = "invalid" if report["invalid"] else "ok    " if promise["ok"] else "NOT OK"
+        at_least = "at_least" in promise
+        bound = f"at least {promise['at_least']:g}" if at_least else f"at most {promise['at_most']:g}"
         click.echo(
-            f"{'ok    ' if promise['ok'] else 'NOT OK'} {promise['what']}: {promise['median']:.3f} "
+            f"{verdict} {promise['what']}: {promise['median']:.3f} "
             f"({promise['least']:.3f}-{promise['most']:.3f}), {bound}"
         )
+    for name, found in targets.items():
+        for number, run in enumerate(found["runs"], 1):
+            if run["invalid"]:
+                click.echo(f"invalid: {name}, round {number}: {run['invalid']}")
     if any(run["disturbed"] for found in targets.values() for run in found["runs"]):
         click.echo(
             f"* other processes used more than {QUIET_CORES:g} cores during a run: "

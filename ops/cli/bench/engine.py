@@ -97,8 +97,9 @@ def engine(
        "ratios": {"openvino": {"output_tokens_per_s": {"median": 0.9, "least": 0.88, "most": 0.91}, …}},
        "agreement": {"openvino": {"divergences": 0, …}}, "roofline": {"share_of_ideal": {…}, …}}
     """
+    from ops.bench.common.errors import CannotBench
     from ops.bench.engine.report import show
-    from ops.bench.engine.run import CannotBench, EngineBenchOptions, run
+    from ops.bench.engine.run import EngineBenchOptions, run
     from ops.bench.engine.workload import SHIPPED_WORKLOAD
 
     options = EngineBenchOptions(

@@ -65,10 +65,10 @@ def contract(
     """
     from rich.console import Console
 
-    from ops.bench.budgets.litellm import PeerMissing
     from ops.bench.budgets.report import show
     from ops.bench.budgets.run import BudgetBenchOptions, run
     from ops.bench.budgets.testbed import ScenarioFailed
+    from ops.bench.common.errors import PeerMissing
     from ops.sandbox.server import ServerFailed
     from ops.sandbox.services import NoServer
 
@@ -178,16 +178,18 @@ def gateway(
     \b
     Added latency on one connection, requests/s on 32, time to the first token, tokens/s of 64 streams,
     processor time and memory. Peers are installed with 'make bench-peers'. Linux only, some minutes; measure
-    when nothing else runs: disturbed runs are marked. Ends with 1 where a promise is not kept.
+    when nothing else runs: disturbed runs are marked. Ends with 1 where a promise is not kept, with 3 where a
+    run is invalid: the clients were the bottleneck.
     --json answers:
       {"targets": {"fairgate": {"figures": {"added_latency_p50_s": {"median": 0.0008, "least": 0.0007,
        "most": 0.0009, "values": […]}, "requests_per_s": {…}, "cpu_s_per_request": {…}, "tokens_per_s": {…},
        "cpu_s_per_token": {…}, "peak_bytes": {…}, …}, "runs": [{"cores": {…}, "disturbed": false, …}]}, …},
-       "promises": [{"what": "requests/s over LiteLLM's", "at_least": 12.0, "median": 14.1, "ok": true, …}],
+       "promises": [{"what": "requests/s over LiteLLM's", "at_least": 10.0, "median": 14.1, "ok": true, …}],
        "skipped": [], "fsync_ms": 0.4, "ok": true}
     """
+    from ops.bench.common.errors import CannotBench
     from ops.bench.gateway.report import show
-    from ops.bench.gateway.run import CannotBench, GatewayBenchOptions, run
+    from ops.bench.gateway.run import GatewayBenchOptions, run
 
     options = GatewayBenchOptions(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
     try:

@@ -26,15 +26,15 @@ REFUSAL = b"HTTP/1.1 429 No\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class Script:
-    """Answers each request with the next of `answers`, over and over; counts connections."""
+    """Answers each request with the next of `answers`, over and over; keeps its connections."""
 
     def __init__(self, *answers: bytes) -> None:
         self.answers = answers
         self.asked: list[bytes] = []
-        self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+        self.writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -51,6 +51,9 @@ class Script:
 async def serving(script: Script) -> AsyncIterator[str]:
     async with await asyncio.start_server(script.serve, "127.0.0.1") as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        for writer in script.writers:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_connections_are_kept_where_an_answer_was_read_to_its_end() -> None:
@@ -63,12 +66,12 @@ async def test_connections_are_kept_where_an_answer_was_read_to_its_end() -> Non
             assert response.is_stream
             lines = [line async for line in response.lines()]
         assert lines[:3] == ['data: {"n": 1}', "", ": waiting"]
-        assert script.connections == 1
+        assert len(script.writers) == 1
         async with client.post(url, b"{}"):
             pass
         async with client.post(url, b"{}") as response:
             await response.read()
-        assert script.connections == 2, "an answer that was left ends its connection"
+        assert len(script.writers) == 2, "an answer that was left ends its connection"
         client.close()
     assert b"authorization: Bearer k\r\n" in script.asked[0]
 
