@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,11 +42,13 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
 )
 @click.option(
     "--rate",
+    "rate_per_s",
     type=click.FloatRange(min=0, min_open=True),
     help="Poisson: requests a second.  [default: 0.7 x what the slowest engine can serve, measured first]",
 )
 @click.option(
     "--requests",
+    "poisson_requests",
     type=click.IntRange(1, 100_000),
     default=500,
     show_default=True,
@@ -53,10 +57,16 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
 @click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Of every engine.  [default: all cores]")
 @click.option(
-    "--sequences", type=click.IntRange(1, 4096), default=64, show_default=True, help="That run at once."
+    "--sequences",
+    "max_sequences",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    help="That run at once.",
 )
 @click.option(
     "--batched-tokens",
+    "max_batched_tokens",
     type=click.IntRange(1, 1_000_000),
     default=512,
     show_default=True,
@@ -68,24 +78,7 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
 )
 @PEERS_DIR_OPTION
 @click.option("--no-roofline", is_flag=True, help="Do not measure what the machine could do at best.")
-def engine(
-    model: str,
-    workload: Path | None,
-    peers: tuple[str, ...] | None,
-    dtype: str,
-    device: str,
-    arrivals: str,
-    rate: float | None,
-    requests: int,
-    repetitions: int,
-    threads: int | None,
-    sequences: int,
-    batched_tokens: int,
-    policy: str | None,
-    detokenize: bool,
-    peers_dir: Path,
-    no_roofline: bool,
-) -> None:
+def engine(workload: Path | None, no_roofline: bool, **given: Any) -> None:
     """Our engine and its peers on the same requests, in turn, each run in a process of its own.
 
     \b
@@ -102,24 +95,9 @@ def engine(
     from ops.bench.engine.run import EngineBenchOptions, run
     from ops.bench.engine.workload import SHIPPED_WORKLOAD
 
-    options = EngineBenchOptions(
-        model=model,
-        workload=workload or SHIPPED_WORKLOAD,
-        peers=peers,
-        dtype=dtype,
-        device=device,
-        arrivals=arrivals,
-        rate_per_s=rate,
-        poisson_requests=requests,
-        repetitions=repetitions,
-        threads=threads,
-        max_sequences=sequences,
-        max_batched_tokens=batched_tokens,
-        policy=policy,
-        detokenize=detokenize,
-        peers_dir=peers_dir,
-        **({"roofline_s": 0.0} if no_roofline else {}),
-    )
+    options = EngineBenchOptions(workload=workload or SHIPPED_WORKLOAD, **given)
+    if no_roofline:
+        options = replace(options, roofline_s=0.0)
     try:
         report = run(options, lambda line: click.echo(line, err=True))
     except CannotBench as error:
@@ -154,6 +132,7 @@ def engine(
 )
 @click.option(
     "--policy",
+    "policies",
     metavar="NAME,…",
     default="hybrid,vtc,fcfs",
     show_default=True,
@@ -164,14 +143,7 @@ def engine(
     "--steps", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Timed of each."
 )
 @click.option("--no-granularity", is_flag=True, help="Leave out the table of step and chunk sizes.")
-def scheduler(
-    running: tuple[int, ...],
-    waiting: tuple[int, ...],
-    tenants: tuple[int, ...],
-    policy: tuple[str, ...],
-    steps: int,
-    no_granularity: bool,
-) -> None:
+def scheduler(no_granularity: bool, **given: Any) -> None:
     """What a scheduling step costs without a model, and what too fine and too coarse steps cost.
 
     \b
@@ -187,15 +159,13 @@ def scheduler(
     from ops.bench.engine import scheduler_cost, scheduler_granularity
 
     try:
-        report = scheduler_cost.run(
-            running=running, waiting=waiting, tenants=tenants, policies=policy, steps=steps
-        )
+        report = scheduler_cost.run(**given)
     except UnknownPolicy as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if not no_granularity:
-        report["granularity"] = scheduler_granularity.run(policy[0])
+        report["granularity"] = scheduler_granularity.run(given["policies"][0])
 
     def show() -> None:
         scheduler_cost.show(report)

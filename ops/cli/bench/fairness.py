@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -47,15 +48,7 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict
     help="Of the tenant beside the flood, counted in each half.",
 )
 @MODEL_OPTION
-def fairness(
-    runs: int,
-    tokens: int,
-    connections: int,
-    virtual: bool,
-    scenarios: tuple[str, ...],
-    requests: int,
-    model: str | None,
-) -> None:
+def fairness(virtual: bool, scenarios: tuple[str, ...], **given: Any) -> None:
     """Floods, weights, tiers and reservations, on a real server or on virtual time.
 
     \b
@@ -90,17 +83,7 @@ def fairness(
     from ops.sandbox.server import ServerFailed
 
     try:
-        report = asyncio.run(
-            live.run(
-                scenarios or live.SCENARIOS,
-                runs=runs,
-                tokens=tokens,
-                connections=connections,
-                requests=requests,
-                model=model,
-                progress=tell,
-            )
-        )
+        report = asyncio.run(live.run(scenarios or live.SCENARIOS, progress=tell, **given))
     except ServerFailed as error:
         raise Failure(f"the server did not start: {error}") from None
     except CannotBench as error:
@@ -111,6 +94,7 @@ def fairness(
 @command()
 @click.option(
     "--queued",
+    "depths",
     type=click.IntRange(0, 1000),
     multiple=True,
     default=(0, 20, 100),
@@ -125,7 +109,7 @@ def fairness(
     help="Requests measured at each depth.",
 )
 @MODEL_OPTION
-def estimates(queued: tuple[int, ...], probes: int, model: str | None) -> None:
+def estimates(**given: Any) -> None:
     """Is the estimated wait within a factor of two of the actual one?
 
     \b
@@ -141,7 +125,7 @@ def estimates(queued: tuple[int, ...], probes: int, model: str | None) -> None:
     from ops.sandbox.server import ServerFailed
 
     try:
-        report = asyncio.run(run(depths=queued, probes=probes, model=model))
+        report = asyncio.run(run(**given))
     except ServerFailed as error:
         raise Failure(f"the server did not start: {error}") from None
     verdict(report, lambda: show(report))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ops.cli.base import Failure
@@ -19,7 +21,7 @@ from ops.cli.bench.options import MODEL_OPTION, command, counting_bar, names_giv
 @click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
-def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
+def forecast(**given: Any) -> None:
     """Each layer of the length forecast on wordings it has never seen, at temperature 1.
 
     \b
@@ -32,7 +34,7 @@ def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
     from ops.bench.estimates import forecast as measuring
 
     with counting_bar("answers") as progress:
-        report = measuring.run(model=model, answers=answers, threads=threads, seed=seed, progress=progress)
+        report = measuring.run(progress=progress, **given)
     verdict(report, lambda: measuring.show(report))
 
 
@@ -47,7 +49,7 @@ def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
-def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
+def step_time(**given: Any) -> None:
     """The step-time model against the clock: by shape of the step, what it took and what was foretold.
 
     \b
@@ -59,7 +61,7 @@ def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
     from ops.bench.engine import step_time as measuring
 
     with counting_bar("steps") as progress:
-        report = measuring.run(model=model, steps=steps, threads=threads, seed=seed, progress=progress)
+        report = measuring.run(progress=progress, **given)
     verdict(report, lambda: measuring.show(report))
 
 
@@ -92,9 +94,7 @@ def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the requests.")
 @MODEL_OPTION
-def fidelity(
-    policies: tuple[str, ...], repetitions: int, seconds: float, load: float, seed: int, model: str | None
-) -> None:
+def fidelity(**given: Any) -> None:
     """Does the simulator say what the real engine then does?
 
     \b
@@ -114,12 +114,12 @@ def fidelity(
     from ops.bench.estimates import fidelity as measuring
     from ops.sandbox.server import ServerFailed
 
-    for name in policies:
+    for name in given["policies"]:
         if name not in POLICIES:
             raise click.BadParameter(
                 f"no policy {name!r}; there are {', '.join(POLICIES)}", param_hint="--policy"
             )
-    options = measuring.FidelityOptions(policies, repetitions, seconds, load, seed, model)
+    options = measuring.FidelityOptions(**given)
     try:
         report = measuring.run(options, tell)
     except (ServerFailed, httpx.HTTPError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,14 +43,7 @@ REQUIRED_SETTLEMENTS_PER_S = 2_000
 @click.option("--peers", type=click.Choice(["litellm"]), multiple=True, help="Also: its limits, same bursts.")
 @PEERS_DIR_OPTION
 @JSON_FILE_OPTION
-def contract(
-    names: tuple[str, ...],
-    gateways: tuple[int, ...],
-    concurrency: tuple[int, ...],
-    peers: tuple[str, ...],
-    peers_dir: Path,
-    json_file: Path | None,
-) -> None:
+def contract(json_file: Path | None, **given: Any) -> None:
     """Budgets through bursts, crashes, cancellations and retries, audited from outside.
 
     \b
@@ -72,7 +66,7 @@ def contract(
     from ops.sandbox.server import ServerFailed
     from ops.sandbox.services import NoServer
 
-    options = BudgetBenchOptions(names, gateways, concurrency, peers, peers_dir)
+    options = BudgetBenchOptions(**given)
     with Console(stderr=True).status("starting") as status:
         try:
             report = asyncio.run(
@@ -150,6 +144,7 @@ def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> N
 )
 @click.option(
     "--tokenizer",
+    "tokenizer_dir",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Ours counts prompts with this model's tokenizer.  [default: it estimates them, with a margin]",
@@ -163,16 +158,7 @@ def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> N
 )
 @click.option("--without-estimates", is_flag=True, help="Also ours with estimates off: what they cost.")
 @JSON_FILE_OPTION
-def gateway(
-    peers: tuple[str, ...] | None,
-    rounds: int,
-    seconds: float,
-    tokenizer: Path | None,
-    peers_dir: Path,
-    directory: Path,
-    without_estimates: bool,
-    json_file: Path | None,
-) -> None:
+def gateway(json_file: Path | None, **given: Any) -> None:
     """What a gateway costs: ours, with everything on, and its peers before the same upstream, in turn.
 
     \b
@@ -191,7 +177,7 @@ def gateway(
     from ops.bench.gateway.report import show
     from ops.bench.gateway.run import GatewayBenchOptions, run
 
-    options = GatewayBenchOptions(peers, rounds, seconds, tokenizer, peers_dir, directory, without_estimates)
+    options = GatewayBenchOptions(**given)
     try:
         report = run(options, lambda line: click.echo(line, err=True))
     except CannotBench as error:
