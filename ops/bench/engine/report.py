@@ -1,4 +1,4 @@
-"""How is a comparison of engines shown to people?"""
+"""Tables of a comparison of engines."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ops.bench.common.load import BenchTenant, closed_loops, fresh_bench
-from ops.reporting import table
+from ops.reporting import quantile, table
 from ops.sandbox.server import ServerFailed
-from ops.simulate.figures.figures import covered, percentile, within_factor
+from ops.simulate.figures.figures import covered, within_factor
 
 MAX_SEQUENCES = 16
 LOOKAHEAD = 2
@@ -87,9 +87,9 @@ def _depth(queued: int, pairs: Sequence[tuple[dict[str, float], float]]) -> dict
         "requests": len(pairs),
         "share_within_2x": within_factor([(told["p50"], wait) for told, wait in pairs], FACTOR, FLOOR_S),
         "p90_coverage": covered([(told["p90"], wait) for told, wait in pairs]),
-        "estimate_p50_s": percentile([told["p50"] for told, _ in pairs], 0.5),
-        "actual_p50_s": percentile(actual, 0.5),
-        "actual_p99_s": percentile(actual, 0.99),
+        "estimate_p50_s": quantile([told["p50"] for told, _ in pairs], 0.5),
+        "actual_p50_s": quantile(actual, 0.5),
+        "actual_p99_s": quantile(actual, 0.99),
         "constant_here_s": constant_s,
         "constant_here_share_within_2x": share,
     }
