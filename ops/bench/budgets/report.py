@@ -1,4 +1,4 @@
-"""How is the contract's report shown?"""
+"""Table of the budget benchmark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table for people; below it what is broken, and what else was counted."""
+    """The table for people; below it broken requirements and further counts."""
     rows = report["scenarios"]
     table("Budgets through crashes", HEADS, [cells(row) for row in rows])
     for row in rows:

@@ -1,8 +1,8 @@
-"""How fast is the engine beside those that a user would pick for the same machine?
+"""Speed of our engine beside its peers on the same machine.
 
 The same prompts, output lengths and arrivals go through our engine and each installed peer, in turn, each run
-in a process of its own. All at once: throughput. Poisson: latencies, at a share of what the slowest of them
-can serve. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
+in a process of its own. A burst: throughput. Poisson: latencies, at a share of the capacity of the slowest of
+them. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEFAULT_PEERS_DIR = Path(".bench-peers")
 WARM_UP_REQUESTS = 16
 WARM_UP_OUTPUT_TOKENS = 16
 KV_SLACK = 1.1
-"""KV slots beyond what the largest batch fills, for every engine alike: none has to evict."""
+"""KV slots over those of the largest batch, for every engine alike: none has to evict."""
 
 Report = Callable[[str], None]
 Answers = list[dict[str, Any]]
@@ -221,7 +221,7 @@ def _alternate(
     options: EngineBenchOptions,
     progress: Report,
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
-    """All runs; by engine: what it is, its runs and their spread, and the tokens of its first run."""
+    """All runs; by engine: its description, its runs and their spread, and the tokens of its first run."""
     engines: dict[str, Any] = {name: {"runs": []} for name in launches}
     tokens: dict[str, list[list[int]]] = {}
     for repetition in range(options.repetitions):
@@ -325,7 +325,7 @@ def _machine(threads: int, device: str) -> dict[str, Any]:
 
 
 def machine_name() -> str:
-    """What the processor calls itself."""
+    """Name of the processor."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

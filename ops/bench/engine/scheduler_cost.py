@@ -65,7 +65,7 @@ class Timing:
 
 
 class SteadyState:
-    """A scheduler that is kept at a case's numbers; `step` is what an engine's loop does around a model."""
+    """A scheduler that is kept at a case's numbers; `step` is an engine's loop without its model."""
 
     def __init__(self, case: SchedulerCase) -> None:
         """Raises `UnknownPolicy`."""
@@ -107,7 +107,7 @@ class SteadyState:
             self.step()
 
     def step(self) -> Timing:
-        """One step, and what it took."""
+        """One step, timed."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
         table = self.table
@@ -135,7 +135,7 @@ class SteadyState:
         )
 
     def _execute(self, plan: Plan) -> tuple[list[int | None], list[Sequence]]:
-        """A token for every share that is the last of what is known, and those that end with it."""
+        """A token for every share that ends its sequence's known tokens, and the sequences that end."""
         chosen: list[int | None] = []
         ended = []
         for sequence, tokens in plan.shares.items():

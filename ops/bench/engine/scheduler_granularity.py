@@ -2,7 +2,7 @@
 
 Small steps and small chunks keep the gaps between tokens short and pay a step's fixed cost more often; large
 ones fill the machine and make decodes wait for other requests' prefill. Measured on a virtual replica,
-so that the figures depend on the stated step-time model alone: throughput with all requests at once, then
+so that the figures depend on the stated step-time model alone: throughput of a burst, then
 latencies under the same Poisson arrivals for all.
 """
 
@@ -79,7 +79,7 @@ def run(
 
 
 def mixed_arrivals(requests: int, *, rate_per_s: float | None) -> list[Arrival]:
-    """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: all at once."""
+    """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: a burst."""
     drawn = sample_workload(load_workload(SHIPPED_WORKLOAD), requests)
     return [
         Arrival(

@@ -318,7 +318,7 @@ class LoadedPool:
                 await task
 
     async def calibrate(self) -> None:
-        """Measures what it can do with its places always taken. Raises `ServerFailed`."""
+        """Measures the capacity with all places always taken. Raises `ServerFailed`."""
         async with self.beside(OTHER) as other:
             await asyncio.sleep(CALIBRATION_S / 2)
             before, _ = await self.service(), await other.take()
@@ -434,7 +434,7 @@ async def tiers(pool: LoadedPool, requests: int) -> Figures:
 
 
 async def reservations(pool: LoadedPool, requests: int) -> Figures:
-    """What a standard tenant gets under an interactive flood, with what it reserved and without."""
+    """Service of a standard tenant under an interactive flood, with a reservation and without."""
     reserved = RESERVED_SHARE * pool.cost_per_s
     samples = QueueSamples(RUSH, PAID)
     found: dict[str, float] = {}

@@ -386,7 +386,7 @@ def _keep_waiting(
 
 def _longest_aged_wait(seed: int) -> tuple[float, float]:
     """The longest wait of batch requests that arrive under an interactive flood without end, of a tenant with
-    a night of service behind it; and what it may be."""
+    a night of service behind it; and its bound."""
     pool = _pool(ageing_s=AGEING_S)
     pool.flow.counters.charge("night", 1.0, 10**9)
     batch = [

@@ -70,8 +70,8 @@ class HttpReply:
         """Its end is a chunk of no bytes."""
         return self._needed < 0
 
-    def feed(self, data: bytes) -> bool:
-        """Takes what was received; True: the response is complete. Raises `ValueError` for no response."""
+    def receive(self, data: bytes) -> bool:
+        """Takes received bytes; True: the response is complete. Raises `ValueError` for no response."""
         if self._head is not None:
             data = self._parse_head(self._head + data)
             if self._head is not None:
@@ -124,7 +124,7 @@ class _ClientConnection:
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """Counts and times of the clients."""
 
     requests: int = 0
     requests_in_time: int = 0
@@ -214,7 +214,7 @@ class ClosedLoops:
             return
         was_new, before = reply.is_new, reply.tokens
         try:
-            is_complete = reply.feed(data)
+            is_complete = reply.receive(data)
         except ValueError as error:
             self._fail(str(error))
             self._close(connection)

@@ -1,4 +1,4 @@
-"""`fairgate bench engine|scheduler|policies|batch-or-wait`: the speed of the engine, and its choices."""
+"""`fairgate bench engine|scheduler|policies|batch-or-wait`: speed of the engine, and its policies."""
 
 from __future__ import annotations
 

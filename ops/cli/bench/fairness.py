@@ -1,4 +1,4 @@
-"""`fairgate bench fairness|estimates|calibration|routing`: what the queue promises."""
+"""`fairgate bench fairness|estimates|calibration|routing`: fairness, estimates and routing of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairgate bench forecast|step-time|fidelity|control`: what is foretold, and what is made of it."""
+"""`fairgate bench forecast|step-time|fidelity|control`: forecasts, simulator and control loop."""
 
 from __future__ import annotations
 

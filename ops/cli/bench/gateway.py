@@ -1,4 +1,4 @@
-"""`fairgate bench contract|ledger|gateway`: what the gateway keeps, and what it costs."""
+"""`fairgate bench contract|ledger|gateway`: budgets, ledger and costs of the gateway."""
 
 from __future__ import annotations
 

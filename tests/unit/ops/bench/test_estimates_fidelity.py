@@ -1,4 +1,4 @@
-"""Is a simulation judged by how near it comes to what really happened?"""
+"""Comparison of a simulation with a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the gateways' benchmark count what is there, and compare what belongs together?"""
+"""Mock upstream, load client, figures and goals of the gateway benchmark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fed(data: bytes, pieces_of: int) -> tuple[HttpReply, int]:
     """A reply that arrives in pieces, and after how many it was complete."""
     reply = HttpReply()
     for number, place in enumerate(range(0, len(data), pieces_of), 1):
-        if reply.feed(data[place : place + pieces_of]):
+        if reply.receive(data[place : place + pieces_of]):
             return reply, number
     raise AssertionError("the reply was never complete")
 
@@ -67,15 +67,17 @@ def test_a_stream_is_one_chunk_a_token() -> None:
 
 def test_a_refusal_is_kept_to_be_shown() -> None:
     reply = HttpReply()
-    assert reply.feed(b"HTTP/1.1 429 Too Many\r\nConnection: close\r\nContent-Length: 9\r\n\r\nnot ") is False
-    assert reply.feed(b"today") is True
+    assert (
+        reply.receive(b"HTTP/1.1 429 Too Many\r\nConnection: close\r\nContent-Length: 9\r\n\r\nnot ") is False
+    )
+    assert reply.receive(b"today") is True
     assert (reply.status, reply.shown, reply.closes) == (429, b"not today", True)
 
 
 @pytest.mark.parametrize("data", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nserver: x\r\n\r\nuntil I close"])
 def test_what_is_no_kept_response_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="response"):
-        HttpReply().feed(data)
+        HttpReply().receive(data)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Does the runners' shared loop submit when requests arrive, and note when tokens come?"""
+"""The runners' shared loop, protocol and choice of peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the benchmarks of policies count what they say they count?"""
+"""Figures, workloads and virtual engine of the policy benchmarks."""
 
 from __future__ import annotations
 
