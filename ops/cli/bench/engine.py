@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ops.cli.base import Failure, answer
-from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names_given, verdict
+from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, listed, names_given, verdict, whole
 
 
 @command()
@@ -25,10 +25,10 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
     type=click.Path(path_type=Path, dir_okay=False),
     help="JSON file with the requests.  [default: 64 requests of mixed lengths]",
 )
-@click.option(
+@listed(
     "--peers",
     metavar="NAMES",
-    callback=names_given,
+    parse=names_given,
     help="Of transformers, openvino, with commas; empty: none.  [default: those installed]",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
@@ -46,30 +46,23 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
     type=click.FloatRange(min=0, min_open=True),
     help="Poisson: requests a second.  [default: 0.7 x what the slowest engine can serve, measured first]",
 )
-@click.option(
+@whole(
     "--requests",
     "poisson_requests",
-    type=click.IntRange(1, 100_000),
+    least=1,
+    most=100_000,
     default=500,
-    show_default=True,
     help="Poisson: how many, drawn from the workload's.",
 )
-@click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1, 1024), help="Of every engine.  [default: all cores]")
-@click.option(
-    "--sequences",
-    "max_sequences",
-    type=click.IntRange(1, 4096),
-    default=64,
-    show_default=True,
-    help="That run at once.",
-)
-@click.option(
+@whole("--repetitions", least=1, most=100, default=3)
+@whole("--threads", least=1, most=1_024, help="Of every engine.  [default: all cores]")
+@whole("--sequences", "max_sequences", least=1, most=4_096, default=64, help="That run at once.")
+@whole(
     "--batched-tokens",
     "max_batched_tokens",
-    type=click.IntRange(1, 1_000_000),
+    least=1,
+    most=1_000_000,
     default=512,
-    show_default=True,
     help="That a step computes at most.",
 )
 @click.option("--policy", metavar="NAME", help="Our engine's.  [default: hybrid]")
@@ -106,42 +99,11 @@ def engine(workload: Path | None, no_roofline: bool, **given: Any) -> None:
 
 
 @command()
-@click.option(
-    "--running",
-    metavar="N,…",
-    default="256",
-    show_default=True,
-    callback=counts_given,
-    help="Sequences that run.",
-)
-@click.option(
-    "--waiting",
-    metavar="N,…",
-    default="1000,10000",
-    show_default=True,
-    callback=counts_given,
-    help="Sequences that wait.",
-)
-@click.option(
-    "--tenants",
-    metavar="N,…",
-    default="1,1000",
-    show_default=True,
-    callback=counts_given,
-    help="Their tenants.",
-)
-@click.option(
-    "--policy",
-    "policies",
-    metavar="NAME,…",
-    default="hybrid,vtc,fcfs",
-    show_default=True,
-    callback=names_given,
-    help="Which.",
-)
-@click.option(
-    "--steps", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Timed of each."
-)
+@listed("--running", metavar="N,…", default="256", parse=counts_given, help="Sequences that run.")
+@listed("--waiting", metavar="N,…", default="1000,10000", parse=counts_given, help="Sequences that wait.")
+@listed("--tenants", metavar="N,…", default="1,1000", parse=counts_given, help="Their tenants.")
+@listed("--policy", "policies", metavar="NAME,…", default="hybrid,vtc,fcfs", parse=names_given, help="Which.")
+@whole("--steps", least=100, most=1_000_000, default=1000, help="Timed of each.")
 @click.option("--no-granularity", is_flag=True, help="Leave out the table of step and chunk sizes.")
 def scheduler(no_granularity: bool, **given: Any) -> None:
     """What a scheduling step costs without a model, and what too fine and too coarse steps cost.
@@ -203,10 +165,8 @@ def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
 
 
 @command("batch-or-wait")
-@click.option(
-    "--requests", type=click.IntRange(1000, 1_000_000), default=2000, show_default=True, help="At each load."
-)
-@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Streams a load.")
+@whole("--requests", least=1_000, most=1_000_000, default=2000, help="At each load.")
+@whole("--seeds", least=1, most=100, default=3, help="Streams a load.")
 @click.option(
     "--line",
     type=click.Choice(["length", "arrival"]),

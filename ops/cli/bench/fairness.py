@@ -9,23 +9,23 @@ from typing import Any
 import click
 
 from ops.cli.base import Failure
-from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict
+from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
 
 
 @command()
-@click.option("--runs", type=click.IntRange(1, 50), default=3, show_default=True, help="How often.")
-@click.option(
+@whole("--runs", least=1, most=50, default=3, help="How often.")
+@whole(
     "--tokens",
-    type=click.IntRange(100, 10_000_000),
+    least=100,
+    most=10_000_000,
     default=20_000,
-    show_default=True,
     help="Measure until the lighter tenant has had so many tokens.",
 )
-@click.option(
+@whole(
     "--connections",
-    type=click.IntRange(22, 500),
+    least=22,
+    most=500,
     default=40,
-    show_default=True,
     help="Of the heavier tenant; the lighter one has ten times as many.",
 )
 @click.option(
@@ -40,11 +40,11 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict
     multiple=True,
     help="Only this one (repeat).  [default: all]",
 )
-@click.option(
+@whole(
     "--requests",
-    type=click.IntRange(40, 100_000),
+    least=40,
+    most=100_000,
     default=2_000,
-    show_default=True,
     help="Of the tenant beside the flood, counted in each half.",
 )
 @MODEL_OPTION
@@ -92,22 +92,16 @@ def fairness(virtual: bool, scenarios: tuple[str, ...], **given: Any) -> None:
 
 
 @command()
-@click.option(
+@whole(
     "--queued",
     "depths",
-    type=click.IntRange(0, 1000),
+    least=0,
+    most=1_000,
     multiple=True,
     default=(0, 20, 100),
-    show_default=True,
     help="Requests waiting when an estimate is made (repeat).",
 )
-@click.option(
-    "--probes",
-    type=click.IntRange(5, 10_000),
-    default=200,
-    show_default=True,
-    help="Requests measured at each depth.",
-)
+@whole("--probes", least=5, most=10_000, default=200, help="Requests measured at each depth.")
 @MODEL_OPTION
 def estimates(**given: Any) -> None:
     """Is the estimated wait within a factor of two of the actual one?
@@ -132,16 +126,10 @@ def estimates(**given: Any) -> None:
 
 
 @command()
-@click.option(
-    "--requests",
-    type=click.IntRange(100, 1_000_000),
-    default=5_000,
-    show_default=True,
-    help="Judged in each scenario, after the warm-up.",
+@whole(
+    "--requests", least=100, most=1_000_000, default=5_000, help="Judged in each scenario, after the warm-up."
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=1, show_default=True, help="Of everything that is drawn."
-)
+@whole("--seed", least=0, default=1, help="Of everything that is drawn.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write the reliability plot to this SVG file.")
 def calibration(requests: int, seed: int, plot: str | None) -> None:
     """Do the times that requests are told on arrival, or quoted, hold as often as they say?
@@ -163,13 +151,7 @@ def calibration(requests: int, seed: int, plot: str | None) -> None:
 
 
 @command()
-@click.option(
-    "--requests",
-    type=click.IntRange(100, 2000),
-    default=2000,
-    show_default=True,
-    help="So many first requests of the trace.",
-)
+@whole("--requests", least=100, most=2_000, default=2000, help="So many first requests of the trace.")
 def routing(requests: int) -> None:
     """Four virtual replicas on a trace of conversations: round robin, least loaded, predicted TTFT.
 

@@ -7,18 +7,21 @@ from typing import Any
 import click
 
 from ops.cli.base import Failure
-from ops.cli.bench.options import MODEL_OPTION, command, counting_bar, names_given, tell, verdict
+from ops.cli.bench.options import (
+    MODEL_OPTION,
+    command,
+    counting_bar,
+    listed,
+    names_given,
+    tell,
+    verdict,
+    whole,
+)
 
 
 @command()
-@click.option(
-    "--answers",
-    type=click.IntRange(300, 50_000),
-    default=3000,
-    show_default=True,
-    help="Instructions that the model answers.",
-)
-@click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="CPU threads.")
+@whole("--answers", least=300, most=50_000, default=3000, help="Instructions that the model answers.")
+@whole("--threads", least=1, most=256, default=2, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
 def forecast(**given: Any) -> None:
@@ -39,14 +42,8 @@ def forecast(**given: Any) -> None:
 
 
 @command("step-time")
-@click.option(
-    "--steps",
-    type=click.IntRange(100, 100_000),
-    default=1500,
-    show_default=True,
-    help="To learn from; as many again are foretold.",
-)
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
+@whole("--steps", least=100, most=100_000, default=1500, help="To learn from; as many again are foretold.")
+@whole("--threads", least=1, most=256, default=1, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
 def step_time(**given: Any) -> None:
@@ -66,20 +63,14 @@ def step_time(**given: Any) -> None:
 
 
 @command()
-@click.option(
-    "--policy",
-    "policies",
-    metavar="NAME,…",
-    default="fcfs,sjf,vtc,hybrid",
-    show_default=True,
-    callback=names_given,
-    help="Which.",
+@listed(
+    "--policy", "policies", metavar="NAME,…", default="fcfs,sjf,vtc,hybrid", parse=names_given, help="Which."
 )
-@click.option(
+@whole(
     "--repetitions",
-    type=click.IntRange(2, 100),
+    least=2,
+    most=100,
     default=3,
-    show_default=True,
     help="What a simulation falls short of is learned from the others of its policy.",
 )
 @click.option(
@@ -92,7 +83,7 @@ def step_time(**given: Any) -> None:
     show_default=True,
     help="Of what the server can do, measured first.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the requests.")
+@whole("--seed", least=0, default=1, help="Of the requests.")
 @MODEL_OPTION
 def fidelity(**given: Any) -> None:
     """Does the simulator say what the real engine then does?
@@ -135,21 +126,9 @@ def fidelity(**given: Any) -> None:
     multiple=True,
     help="Also this traffic, as for `fairgate simulate` (repeat).",
 )
-@click.option(
-    "--replicas",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Of an 8B model, each on an H200, for traces.",
-)
-@click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests of a trace alone.")
-@click.option(
-    "--slo",
-    metavar="TARGETS",
-    default="ttft=2,tpot=0.1",
-    show_default=True,
-    help="In seconds.",
-)
+@whole("--replicas", least=1, most=256, default=1, help="Of an 8B model, each on an H200, for traces.")
+@whole("--limit", least=1, metavar="ROWS", help="The first requests of a trace alone.")
+@click.option("--slo", metavar="TARGETS", default="ttft=2,tpot=0.1", show_default=True, help="In seconds.")
 def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
     """Does the control loop do as well as the best fixed setting, without swinging?
 

@@ -14,8 +14,10 @@ from ops.cli.bench.options import (
     PEERS_DIR_OPTION,
     command,
     counts_given,
+    listed,
     names_given,
     verdict,
+    whole,
 )
 
 REQUIRED_SETTLEMENTS_PER_S = 2_000
@@ -29,17 +31,8 @@ REQUIRED_SETTLEMENTS_PER_S = 2_000
     multiple=True,
     help="Only those; * and ? as in a shell; repeatable.",
 )
-@click.option(
-    "--gateways", metavar="N,…", default="1,2,4", show_default=True, callback=counts_given, help="For bursts."
-)
-@click.option(
-    "--concurrency",
-    metavar="N,…",
-    default="50,500",
-    show_default=True,
-    callback=counts_given,
-    help="For bursts.",
-)
+@listed("--gateways", metavar="N,…", default="1,2,4", parse=counts_given, help="For bursts.")
+@listed("--concurrency", metavar="N,…", default="50,500", parse=counts_given, help="For bursts.")
 @click.option("--peers", type=click.Choice(["litellm"]), multiple=True, help="Also: its limits, same bursts.")
 @PEERS_DIR_OPTION
 @JSON_FILE_OPTION
@@ -80,15 +73,13 @@ def contract(json_file: Path | None, **given: Any) -> None:
 
 
 @command()
-@click.option(
-    "--settlements", type=click.IntRange(100, 1_000_000), default=10_000, show_default=True, help="How many."
-)
-@click.option(
+@whole("--settlements", least=100, most=1_000_000, default=10_000, help="How many.")
+@whole(
     "--concurrency",
-    type=click.IntRange(1, 10_000),
+    least=1,
+    most=10_000,
     multiple=True,
     default=(1, 64, 512),
-    show_default=True,
     help="Settlements that wait at once; repeatable.",
 )
 @click.option(
@@ -128,13 +119,13 @@ def ledger(settlements: int, concurrency: tuple[int, ...], directory: Path) -> N
 
 
 @command()
-@click.option(
+@listed(
     "--peers",
     metavar="NAMES",
-    callback=names_given,
+    parse=names_given,
     help="Of nginx, litellm, portkey, with commas; empty: none.  [default: those installed]",
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How often.")
+@whole("--rounds", least=1, most=100, default=3, help="How often.")
 @click.option(
     "--seconds",
     type=click.FloatRange(0.5, 600),

@@ -32,6 +32,16 @@ def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
     return click.command(name, cls=Command)
 
 
+def whole(*names: str, least: int, most: int | None = None, **more: Any) -> Callable[[Any], Any]:
+    """An option that is a whole number from `least` to `most`; its default is shown."""
+    return click.option(*names, type=click.IntRange(least, most), show_default="default" in more, **more)
+
+
+def listed(*names: str, parse: Callable[..., Any], **more: Any) -> Callable[[Any], Any]:
+    """An option that is a list with commas; its default is shown."""
+    return click.option(*names, callback=parse, show_default="default" in more, **more)
+
+
 def verdict(report: dict[str, Any], show: Callable[[], None], json_file: Path | None = None) -> None:
     """Answers; ends with 1 where a promise was not kept, with 3 where the run was invalid and says nothing
     of it (`ok` is None)."""
