@@ -43,7 +43,7 @@ WARM_UP_OUTPUT_TOKENS = 16
 KV_SLACK = 1.1
 """KV slots over those of the largest batch, for every engine alike: none has to evict."""
 
-Report = Callable[[str], None]
+Progress = Callable[[str], None]
 Answers = list[dict[str, Any]]
 
 
@@ -75,7 +75,7 @@ class EngineBenchOptions:
     """How long each of the machine's limits is measured; 0: no roofline."""
 
 
-def run(options: EngineBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: EngineBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     try:
         return _run(options, progress)
@@ -88,7 +88,7 @@ def installed_peers(peers_dir: Path) -> list[str]:
     return [name for name in PEERS if name == "transformers" or _interpreter(name, peers_dir).is_file()]
 
 
-def _run(options: EngineBenchOptions, progress: Report) -> dict[str, Any]:
+def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     workload = load_workload(options.workload)
     peers = _choose_peers(options)
     policy = _checked_policy(options)
@@ -165,7 +165,7 @@ def _launch(
     model_dir: Path,
     policy: str,
     threads: int,
-    progress: Report,
+    progress: Progress,
 ) -> EngineLaunch:
     common = {
         "model_dir": str(model_dir),
@@ -219,7 +219,7 @@ def _alternate(
     orders: list[dict[str, Any]],
     warm_up: list[dict[str, Any]],
     options: EngineBenchOptions,
-    progress: Report,
+    progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """All runs; by engine: its description, its runs and their spread, and the tokens of its first run."""
     engines: dict[str, Any] = {name: {"runs": []} for name in launches}
@@ -267,7 +267,7 @@ def _rate(
     workload: Workload,
     vocabulary: int,
     launches: dict[str, EngineLaunch],
-    progress: Report,
+    progress: Progress,
 ) -> tuple[float, dict[str, Any]]:
     """Requests a second for all engines, and each one's capacity where it had to be measured."""
     if options.rate_per_s is not None:

@@ -59,7 +59,7 @@ CHAT: dict[str, Any] = {
 LOAD_S = 120.0
 """Most that one measurement may take beyond its time."""
 
-Report = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ PHASES = (
 )
 
 
-def run(options: GatewayBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     if not sys.platform.startswith("linux"):
         raise CannotBench("this benchmark needs Linux: it waits with epoll and reads /proc")
@@ -157,7 +157,7 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
 
 
 async def _rounds(
-    options: GatewayBenchOptions, targets: Sequence[BenchTarget], progress: Report
+    options: GatewayBenchOptions, targets: Sequence[BenchTarget], progress: Progress
 ) -> dict[str, list[dict[str, Any]]]:
     runs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
     by_name = {target.name: target for target in targets}
@@ -173,7 +173,7 @@ async def _rounds(
     return runs
 
 
-async def _pairs(options: GatewayBenchOptions, progress: Report) -> list[float]:
+async def _pairs(options: GatewayBenchOptions, progress: Progress) -> list[float]:
     """Requests a second with estimates over those without, of each pair of measurements."""
     ratios: list[float] = []
     async with _upstream() as (port, upstreams):
