@@ -193,9 +193,12 @@ async def load_clients(
 
 @contextlib.asynccontextmanager
 async def closed_loops(bench: Bench, parties: Sequence[BenchTenant]) -> AsyncIterator[dict[str, LoadClient]]:
-    """Keeps every connection of every tenant busy until the block ends; all send the same chats."""
+    """Keeps every connection of every tenant busy until the block ends; all send the same chats, each tenant
+    from another one on."""
     chats = bench.chats()
-    async with load_clients(bench, CHATS, {party.name: chats for party in parties}) as clients:
+    starts = {party.name: number * len(chats) // len(parties) for number, party in enumerate(parties)}
+    bodies = {name: [*chats[start:], *chats[:start]] for name, start in starts.items()}
+    async with load_clients(bench, CHATS, bodies) as clients:
         for party in parties:
             await clients[party.name].closed(party.connections)
         yield clients
