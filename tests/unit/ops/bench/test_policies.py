@@ -107,17 +107,17 @@ def test_predictions_are_as_wrong_as_they_say() -> None:
     rng = random.Random(3)
     arrivals = [Arrival(0.0, "one", 1, rng.randint(10, 1000)) for _ in range(500)]
     lengths = [arrival.output_tokens for arrival in arrivals]
-    told = {
+    predicted = {
         name: [median for median, _ in predict(arrivals, random.Random(4))]
         for name, predict in PREDICTIONS.items()
     }
-    assert told["exact"] == lengths
-    ratios = [guess / length for guess, length in zip(told["noisy"], lengths, strict=True)]
+    assert predicted["exact"] == lengths
+    ratios = [guess / length for guess, length in zip(predicted["noisy"], lengths, strict=True)]
     assert 0.45 < min(ratios) < 0.6
     assert 1.4 < max(ratios) < 1.55
-    assert sorted(told["shuffled"]) == sorted(lengths)
-    assert told["shuffled"] != lengths
-    assert set(told["none"]) == {sorted(lengths)[250]}
+    assert sorted(predicted["shuffled"]) == sorted(lengths)
+    assert predicted["shuffled"] != lengths
+    assert set(predicted["none"]) == {sorted(lengths)[250]}
 
 
 # ---------------------------------------------------------------- figures
@@ -278,7 +278,7 @@ def test_a_request_that_can_never_run_ends_the_run() -> None:
 
 
 class NeverAdmits(PredictedReserve):
-    """Holds everybody for ever: no admission may do that."""
+    """Never admits: no admission may do that."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return Defer("never", None)
