@@ -1,18 +1,18 @@
-"""Tables and figures of reports."""
+"""Tables, checks and figures of reports."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A plain table on stdout, at full width where stdout is no terminal."""
+    """Prints a table; at full width where stdout is no terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -26,6 +26,97 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     for row in rows:
         grid.add_row(*("" if cell is None else str(cell) for cell in row))
     console.print(grid)
+
+
+# ---------------------------------------------------------------- reports
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A limit that a figure has to keep."""
+
+    what: str
+    value: float
+    limit: float
+    at_most: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether it does."""
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    def __str__(self) -> str:
+        wanted = f"{'at most' if self.at_most else 'at least'} {number(self.limit)}"
+        return f"{self.what}: {number(self.value)}, {wanted} wanted: {verdict({'ok': self.ok})}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        wanted = "at_most" if self.at_most else "at_least"
+        return {"what": self.what, "value": plain(self.value), wanted: self.limit, "ok": self.ok}
+
+
+@dataclass(slots=True)
+class Report:
+    """One table, its checks and notes."""
+
+    title: str
+    columns: Sequence[tuple[str, ...]]
+    """(key of the row, heading[, format specification])."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """All checks."""
+        return all(check.ok for check in self.checks)
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as text."""
+        return [tuple(cell(row.get(key, ""), *spec) for key, _, *spec in self.columns) for row in self.rows]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "title": self.title,
+            "rows": plain(self.rows),
+            "checks": [check.as_json() for check in self.checks],
+            "notes": self.notes,
+            "ok": self.ok,
+        }
+
+    def show(self) -> None:
+        """Prints it."""
+        table(self.title, [heading for _, heading, *_ in self.columns], self.cells())
+        for line in (*self.notes, *self.checks):
+            click.echo(f"  {line}")
+
+
+def cell(value: Any, spec: str = "") -> str:
+    """One figure as text: by `spec`, or three digits of a float."""
+    if value is None:
+        return "-"
+    if spec:
+        return format(value, spec)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """`ok`, `NOT ok`, or why the run is invalid."""
+    if found.get("invalid"):
+        return f"invalid: {found['invalid']}"
+    return "ok" if found["ok"] else "NOT ok"
+
+
+def all_ok(parts: Iterable[Mapping[str, Any]]) -> bool | None:
+    """False where a part is not ok; else None where one is invalid; else True."""
+    found = {part["ok"] for part in parts}
+    return False if False in found else None if None in found else True
+
+
+# ---------------------------------------------------------------- figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +135,19 @@ class Spread:
         return {"median": self.median, "least": self.least, "most": self.most}
 
 
+def quantile(values: Iterable[float], share: float) -> float:
+    """Nearest rank: the smallest value that at least `share` (0 to 1) of them do not exceed; NaN for none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def jain_index(values: Sequence[float]) -> float | None:
+    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything (Jain, Chiu and Hawe,
+    1984). None without a value above 0."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
 def number(value: float) -> str:
     """Three significant digits, without an exponent."""
     if not math.isfinite(value):
@@ -57,7 +161,7 @@ def plain(value: Any) -> Any:
     """For JSON: spreads as objects, and no infinities or NaN, which JSON does not have."""
     if isinstance(value, Spread):
         return plain(value.as_json())
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]

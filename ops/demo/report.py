@@ -15,7 +15,8 @@ from ops.demo.cast import CastTenant
 from ops.demo.replay import Sent
 from ops.demo.shares import FluidIdeal, TenantArrival, ideal_shares, under_share
 from ops.demo.trace import ReplayPlan
-from ops.simulate.figures.figures import covered, jain_index, percentile, within_factor
+from ops.reporting import jain_index, plain, quantile
+from ops.simulate.figures.figures import covered, within_factor
 
 WAIT_FLOOR_S = 0.1
 """Waits below this count as this: an estimate of 20 ms for a wait of 50 ms is right."""
@@ -212,7 +213,7 @@ def _tier(tier: str, sent: Sequence[Sent]) -> dict[str, Any]:
 
 def _percentiles(values: Sequence[float | None]) -> dict[str, float | None]:
     known = [value for value in values if value is not None]
-    return {"p50": percentile(known, 0.5), "p99": percentile(known, 0.99)}
+    return {"p50": plain(quantile(known, 0.5)), "p99": plain(quantile(known, 0.99))}
 
 
 def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
@@ -226,9 +227,9 @@ def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:
     return {
         "tenants": sorted(modest),
         "note": "tiers interactive and standard; batch waits behind both under either policy",
-        "measured_p99_s": percentile([wait for name, wait in measured.items() if name in mine], 0.99),
+        "measured_p99_s": plain(quantile([wait for name, wait in measured.items() if name in mine], 0.99)),
         "simulated_p99_s": {
-            policy: percentile([wait for name, wait in waits.items() if name in mine], 0.99)
+            policy: plain(quantile([wait for name, wait in waits.items() if name in mine], 0.99))
             for policy, waits in evidence.simulated_waits_s.items()
         },
         "simulated_duration_s": dict(evidence.simulated_duration_s),

@@ -15,8 +15,8 @@ from ops.demo.replay import Board, Sent
 from ops.demo.report import Sample, ideal_by_tier
 from ops.demo.shares import TenantArrival
 from ops.demo.table import TenantRow, View
+from ops.reporting import plain, quantile
 from ops.sandbox.server import LogReader
-from ops.simulate.figures.figures import percentile
 
 EVERY_S = 0.5
 RATE_WINDOW_S = 5.0
@@ -149,8 +149,8 @@ class DemoSampler:
             tokens_per_s=self._rate(cast.name),
             share=latest.get(cast.name, 0.0) / totals[0] if totals[0] else None,
             fair_share=fair.get(cast.name, 0.0) / totals[1] if totals[1] else None,
-            ttft_p50_s=percentile(times, 0.5),
-            ttft_p99_s=percentile(times, 0.99),
+            ttft_p50_s=plain(quantile(times, 0.5)),
+            ttft_p99_s=plain(quantile(times, 0.99)),
             budget_left=_budget_left(tenant),
             refused=sum(item.refusal is not None for item in sent),
         )

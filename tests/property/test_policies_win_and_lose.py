@@ -17,7 +17,7 @@ from engine.scheduling.policy import POLICIES, make_policy
 from ops.bench.policies.batches import KEEPS_ROWS, PADDED, UNPADDED, arena_lengths, unlike_documents
 from ops.bench.policies.capacity import at_load
 from ops.bench.policies.compose import composition
-from ops.bench.policies.figures import quantile, service_bound, widest_gap
+from ops.bench.policies.figures import service_bound, widest_gap
 from ops.bench.policies.mixed import INTERACTIVE_OPTIONS
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED, short_and_long
 from ops.bench.policies.workloads import (
@@ -28,6 +28,7 @@ from ops.bench.policies.workloads import (
     long_prompts,
     unlike_prompts,
 )
+from ops.reporting import quantile
 from ops.simulate.engine_run import EngineRun, run_load, tenants_of
 from ops.simulate.traffic.arrivals import all_at_once, exact, shuffled
 from ops.simulate.traffic.requests import SimulatedRequest

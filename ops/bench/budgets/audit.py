@@ -1,24 +1,23 @@
-"""Was the contract kept? Judged from outside: SQL, Redis, the engine's own count, and what clients received.
+"""Audit of a scenario from outside: SQL, Redis, the engine's own count, and the clients' answers.
 
-`gather` reads (the edge), `judge` compares (pure). No figure comes from a gateway. What they mean:
+`gather` reads (the edge), `judge` compares (pure). No figure comes from a gateway. The figures:
 
 overshoot_tokens     by how much a hard limit was exceeded, summed over tenants: the most of what the ledger
                      charged, the engine emitted and clients received, less the limit
-drift_tokens         by how much the books disagree: the ledger's charges against the counters in Redis and,
-                     where it lived through the scenario, against what the engine emitted; and request by
-                     request against what the client received and was told: exactly where the answer came to
-                     its end, at least that much where it broke off
+drift_tokens         by how much the accounts disagree: the ledger's charges against the counters in Redis
+                     and, if the engine survived the scenario, against its emitted tokens; and request by
+                     request against the tokens and the usage that the client received: exactly where the
+                     answer was complete, at least as many where it broke off
 double_charges       settlements beyond the first of a request, and charged runs beyond the first of an
                      Idempotency-Key
-leaked_holds         what still holds when everything has ended: reservations without a settlement, holds in
-                     Redis (or counters that hold without one), sequences in the engine, outcomes that nobody
-                     settled
+leaked_holds         what is still held when everything has ended: reservations without a settlement, holds in
+                     Redis (or counters that hold without one), sequences in the engine, unsettled outcomes
 cancel_error_tokens  where a client left: charged less produced, or the opposite; each such client is a tenant
                      of its own, so that errors cannot cancel out
 
-Where engine and gateway died together nobody knows what was emitted last. `uncertain_tokens` is then what the
-settlement says it may be off by, at most one top-up, and such a request's drift counts beyond that only;
-`unseen_tokens` is what clients saw more than was charged.
+Where engine and gateway died together the last emitted tokens are unknown. `uncertain_tokens` is then the
+bound on the error that the settlement states, at most one top-up, and such a request's drift counts beyond
+that only; `unseen_tokens` are tokens that clients received and that were not charged.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class AuditedRow:
     uncertain_tokens: int = 0
 
     def of(self, meter: str) -> int:
-        """What a limit on `meter` counts of it (the benchmark gives no weights)."""
+        """The amount that a limit on `meter` counts (the benchmark gives no weights)."""
         return self.output_tokens + (self.input_tokens if meter == "total_tokens" else 0)
 
 
@@ -83,14 +82,14 @@ class AuditFacts:
     stored: Mapping[str, StoredCounters]
     """By tenant id."""
     emitted: Mapping[str, int] | None
-    """Output tokens by tenant id, as the engine counts them; None: it did not live through the scenario."""
+    """Output tokens by tenant id, as the engine counts them; None: it did not survive the scenario."""
     left_in_engine: int
     answers: Sequence[ClientAttempt]
 
 
 @dataclass
 class Findings:
-    """The figures, and examples of what is behind them."""
+    """The figures, and examples of each."""
 
     overshoot_tokens: int = 0
     drift_tokens: int = 0
@@ -103,7 +102,7 @@ class Findings:
     examples: list[str] = field(default_factory=list)
 
     def add(self, figure: str, amount: int, example: str) -> None:
-        """Counts what is wrong; nothing where `amount` is 0."""
+        """Adds `amount` to a figure, with an example; does nothing for 0."""
         if amount:
             setattr(self, figure, getattr(self, figure) + amount)
             if len(self.examples) < MAX_EXAMPLES:
@@ -168,9 +167,9 @@ def _judge_answer(found: Findings, answer: ClientAttempt, row: AuditedRow | None
         found.uncertain_tokens += row.uncertain_tokens
         found.unseen_tokens += unseen
         unseen = max(0, unseen - row.uncertain_tokens)
-    told = answer.delivered_tokens if answer.usage_tokens is None else answer.usage_tokens
-    off = abs(told - charged) + unseen if answer.is_whole and not answer.has_left else unseen
-    what = f"{answer.request_id}: charged {charged}, received {answer.delivered_tokens}, told {told}"
+    stated = answer.delivered_tokens if answer.usage_tokens is None else answer.usage_tokens
+    off = abs(stated - charged) + unseen if answer.is_whole and not answer.has_left else unseen
+    what = f"{answer.request_id}: charged {charged}, received {answer.delivered_tokens}, stated {stated}"
     found.add("drift_tokens", off, what)
 
 
@@ -191,7 +190,7 @@ def _judge_keys(found: Findings, answers: Sequence[ClientAttempt], settled: Mapp
 
 
 class Witness:
-    """The engine's own count of what it emitted, heard on a connection that no gateway has a part in."""
+    """The engine's own count of emitted tokens, read on a connection of the audit's own."""
 
     def __init__(self, address: str) -> None:
         self._client = EngineClient(address, AUDITOR)
@@ -205,7 +204,7 @@ class Witness:
 
     async def look(self, pid: int) -> tuple[Mapping[str, int] | None, int]:
         """Emitted tokens by tenant (None: it is not the process `pid` any more), and how many sequences and
-        unsettled outcomes are left in the engine."""
+        unsettled outcomes are left in the engine. Raises `EngineUnavailable`."""
         if (await self._client.connect(60.0)).pid != pid:
             return None, await self._left()
         left = await self._left()
@@ -215,36 +214,36 @@ class Witness:
             return self._client.snapshot is not None and self._client.snapshot is not before
 
         if not await until(is_newer, SNAPSHOT_S):
-            raise EngineUnavailable("the engine told nothing")
+            raise EngineUnavailable("the engine sent no snapshot")
         assert self._client.snapshot is not None
         service = self._client.snapshot.service
         return {tenant_id: had.emitted_tokens for tenant_id, had in service.items()}, left
 
     async def _left(self) -> int:
-        # What gateways that are gone left is shown to who adopts it: here nobody must have left anything.
+        # An adopting gateway is shown what dead ones left: here they must have left nothing.
         inventory = await self._client.collect(adopt=True)
         return len(inventory.running) + len(inventory.outcomes)
 
 
 async def gather(
-    house: Testbed,
+    testbed: Testbed,
     witness: Witness,
     pid: int,
     tenants: Sequence[BudgetTenant],
     answers: Sequence[ClientAttempt],
 ) -> AuditFacts:
-    """Waits until everything has ended (or, in vain, `IDLE_S`), then reads what it came to."""
+    """Waits at most `IDLE_S` until everything has ended, then reads the facts."""
     ids = [tenant.tenant_id for tenant in tenants]
 
     async def has_ended() -> bool:
-        open_ = await asyncio.to_thread(_open_requests, house.postgres.url, ids)
-        stored = await asyncio.to_thread(_stored, house.redis.url, ids)
+        open_ = await asyncio.to_thread(_open_requests, testbed.postgres.url, ids)
+        stored = await asyncio.to_thread(_stored, testbed.redis.url, ids)
         return not open_ and not any(each.holds for each in stored.values())
 
     await until(has_ended, IDLE_S)
     emitted, left = await witness.look(pid)
-    rows = await asyncio.to_thread(_rows, house.postgres.url, ids)
-    stored = await asyncio.to_thread(_stored, house.redis.url, ids)
+    rows = await asyncio.to_thread(_rows, testbed.postgres.url, ids)
+    stored = await asyncio.to_thread(_stored, testbed.redis.url, ids)
     return AuditFacts(tenants, rows, stored, emitted, left, answers)
 
 

@@ -1,8 +1,8 @@
-"""What do the contract's clients do, and what do they get to see?
+"""Clients of the budget benchmark, which retry as OpenAI's SDK does.
 
-Each behaves as OpenAI's SDK does: refused, it asks again when it is told to (`retry-after`), unless it is
-told not to (`x-should-retry: false`); a stream that breaks off it does not ask for again. The tokens of a
-stream are counted from the log probabilities that come with them, not from what the server says it sent.
+A refused request is sent again after `retry-after`, unless the answer says `x-should-retry: false`; a stream
+that breaks off is not. The tokens of a stream are counted from the log probabilities that come with them, not
+from the usage that the server states.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import itertools
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+from ops.bench.common.http_client import HttpBroken, HttpClient, HttpResponse
 
 TIMEOUT_S = 45.0
-CONNECT_S = 15.0
 LONGEST_WAIT_S = 2.0
-"""A client that is told to wait longer asks again all the same: a scenario has a minute."""
+"""Most that a client waits before it asks again: a scenario has a minute."""
 DEFAULT_WAIT_S = 0.25
 RETRIED = (408, 409, 429)
 """As the SDK does, beside 5xx and broken connections."""
@@ -40,7 +39,7 @@ class ClientAttempt:
     """Of the error, wherever in the answer it came."""
     delivered_tokens: int = 0
     is_whole: bool = False
-    """Everything arrived up to the end that the server itself made: nobody was killed, nobody left."""
+    """Everything arrived up to the end that the server itself made."""
     has_left: bool = False
     """The client closed the connection on purpose."""
     is_replay: bool = False
@@ -59,7 +58,7 @@ class ClientAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What one client wants."""
+    """What one client sends."""
 
     tenant_id: str
     key: str
@@ -69,22 +68,13 @@ class ClientRequest:
     idempotency_key: str = ""
 
 
-@contextlib.asynccontextmanager
-async def clients() -> AsyncIterator[httpx.AsyncClient]:
-    """Any number of connections."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S, pool=None)
-    async with httpx.AsyncClient(limits=limits, timeout=timeout) as client:
-        yield client
-
-
 async def ask_once(
-    client: httpx.AsyncClient,
+    client: HttpClient,
     url: str,
     ask: ClientRequest,
     on_token: Callable[[ClientAttempt], None] | None = None,
 ) -> ClientAttempt:
-    """One attempt; never raises for what the server does. `on_token` hears of each delivery."""
+    """One attempt; never raises for what the server does. `on_token` is called at each delivery."""
     answer = ClientAttempt(ask.tenant_id, idempotency_key=ask.idempotency_key)
     headers = {"authorization": f"Bearer {ask.key}"}
     if ask.idempotency_key:
@@ -95,13 +85,13 @@ async def ask_once(
     try:
         async with (
             asyncio.timeout(ask.leave_after_s),
-            client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as reply,
+            client.post(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers) as reply,
         ):
             _read_head(answer, reply)
-            if reply.status_code != 200 or not body.get("stream"):
-                _read_whole(answer, await reply.aread())
+            if reply.status != 200 or not body.get("stream"):
+                _read_whole(answer, await reply.read())
             else:
-                async for line in reply.aiter_lines():
+                async for line in reply.lines():
                     if take_line(answer, line, time.monotonic()) and on_token is not None:
                         on_token(answer)
                     if (
@@ -112,20 +102,20 @@ async def ask_once(
                         break
     except TimeoutError:
         answer.has_left = True
-    except httpx.HTTPError:
+    except HttpBroken:
         answer.is_whole = False
     return answer
 
 
-def _read_head(answer: ClientAttempt, reply: httpx.Response) -> None:
-    answer.status = reply.status_code
+def _read_head(answer: ClientAttempt, reply: HttpResponse) -> None:
+    answer.status = reply.status
     answer.request_id = reply.headers.get("x-request-id", "")
     answer.is_replay = reply.headers.get("x-fairgate-idempotent-replay") == "true"
     answer.may_retry = reply.headers.get("x-should-retry") != "false"
     with contextlib.suppress(ValueError):
         after_ms, after_s = reply.headers.get("retry-after-ms"), reply.headers.get("retry-after")
         if after_ms or after_s:
-            answer.retry_after_s = float(after_ms) / 1000 if after_ms else float(after_s)
+            answer.retry_after_s = float(after_ms) / 1000 if after_ms else float(after_s or 0)
 
 
 def _read_whole(answer: ClientAttempt, content: bytes) -> None:
@@ -174,7 +164,7 @@ def take_line(answer: ClientAttempt, line: str, now_s: float) -> bool:
 
 
 async def persist(
-    client: httpx.AsyncClient,
+    client: HttpClient,
     urls: Sequence[str],
     ask: ClientRequest,
     answers: list[ClientAttempt],
@@ -199,3 +189,17 @@ async def persist(
             break
         await asyncio.sleep(wait_s)
     return answer
+
+
+def tokens_per_s(times_s: Sequence[float], first: int) -> float:
+    """The slope of tokens over time from token `first` on, by least squares. Raises `ValueError` for fewer
+    than two tokens, or when all came together."""
+    points = list(enumerate(times_s))[first:]
+    if len(points) < 2:
+        raise ValueError(f"{len(times_s)} tokens: no slope from token {first} on")
+    mean_s = sum(at_s for _, at_s in points) / len(points)
+    mean = sum(number for number, _ in points) / len(points)
+    spread = sum((at_s - mean_s) ** 2 for _, at_s in points)
+    if spread == 0:
+        raise ValueError("all tokens came at once")
+    return sum((at_s - mean_s) * (number - mean) for number, at_s in points) / spread

@@ -1,7 +1,7 @@
-"""What do LiteLLM's limits make of the same bursts? Its proxy, in front of our own server without a limit.
+"""The bursts of the budget benchmark against LiteLLM's limits: its proxy before our server without a limit.
 
-It comes from an environment of its own (`make bench-peers`). Keys are checked by a few lines of ours, as it
-asks for where it has no database; a key's name says its limit, in tokens a minute.
+It comes from an environment of its own (`make bench-peers`). Keys are checked by a custom hook, since it has
+no database; a key's name contains its limit, in tokens a minute.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import httpx
 from ops.bench.budgets.clients import ClientAttempt, ClientRequest, persist
 from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Question, ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.http_client import HttpClient
 from ops.bench.common.processes import end
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import until
@@ -44,10 +46,6 @@ general_settings: {{custom_auth: contract_auth.user_api_key_auth, custom_auth_ru
 """
 
 
-class PeerMissing(Exception):
-    """The peer is not installed; the message says how to."""
-
-
 def installed_litellm(peers_dir: Path) -> Path:
     """LiteLLM's program. Raises `PeerMissing`."""
     found = peers_dir.absolute() / "litellm" / "bin" / "litellm"
@@ -64,23 +62,23 @@ class LiteLLM:
     rows: int = 4
 
     async def run(
-        self, house: Testbed, client: httpx.AsyncClient, questions: Sequence[Question]
+        self, testbed: Testbed, client: HttpClient, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
         """Bursts of 50, with and without max_tokens, streaming and not. Raises `ScenarioFailed`."""
-        tenant = await house.tenant("behind-the-peer")
-        await house.known(tenant)
+        tenant = await testbed.tenant("behind-the-peer")
+        await testbed.known(tenant)
         rows = []
-        async with self._proxy(house, tenant.key) as url:
+        async with self._proxy(testbed, tenant.key) as url:
             for asks_max_tokens in (True, False):
                 for streams in (True, False):
-                    rows.append(await _burst(client, url, house.model, questions, asks_max_tokens, streams))
+                    rows.append(await _burst(client, url, testbed.model, questions, asks_max_tokens, streams))
         return rows
 
     @asynccontextmanager
-    async def _proxy(self, house: Testbed, key: str) -> AsyncIterator[str]:
+    async def _proxy(self, testbed: Testbed, key: str) -> AsyncIterator[str]:
         with tempfile.TemporaryDirectory(prefix="fairgate-contract-peer-") as name:
             directory = Path(name)
-            config = CONFIG.format(model=house.model, url=house.servers[0].url, key=key)
+            config = CONFIG.format(model=testbed.model, url=testbed.servers[0].url, key=key)
             (directory / "config.yaml").write_text(config)
             (directory / "contract_auth.py").write_text(AUTH)
             port = free_port()
@@ -130,7 +128,7 @@ def _tail(log: Path) -> str:
 
 
 async def _burst(
-    client: httpx.AsyncClient,
+    client: HttpClient,
     url: str,
     model: str,
     questions: Sequence[Question],

@@ -1,4 +1,4 @@
-"""What is asked in the contract's benchmark? Questions whose answers have known, quite different lengths."""
+"""Questions of the budget benchmark, whose answers have different lengths."""
 
 from __future__ import annotations
 

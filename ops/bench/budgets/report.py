@@ -1,4 +1,4 @@
-"""How is the contract's report shown?"""
+"""Table of the budget benchmark."""
 
 from __future__ import annotations
 
@@ -7,21 +7,8 @@ from typing import Any
 import click
 
 from ops.bench.budgets.audit import KEYS
-from ops.reporting import table
+from ops.reporting import Report, cell
 
-HEADS = (
-    "scenario",
-    "overshoot",
-    "drift",
-    "double",
-    "leaked",
-    "cancel",
-    "admitted",
-    "at once",
-    "charged",
-    "s",
-    "",
-)
 NOTED = (
     "tokens_per_s",
     "served",
@@ -35,25 +22,24 @@ NOTED = (
 )
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """One row of the table; a figure that was not taken is a dash."""
-    figures = [str(row.get(key, "-")) for key in KEYS]
-    admitted, at_once = row.get("admitted_of_admissible"), row.get("admitted_at_once")
-    return [
-        row["scenario"],
-        *figures,
-        "-" if admitted is None else f"{admitted:.2f}",
-        "-" if at_once is None else f"{at_once:.2f}",
-        str(row.get("charged_tokens", "-")),
-        f"{row['took_s']:.0f}",
-        "ok" if row["ok"] else "BROKEN" if "peer" not in row else "exceeded",
-    ]
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """By heading; a figure that was not taken is a dash."""
+    return {
+        "scenario": row["scenario"],
+        **{key.split("_")[0]: row.get(key) for key in KEYS},
+        "admitted": cell(row.get("admitted_of_admissible"), ".2f"),
+        "at once": cell(row.get("admitted_at_once"), ".2f"),
+        "charged": row.get("charged_tokens"),
+        "s": f"{row['took_s']:.0f}",
+        "": "ok" if row["ok"] else "BROKEN" if "peer" not in row else "exceeded",
+    }
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table for people; below it what is broken, and what else was counted."""
+    """The table for people; below it broken requirements and further counts."""
     rows = report["scenarios"]
-    table("Budgets through crashes", HEADS, [cells(row) for row in rows])
+    cells = [_row(row) for row in rows]
+    Report("Budgets through crashes", [(heading, heading) for heading in cells[0]], cells).show()
     for row in rows:
         if noted := [f"{name} {row[name]}" for name in NOTED if row.get(name)]:
             click.echo(f"  {row['scenario']}: {', '.join(noted)}")

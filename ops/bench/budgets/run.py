@@ -1,7 +1,7 @@
-"""Does a budget hold to the token, through any crash? One run of all scenarios on servers of its own.
+"""Runs the scenarios of the budget benchmark, which check that budgets hold to the token through crashes.
 
-`scenarios` do things, `audit` judges from outside, `report` shows; this module goes through them. A scenario
-that fails or hangs is a row of the report like any other, and the next one still runs.
+`scenarios` load and kill, `audit` judges from outside, `report` prints. A scenario that fails or hangs is a
+row of the report like any other, and the next one still runs.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from engine.client.client import EngineUnavailable
 from ops.bench.budgets import prompts
 from ops.bench.budgets.audit import KEYS, Witness, gather, judge
-from ops.bench.budgets.clients import clients
+from ops.bench.budgets.clients import TIMEOUT_S
 from ops.bench.budgets.litellm import LiteLLM, installed_litellm
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
-from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_house
+from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
+from ops.bench.common.http_client import HttpClient
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL
 
 SCENARIO_S = 60.0
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done now, and how many of how many scenarios have ended."""
+"""Called with the current activity, the number of ended scenarios and of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +67,20 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     peers = [LiteLLM(installed_litellm(options.peers_dir)) for _ in options.peers]
     rows: list[dict[str, Any]] = []
     total = len(selected) + sum(peer.rows for peer in peers)
-    async with open_house(lambda what: progress(what, 0, total)) as house, clients() as client:
-        asked = await questions(house, client, prompts.make(SHIPPED_MODEL))
-        witness = Witness(house.engine_address)
+    async with open_testbed(lambda activity: progress(activity, 0, total)) as testbed:
+        client = HttpClient(timeout_s=TIMEOUT_S)
+        asked = await questions(testbed, client, prompts.make(SHIPPED_MODEL))
+        witness = Witness(testbed.engine_address)
         try:
             for scenario in selected:
                 progress(scenario.name, len(rows), total)
-                await house.start_gateways(scenario.gateways)
-                rows.append(await _one(house, client, asked, witness, scenario))
+                await testbed.start_gateways(scenario.gateways)
+                rows.append(await _one(testbed, client, asked, witness, scenario))
             for peer in peers:
                 progress("LiteLLM", len(rows), total)
-                rows += await _peer(peer, house, client, asked)
+                rows += await _peer(peer, testbed, client, asked)
         finally:
+            client.close()
             await witness.close()
     return {
         "scenarios": rows,
@@ -89,10 +90,10 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
 
 
 async def _peer(
-    peer: LiteLLM, house: Testbed, client: httpx.AsyncClient, asked: Sequence[Question]
+    peer: LiteLLM, testbed: Testbed, client: HttpClient, asked: Sequence[Question]
 ) -> list[dict[str, Any]]:
     try:
-        return await peer.run(house, client, asked)
+        return await peer.run(testbed, client, asked)
     except ScenarioFailed as error:
         return [
             {"scenario": "litellm", "peer": "litellm", "broken": [str(error)], "ok": False, "took_s": 0.0}
@@ -100,8 +101,8 @@ async def _peer(
 
 
 async def _one(
-    house: Testbed,
-    client: httpx.AsyncClient,
+    testbed: Testbed,
+    client: HttpClient,
     asked: Sequence[Question],
     witness: Witness,
     scenario: BudgetScenario,
@@ -114,10 +115,10 @@ async def _one(
         async with asyncio.timeout(SCENARIO_S):
             pid = await witness.start()
             # Fewer gateways than there are: the others stay idle.
-            stage = ScenarioContext(house, client, asked, scenario.name, scenario.gateways)
-            evidence = await scenario.run(stage)
+            context = ScenarioContext(testbed, client, asked, scenario.name, scenario.gateways)
+            evidence = await scenario.run(context)
             after = evidence.after
-            facts = await gather(house, witness, pid, evidence.tenants, evidence.answers)
+            facts = await gather(testbed, witness, pid, evidence.tenants, evidence.answers)
             found = judge(facts)
         broken = [*evidence.broken, *found.examples]
         row |= {key: getattr(found, key) for key in KEYS}

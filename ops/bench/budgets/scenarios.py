@@ -1,6 +1,6 @@
-"""What is done to the contract? Bursts at limits, kill -9 of every part, clients that leave or ask twice.
+"""Scenarios of the budget benchmark: bursts at limits, kill -9 of every process, clients that leave or retry.
 
-A scenario makes tenants of its own, drives clients and kills; what it returns is audited afterwards
+A scenario makes tenants of its own, drives clients and kills; its evidence is audited afterwards
 (`audit.py`).
 """
 
@@ -12,18 +12,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist
-from ops.bench.budgets.stream_rate import tokens_per_s
+from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
+from ops.bench.common.http_client import HttpClient
 
 PATIENCE_S = 30.0
-"""So long a refused client goes on asking."""
+"""How long a refused client retries."""
 MAX_TOKENS = 128
-"""Asked for where a burst asks for something: more than any of the answers has."""
+"""`max_tokens` of bursts that set it: more than any of the answers has."""
 SHARE = {50: 0.4, 500: 0.15}
-"""Of what a burst's answers take, so much is its budget."""
+"""A burst's budget over the tokens of all its answers, by concurrency."""
 ADMITTED = 0.95
 KILL_CLIENTS = 24
 KILL_TOKENS = 160
@@ -53,28 +51,28 @@ class Question:
 
 @dataclass(frozen=True)
 class ScenarioContext:
-    """What a scenario works with."""
+    """Test bed, client and questions of a running scenario."""
 
-    house: Testbed
-    client: httpx.AsyncClient
+    testbed: Testbed
+    client: HttpClient
     questions: Sequence[Question]
     name: str
-    """Tenants are called after it."""
+    """Prefix of its tenants' names."""
     gateways: int
 
     @property
     def urls(self) -> list[str]:
-        """Of the gateways that take part; if there are more, they stand by."""
-        return [server.url for server in self.house.servers[: self.gateways]]
+        """Of the gateways that take part; others stay idle."""
+        return [server.url for server in self.testbed.servers[: self.gateways]]
 
     def body(self, number: int, **fields: Any) -> dict[str, Any]:
         question = self.questions[number % len(self.questions)]
-        return {"model": self.house.model, "messages": question.messages, "temperature": 0} | fields
+        return {"model": self.testbed.model, "messages": question.messages, "temperature": 0} | fields
 
 
 @dataclass
 class ScenarioEvidence:
-    """What happened, for the audit, and figures of the scenario's own."""
+    """Evidence for the audit, and figures of the scenario's own."""
 
     tenants: list[BudgetTenant]
     answers: list[ClientAttempt]
@@ -82,7 +80,7 @@ class ScenarioEvidence:
     broken: list[str] = field(default_factory=list)
     """Requirements of the scenario's own that were not met."""
     after: Callable[[], Awaitable[None]] | None = None
-    """Puts the house in order again, after the audit."""
+    """Restores the test bed after the audit."""
 
 
 Run = Callable[[ScenarioContext], Awaitable[ScenarioEvidence]]
@@ -98,16 +96,16 @@ class BudgetScenario:
 
 
 async def questions(
-    house: Testbed, client: httpx.AsyncClient, chats: Sequence[list[dict[str, str]]]
+    testbed: Testbed, client: HttpClient, chats: Sequence[list[dict[str, str]]]
 ) -> list[Question]:
-    """Asks everything once without a limit: how long the answers are is measured, not assumed."""
-    tenant = await house.tenant("lengths")
-    await house.known(tenant)
+    """Asks every question once without a limit, to measure the lengths of the answers."""
+    tenant = await testbed.tenant("lengths")
+    await testbed.known(tenant)
 
     async def measure(messages: list[dict[str, str]]) -> Question:
-        body = {"model": house.model, "messages": messages, "temperature": 0, "max_tokens": 300}
+        body = {"model": testbed.model, "messages": messages, "temperature": 0, "max_tokens": 300}
         answer = await ask_once(
-            client, house.servers[0].url, ClientRequest(tenant.tenant_id, tenant.key, body)
+            client, testbed.servers[0].url, ClientRequest(tenant.tenant_id, tenant.key, body)
         )
         if answer.status != 200 or answer.finish != "stop":
             raise ScenarioFailed(
@@ -122,14 +120,16 @@ async def questions(
 
 
 def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
-    """So many requests at once on one budget that is enough for a part of them."""
+    """`concurrency` simultaneous requests on one budget that is enough for a part of them."""
 
-    async def run(stage: ScenarioContext) -> ScenarioEvidence:
-        wanted = [stage.questions[number % len(stage.questions)] for number in range(concurrency)]
+    async def run(context: ScenarioContext) -> ScenarioEvidence:
+        wanted = [context.questions[number % len(context.questions)] for number in range(concurrency)]
         demand = sum(question.total_tokens for question in wanted)
         amount = int(demand * SHARE.get(concurrency, 0.3))
-        tenant = await stage.house.tenant(stage.name, meter="total_tokens", amount=amount, window="lifetime")
-        await stage.house.known(tenant)
+        tenant = await context.testbed.tenant(
+            context.name, meter="total_tokens", amount=amount, window="lifetime"
+        )
+        await context.testbed.known(tenant)
         fields = {"stream": streams} | ({"max_tokens": MAX_TOKENS} if asks_max_tokens else {})
         until_s = time.monotonic() + PATIENCE_S
         answers: list[ClientAttempt] = []
@@ -137,9 +137,9 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
         await asyncio.gather(
             *(
                 persist(
-                    stage.client,
-                    stage.urls,
-                    ClientRequest(tenant.tenant_id, tenant.key, stage.body(number, **fields)),
+                    context.client,
+                    context.urls,
+                    ClientRequest(tenant.tenant_id, tenant.key, context.body(number, **fields)),
                     answers,
                     first_url=number,
                     until_s=until_s,
@@ -161,8 +161,8 @@ def burst(concurrency: int, *, asks_max_tokens: bool, streams: bool) -> Run:
 def judged_burst(
     evidence: ScenarioEvidence, amount: int, demand: int, seconds: float, *, must: bool
 ) -> ScenarioEvidence:
-    """`admitted_of_admissible`: of the tokens that the budget would have allowed, given how long the answers
-    are, so many were delivered (prompts included); `admitted_at_once`: to first attempts alone."""
+    """`admitted_of_admissible`: delivered tokens (prompts included) over those that the budget allows, given
+    the lengths of the answers; `admitted_at_once`: of first attempts alone."""
     served = [answer for answer in evidence.answers if answer.status == 200]
     used = sum(answer.prompt_tokens + answer.delivered_tokens for answer in served)
     at_once = sum(answer.prompt_tokens + answer.delivered_tokens for answer in served if answer.attempt == 0)
@@ -186,19 +186,19 @@ def judged_burst(
 # ---------------------------------------------------------------- kill -9
 
 
-def kill(hit: Callable[[Testbed], Awaitable[None]], mend: Callable[[Testbed], Awaitable[None]]) -> Run:
-    """Two tenants stream and wait for whole answers; in the middle `hit` kills. `mend` starts again what was
-    killed."""
+def kill(hit: Callable[[Testbed], Awaitable[None]], restart: Callable[[Testbed], Awaitable[None]]) -> Run:
+    """Two tenants stream and wait for whole answers; in the middle `hit` kills. `restart` starts the killed
+    processes again."""
 
-    async def run(stage: ScenarioContext) -> ScenarioEvidence:
+    async def run(context: ScenarioContext) -> ScenarioEvidence:
         demand = KILL_CLIENTS // 2 * KILL_TOKENS
-        tight = await stage.house.tenant(
-            f"{stage.name}-tight", meter="output_tokens", amount=demand // 2, window="lifetime"
+        tight = await context.testbed.tenant(
+            f"{context.name}-tight", meter="output_tokens", amount=demand // 2, window="lifetime"
         )
-        wide = await stage.house.tenant(
-            f"{stage.name}-wide", meter="output_tokens", amount=demand * 3, window="lifetime"
+        wide = await context.testbed.tenant(
+            f"{context.name}-wide", meter="output_tokens", amount=demand * 3, window="lifetime"
         )
-        await stage.house.known(tight, wide)
+        await context.testbed.known(tight, wide)
         answers: list[ClientAttempt] = []
         far_enough: set[int] = set()
         is_time = asyncio.Event()
@@ -213,13 +213,13 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], mend: Callable[[Testbed], Aw
         clients = []
         for number in range(KILL_CLIENTS):
             tenant = (tight, wide)[number % 2]
-            body = stage.body(number, stream=number // 2 % 3 > 0, max_tokens=KILL_TOKENS, ignore_eos=True)
+            body = context.body(number, stream=number // 2 % 3 > 0, max_tokens=KILL_TOKENS, ignore_eos=True)
             ask = ClientRequest(tenant.tenant_id, tenant.key, body)
             clients.append(
                 asyncio.create_task(
                     persist(
-                        stage.client,
-                        stage.urls,
+                        context.client,
+                        context.urls,
                         ask,
                         answers,
                         first_url=number // 6,
@@ -231,10 +231,10 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], mend: Callable[[Testbed], Aw
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await is_time.wait()
-            await hit(stage.house)
+            await hit(context.testbed)
             killed_s = time.monotonic()
-            await mend(stage.house)
-            mended_s = await _serving_again(stage, wide, answers) - killed_s
+            await restart(context.testbed)
+            serving_s = await _serving_again(context, wide, answers) - killed_s
             await asyncio.gather(*clients)
         except TimeoutError:
             raise ScenarioFailed("the streams did not get far enough to kill something") from None
@@ -252,82 +252,84 @@ def kill(hit: Callable[[Testbed], Awaitable[None]], mend: Callable[[Testbed], Aw
             "served": sum(answer.is_whole and answer.status == 200 and not answer.code for answer in answers),
             "cut": len(cut),
             "refused": sum(answer.status >= 400 for answer in answers),
-            "serving_again_s": round(mended_s, 1),
+            "serving_again_s": round(serving_s, 1),
         }
         return evidence
 
     return run
 
 
-async def _serving_again(stage: ScenarioContext, tenant: BudgetTenant, answers: list[ClientAttempt]) -> float:
-    """When (monotonic) every gateway that lives has answered a request again."""
-    alive = [server.url for server in stage.house.servers if server.process.returncode is None]
-    ask = ClientRequest(tenant.tenant_id, tenant.key, stage.body(0, max_tokens=1))
+async def _serving_again(
+    context: ScenarioContext, tenant: BudgetTenant, answers: list[ClientAttempt]
+) -> float:
+    """Monotonic time when every live gateway has answered a request again."""
+    alive = [server.url for server in context.testbed.servers if server.process.returncode is None]
+    ask = ClientRequest(tenant.tenant_id, tenant.key, context.body(0, max_tokens=1))
     until_s = time.monotonic() + PATIENCE_S
     for url in alive:
-        last = await persist(stage.client, [url], ask, answers, until_s=until_s)
+        last = await persist(context.client, [url], ask, answers, until_s=until_s)
         if last.status != 200:
             raise ScenarioFailed(f"{url} does not serve again: {last.status} {last.code}")
     return time.monotonic()
 
 
-async def _kill_gateway(house: Testbed) -> None:
-    await house.kill_gateway(0)
+async def _kill_gateway(testbed: Testbed) -> None:
+    await testbed.kill_gateway(0)
 
 
-async def _others_serve(house: Testbed) -> None:
-    await house.ready([number for number in range(len(house.servers)) if number])
+async def _others_serve(testbed: Testbed) -> None:
+    await testbed.ready([number for number in range(len(testbed.servers)) if number])
 
 
-async def _kill_engine(house: Testbed) -> None:
-    await house.kill_engine()
+async def _kill_engine(testbed: Testbed) -> None:
+    await testbed.kill_engine()
 
 
-async def _engine_again(house: Testbed) -> None:
-    await house.start_engine()
-    await house.ready()
+async def _engine_again(testbed: Testbed) -> None:
+    await testbed.start_engine()
+    await testbed.ready()
 
 
-async def _kill_both(house: Testbed) -> None:
-    assert house.engine is not None
-    house.engine.kill()
-    house.servers[0].process.kill()
-    await asyncio.gather(house.kill_engine(), house.kill_gateway(0))
+async def _kill_both(testbed: Testbed) -> None:
+    assert testbed.engine is not None
+    testbed.engine.kill()
+    testbed.servers[0].process.kill()
+    await asyncio.gather(testbed.kill_engine(), testbed.kill_gateway(0))
 
 
-async def _engine_and_others(house: Testbed) -> None:
-    await house.start_engine()
-    await _others_serve(house)
+async def _engine_and_others(testbed: Testbed) -> None:
+    await testbed.start_engine()
+    await _others_serve(testbed)
 
 
-async def _kill_redis(house: Testbed) -> None:
-    house.redis.kill()
+async def _kill_redis(testbed: Testbed) -> None:
+    testbed.redis.kill()
 
 
-async def _redis_again(house: Testbed) -> None:
-    house.redis.start()
-    await house.ready()
+async def _redis_again(testbed: Testbed) -> None:
+    testbed.redis.start()
+    await testbed.ready()
 
 
-async def _kill_postgres(house: Testbed) -> None:
-    house.postgres.kill()
+async def _kill_postgres(testbed: Testbed) -> None:
+    testbed.postgres.kill()
 
 
-async def _postgres_again(house: Testbed) -> None:
-    house.postgres.start()
-    await house.ready()
+async def _postgres_again(testbed: Testbed) -> None:
+    testbed.postgres.start()
+    await testbed.ready()
 
 
 def _then_restart(run: Run) -> Run:
-    """The killed gateway comes back after the audit: what it left was the others' to settle."""
+    """The killed gateway restarts after the audit: until then the others settle its requests."""
 
-    async def with_restart(stage: ScenarioContext) -> ScenarioEvidence:
+    async def with_restart(context: ScenarioContext) -> ScenarioEvidence:
         async def after() -> None:
-            await stage.house.restart_gateway(0)
-            await stage.house.ready()
+            await context.testbed.restart_gateway(0)
+            await context.testbed.ready()
 
         try:
-            evidence = await run(stage)
+            evidence = await run(context)
         except BaseException:
             await after()
             raise
@@ -340,21 +342,21 @@ def _then_restart(run: Run) -> Run:
 # ---------------------------------------------------------------- clients
 
 
-async def disconnects(stage: ScenarioContext) -> ScenarioEvidence:
-    """Clients that leave, streaming and not; each is a tenant of its own, so that what the engine emitted for
-    it is known exactly."""
+async def disconnects(context: ScenarioContext) -> ScenarioEvidence:
+    """Clients that leave, streaming and not; each is a tenant of its own, so that the engine's count of its
+    tokens is exact."""
     tenants = [
-        await stage.house.tenant(
-            f"{stage.name}-{number}", meter="output_tokens", amount=100_000, window="lifetime"
+        await context.testbed.tenant(
+            f"{context.name}-{number}", meter="output_tokens", amount=100_000, window="lifetime"
         )
         for number in range(LEAVERS)
     ]
-    await stage.house.known(*tenants)
+    await context.testbed.known(*tenants)
     answers: list[ClientAttempt] = []
 
     async def leave(number: int, tenant: BudgetTenant) -> None:
         streams = number % 4 != 3
-        body = stage.body(number, stream=streams, max_tokens=600, ignore_eos=True)
+        body = context.body(number, stream=streams, max_tokens=600, ignore_eos=True)
         ask = ClientRequest(
             tenant.tenant_id,
             tenant.key,
@@ -362,7 +364,7 @@ async def disconnects(stage: ScenarioContext) -> ScenarioEvidence:
             leave_after_tokens=1 + 5 * number if streams else None,
             leave_after_s=None if streams else 0.2 + 0.02 * number,
         )
-        answers.append(await ask_once(stage.client, stage.urls[number % len(stage.urls)], ask))
+        answers.append(await ask_once(context.client, context.urls[number % len(context.urls)], ask))
 
     await asyncio.gather(*(leave(number, tenant) for number, tenant in enumerate(tenants)))
     evidence = ScenarioEvidence(tenants, answers, {"left": sum(answer.has_left for answer in answers)})
@@ -371,34 +373,38 @@ async def disconnects(stage: ScenarioContext) -> ScenarioEvidence:
     return evidence
 
 
-async def retries(stage: ScenarioContext) -> ScenarioEvidence:
-    """Under each Idempotency-Key: two attempts at once through different gateways, one that leaves in the
-    middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many runs
-    as attempts."""
-    tenant = await stage.house.tenant(stage.name, meter="output_tokens", amount=100_000, window="lifetime")
-    plain = await stage.house.tenant(
-        f"{stage.name}-plain", meter="output_tokens", amount=100_000, window="lifetime"
+async def retries(context: ScenarioContext) -> ScenarioEvidence:
+    """Under each Idempotency-Key: two simultaneous attempts through different gateways, one that leaves in
+    the middle, and one afterwards: one run, one charge, the same answer. And the same without keys: as many
+    runs as attempts."""
+    tenant = await context.testbed.tenant(
+        context.name, meter="output_tokens", amount=100_000, window="lifetime"
     )
-    await stage.house.known(tenant, plain)
+    plain = await context.testbed.tenant(
+        f"{context.name}-plain", meter="output_tokens", amount=100_000, window="lifetime"
+    )
+    await context.testbed.known(tenant, plain)
     answers: list[ClientAttempt] = []
     until_s = time.monotonic() + PATIENCE_S
     broken: list[str] = []
 
     async def one(number: int) -> None:
-        body = stage.body(number, stream=number % 2 == 0, max_tokens=120, ignore_eos=True)
-        key = f"{stage.name}-{number}"
+        body = context.body(number, stream=number % 2 == 0, max_tokens=120, ignore_eos=True)
+        key = f"{context.name}-{number}"
         if number % 4 == 0:
             leaver = ClientRequest(
                 tenant.tenant_id, tenant.key, body, leave_after_tokens=4, idempotency_key=key
             )
-            answers.append(await ask_once(stage.client, stage.urls[0], leaver))
+            answers.append(await ask_once(context.client, context.urls[0], leaver))
         ask = ClientRequest(tenant.tenant_id, tenant.key, body, idempotency_key=key)
         attempts = [
-            persist(stage.client, stage.urls, ask, answers, first_url=number + place, until_s=until_s)
+            persist(context.client, context.urls, ask, answers, first_url=number + place, until_s=until_s)
             for place in range(2)
         ]
         got = list(await asyncio.gather(*attempts))
-        got.append(await persist(stage.client, stage.urls, ask, answers, first_url=number, until_s=until_s))
+        got.append(
+            await persist(context.client, context.urls, ask, answers, first_url=number, until_s=until_s)
+        )
         if bad := [answer for answer in got if answer.status != 200 or not answer.is_whole]:
             broken.append(f"key {number}: {bad[0].status} {bad[0].code}")
         elif len({answer.text for answer in got}) > 1:
@@ -406,10 +412,12 @@ async def retries(stage: ScenarioContext) -> ScenarioEvidence:
 
     async def without_key(number: int) -> None:
         ask = ClientRequest(
-            plain.tenant_id, plain.key, stage.body(number, stream=True, max_tokens=40, ignore_eos=True)
+            plain.tenant_id, plain.key, context.body(number, stream=True, max_tokens=40, ignore_eos=True)
         )
         for place in range(2):
-            await persist(stage.client, stage.urls, ask, answers, first_url=number + place, until_s=until_s)
+            await persist(
+                context.client, context.urls, ask, answers, first_url=number + place, until_s=until_s
+            )
 
     await asyncio.gather(*map(one, range(KEYS)), *map(without_key, range(KEYS)))
     figures: dict[str, float] = {
@@ -421,14 +429,16 @@ async def retries(stage: ScenarioContext) -> ScenarioEvidence:
     return ScenarioEvidence([tenant, plain], answers, figures, broken)
 
 
-async def slope(stage: ScenarioContext) -> ScenarioEvidence:
-    """A limit of 100 output tokens a second with a burst of 10: how fast is the stream from token 50 on?"""
-    tenant = await stage.house.tenant(
-        stage.name, meter="output_tokens", amount=BURST_TOKENS, rate_per_s=RATE_PER_S
+async def slope(context: ScenarioContext) -> ScenarioEvidence:
+    """Rate of a stream from token 50 on, under a limit of 100 output tokens a second with a burst of 10."""
+    tenant = await context.testbed.tenant(
+        context.name, meter="output_tokens", amount=BURST_TOKENS, rate_per_s=RATE_PER_S
     )
-    await stage.house.known(tenant)
-    body = stage.body(0, stream=True, max_tokens=SLOPE_TOKENS, ignore_eos=True)
-    answer = await ask_once(stage.client, stage.urls[0], ClientRequest(tenant.tenant_id, tenant.key, body))
+    await context.testbed.known(tenant)
+    body = context.body(0, stream=True, max_tokens=SLOPE_TOKENS, ignore_eos=True)
+    answer = await ask_once(
+        context.client, context.urls[0], ClientRequest(tenant.tenant_id, tenant.key, body)
+    )
     if not answer.is_whole or answer.delivered_tokens < SLOPE_TOKENS:
         raise ScenarioFailed(
             f"the stream ended after {answer.delivered_tokens} tokens: {answer.status} {answer.code}"
@@ -441,7 +451,7 @@ async def slope(stage: ScenarioContext) -> ScenarioEvidence:
 
 
 def scenarios(gateways: Sequence[int], concurrency: Sequence[int]) -> list[BudgetScenario]:
-    """All of them, in the order in which they run: those with few gateways first."""
+    """All scenarios in the order of their runs: those with few gateways first."""
     found = [BudgetScenario("rate", 1, slope)]
     for count in sorted(set(gateways)):
         for clients in concurrency:

@@ -1,14 +1,13 @@
-"""What is the contract tried on? A PostgreSQL, a Redis, one engine and N gateways, each to be killed.
+"""Test bed of the budget benchmark: PostgreSQL, Redis, one engine and N gateways, each killable.
 
-Everything stands on free ports in one directory that goes away again. Gateways share the engine, the database
-and Redis; each has a data directory and an id of its own. `kill_*` is `kill -9`.
+Everything listens on free ports and keeps its files in one directory, which is deleted. Gateways share the
+engine, the database and Redis; each has a data directory and an id of its own. `kill_*` is `kill -9`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -21,26 +20,26 @@ from typing import Any
 import httpx
 
 from engine.process.options import EngineOptions
-from ops.bench.common.load import priced
+from ops.bench.common.load import admin_call, priced, server_status
 from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server, until
 from ops.sandbox.services import Service, start_postgres, start_redis
 from ops.settings.settings import SHIPPED_MODEL
 
 STALE_S = 4
 LEASE_S = 3
-"""Dead gateways are found out quickly: a scenario has a minute."""
+"""Short, so that dead gateways are detected within a scenario's minute."""
 MAX_SEQUENCES = 64
 KV_BLOCKS = 4096
 READY_S = 40.0
 
 
 class ScenarioFailed(Exception):
-    """A scenario did not get as far as its audit; the message says what it waited for."""
+    """A scenario failed before its audit; the message says what it waited for."""
 
 
 @dataclass
 class Testbed:
-    """Everything that a scenario uses or kills."""
+    """The processes that a scenario uses or kills."""
 
     directory: Path
     postgres: Service
@@ -105,7 +104,7 @@ class Testbed:
         data_dir = self.directory / f"gateway-{number}"
         if number and not data_dir.exists():
             data_dir.mkdir(mode=0o700)
-            # Keys are hashed with it, so those who share keys share it.
+            # Keys are hashed with it: gateways that share keys share the pepper.
             shutil.copy(self.directory / "gateway-0" / "pepper", data_dir / "pepper")
         arguments = ["--database-url", self.postgres.url, "--redis-url", self.redis.url]
         arguments += ["--engine-address", self.engine_address, *priced(SHIPPED_MODEL)]
@@ -125,7 +124,7 @@ class Testbed:
         self.servers[number] = await self._gateways[number].enter_async_context(self._gateway(number))
 
     async def ready(self, numbers: range | list[int] | None = None) -> None:
-        """Waits until these gateways (all) say that they serve. Raises `ScenarioFailed`."""
+        """Waits until these gateways (None: all) are ready. Raises `ScenarioFailed`."""
         async with httpx.AsyncClient(timeout=5.0) as client:
             for number in range(len(self.servers)) if numbers is None else numbers:
                 url = f"{self.servers[number].url}/readyz"
@@ -147,15 +146,12 @@ class Testbed:
     # ------------------------------------------------------------ tenants
 
     async def tenant(self, name: str, **limit: Any) -> BudgetTenant:
-        """A tenant with a key and, if asked for, one limit that all gateways know.
-
-        Raises `ScenarioFailed`.
-        """
+        """Makes a tenant with a key and, if given, one limit. Raises `ServerFailed`."""
         async with self.servers[0].operator() as client:
-            made = await _call(client, "POST", "/admin/v1/tenants", {"name": name})
-            key = await _call(client, "POST", "/admin/v1/keys", {"tenant": name})
+            made = await admin_call(client, "POST", "tenants", {"name": name})
+            key = await admin_call(client, "POST", "keys", {"tenant": name})
             if limit:
-                await _call(client, "POST", "/admin/v1/limits", {"tenant": name, "mode": "hard", **limit})
+                await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
         is_budget = "window" in limit
         return BudgetTenant(
             name,
@@ -173,17 +169,17 @@ class Testbed:
             async with server.operator() as client:
 
                 async def knows(client: httpx.AsyncClient = client) -> bool:
-                    status = await _call(client, "GET", "/admin/v1/status")
+                    status = await server_status(client)
                     found = {shown["name"]: bool(shown["limits"]) for shown in status["tenants"]}
                     return all(found.get(name) == limited for name, limited in wanted.items())
 
                 if not await until(knows, 10.0):
-                    raise ScenarioFailed("a gateway did not hear of a new tenant within 10 s")
+                    raise ScenarioFailed("a gateway did not learn of a new tenant within 10 s")
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetTenant:
-    """Whom requests are charged to; `meter` and `amount` are those of its budget, where it has one."""
+    """A tenant that is charged; `meter` and `amount` are those of its budget, if it has one."""
 
     name: str
     tenant_id: str
@@ -193,15 +189,8 @@ class BudgetTenant:
     has_limit: bool = False
 
 
-async def _call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> Any:
-    answer = await client.request(method, path, json=body)
-    if not answer.is_success:
-        raise ScenarioFailed(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
-    return json.loads(answer.content)
-
-
 @contextlib.asynccontextmanager
-async def open_house(say: Callable[[str], None]) -> AsyncIterator[Testbed]:
+async def open_testbed(progress: Callable[[str], None]) -> AsyncIterator[Testbed]:
     """Database, Redis, engine and the first gateway. Ends and deletes all of it on the way out.
 
     Raises `NoServer`, `ServerFailed`.
@@ -209,22 +198,22 @@ async def open_house(say: Callable[[str], None]) -> AsyncIterator[Testbed]:
     with contextlib.ExitStack() as closing:
         directory = Path(tempfile.mkdtemp(prefix="fairgate-contract-"))
         closing.callback(shutil.rmtree, directory, ignore_errors=True)
-        say("starting PostgreSQL and Redis")
+        progress("starting PostgreSQL and Redis")
         # From this thread: they die with the thread that started them.
         postgres = start_postgres(is_durable=True)
         closing.callback(postgres.stop)
         redis = start_redis()
         closing.callback(redis.stop)
-        house = Testbed(directory, postgres, redis)
+        testbed = Testbed(directory, postgres, redis)
         try:
-            say("starting the engine and the first gateway")
-            await house.start_engine()
-            await house.start_gateways(1)
-            await house.ready()
-            yield house
+            progress("starting the engine and the first gateway")
+            await testbed.start_engine()
+            await testbed.start_gateways(1)
+            await testbed.ready()
+            yield testbed
         finally:
-            for gateway in reversed(house._gateways):
+            for gateway in reversed(testbed._gateways):
                 with contextlib.suppress(ServerFailed):
                     await gateway.aclose()
-            if house.engine is not None:
-                await house.kill_engine()
+            if testbed.engine is not None:
+                await testbed.kill_engine()

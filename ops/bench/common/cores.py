@@ -1,8 +1,7 @@
-"""How do benchmarks keep an engine from waiting for the gateway and the clients?
+"""Pins the engine to half of the cores, and gateway and clients to the rest.
 
-On one machine they fight for its cores, and the engine is what is meant to be scarce: a load that keeps the
-clients busy must not take its processor away. Where there are two cores or more, the engine gets half of them
-to itself. Linux only; elsewhere nothing is done.
+On one machine they compete for its cores, and the engine is meant to be the bottleneck. Linux with two cores
+or more; elsewhere nothing is done.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ def halves(cores: Set[int]) -> tuple[set[int], set[int]] | None:
 
 
 def set_apart(engine: int, others: Iterable[int]) -> tuple[int, int] | None:
-    """Gives the process `engine` half of the cores that this process may use, and `others` the rest, with all
-    their threads; those that they start later come after them. Returns how many cores each has; None: nothing
-    was done."""
+    """Pins the process `engine` to half of the cores that this process may use, and `others` to the rest,
+    with all their threads; later threads inherit it. Returns how many cores each has; None: nothing was
+    done."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     parts = halves(os.sched_getaffinity(0))

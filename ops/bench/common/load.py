@@ -1,30 +1,32 @@
-"""How is a server kept under a steady load? Closed loops: each connection sends its next request at once."""
+"""A fresh server for a benchmark, its tenants, and the processes that load it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from ops.bench.common.errors import CannotBench
+from ops.bench.common.load_client import Observed
+from ops.bench.common.processes import end
 from ops.demo.prompts import Prompts
 from ops.demo.trace import load_slice
-from ops.sandbox.server import LocalServer, ServerFailed, local_server
-from ops.serving import datadir
-from ops.settings.settings import SHIPPED_MODEL, Settings
-from tenants.admin.admin import Admin
-from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, TenantCreate
-from tenants.storage.database import open_database
+from ops.sandbox.server import ROOT, LocalServer, ServerFailed, local_server
+from ops.settings.settings import SHIPPED_MODEL
 
-ACTOR = Actor("bench", "bench")
-RETRY_S = 0.2
-TIMEOUT_S = 300.0
+CHATS = "/v1/chat/completions"
+MOST_BODIES = 1_000
+LINE_BYTES = 2**28
+"""Most of an answer of a load client: the accounts of all requests since the last one."""
 SEED = 20
 
 
@@ -35,6 +37,8 @@ class BenchTenant:
     name: str
     weight: float
     connections: int
+    tiers: Sequence[str] | None = None
+    """Those that it may ask for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Bench:
     keys: Mapping[str, str]
     ids: Mapping[str, str]
     prompts: Prompts
+
+    def chats(self) -> list[dict[str, Any]]:
+        """Requests of `CHATS`, evenly spread over the slice."""
+        return [self.prompts.body(place, self.server.model) for place in self.prompts.spread(MOST_BODIES)]
 
 
 @contextlib.asynccontextmanager
@@ -74,84 +82,123 @@ async def fresh_bench(
 
 
 def priced(model_dir: Path) -> list[str]:
-    """Arguments of `serve`: a model that is not the shipped one is free, as a benchmark charges nobody."""
+    """Arguments of `serve`: a model that is not the shipped one is free."""
     return [] if model_dir == SHIPPED_MODEL else ["--prices", f"{model_dir.resolve().name}=0/0"]
 
 
 def model_directory(model: str | None) -> Path:
-    """The one that is named, or the shipped one."""
+    """The named one, or the shipped one."""
     return Path(model).absolute() if model else SHIPPED_MODEL
 
 
 async def enrol(server: LocalServer, parties: Sequence[BenchTenant]) -> tuple[dict[str, str], dict[str, str]]:
-    """Makes the tenants; their keys, and their ids."""
-    settings = Settings(data_dir=server.data_dir)
-    database = open_database(settings.resolved_database_url)
+    """Makes the tenants; their keys, and their ids. Raises `ServerFailed`."""
     keys, ids = {}, {}
-    try:
-        admin = Admin(database, datadir.pepper(settings, create=False))
+    async with server.operator() as client:
         for party in parties:
-            made = await admin.create_tenant(ACTOR, TenantCreate(name=party.name, weight=party.weight))
-            ids[party.name] = made.tenant_id
-            _, keys[party.name] = await admin.create_key(ACTOR, KeyCreate(tenant=party.name))
-    finally:
-        await database.close()
+            wanted = {"name": party.name, "weight": party.weight, "tiers": party.tiers}
+            ids[party.name] = (await admin_call(client, "POST", "tenants", wanted))["id"]
+            keys[party.name] = (await admin_call(client, "POST", "keys", {"tenant": party.name}))["key"]
     return keys, ids
 
 
-@contextlib.asynccontextmanager
-async def closed_loops(
-    bench: Bench, parties: Sequence[BenchTenant], on_answer: Callable[[str, dict[str, Any]], None]
-) -> AsyncIterator[None]:
-    """Keeps every connection of every party busy until the block ends; all draw from the same mix.
-
-    `on_answer` gets the party's name and the answer of each request that succeeded.
-    """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=bench.server.url, limits=limits, timeout=httpx.Timeout(TIMEOUT_S, connect=30.0)
-    ) as client:
-        loops = [
-            asyncio.create_task(_loop(client, bench, party, number, on_answer))
-            for party in parties
-            for number in range(party.connections)
-        ]
-        try:
-            yield
-        finally:
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-
-
-async def _loop(
-    client: httpx.AsyncClient,
-    bench: Bench,
-    party: BenchTenant,
-    number: int,
-    on_answer: Callable[[str, dict[str, Any]], None],
-) -> None:
-    headers = {"authorization": f"Bearer {bench.keys[party.name]}"}
-    # Every party walks through the same mix; each connection starts elsewhere in it.
-    place = number * 7919
-    while True:
-        body = bench.prompts.body(place % len(bench.prompts.chats), bench.server.model)
-        place += 1 + party.connections
-        try:
-            response = await client.post("/v1/chat/completions", json=body, headers=headers)
-        except httpx.HTTPError:
-            await asyncio.sleep(RETRY_S)
-            continue
-        if response.status_code == 200:
-            on_answer(party.name, response.json())
-        else:
-            await asyncio.sleep(RETRY_S)
+async def admin_call(client: httpx.AsyncClient, method: str, path: str, body: object = None) -> Any:
+    """The answer of a route of the operator's. Raises `ServerFailed`."""
+    try:
+        response = await client.request(method, f"/admin/v1/{path}", json=body)
+    except httpx.HTTPError as error:
+        raise ServerFailed(f"{method} {path}: {type(error).__name__}") from None
+    if not response.is_success:
+        raise ServerFailed(f"{method} {path}: {response.status_code} {response.text[:200]}")
+    return response.json()
 
 
 async def server_status(client: httpx.AsyncClient) -> dict[str, Any]:
     """The status page. Raises `ServerFailed`."""
-    response = await client.get("/admin/v1/status")
-    if response.status_code != 200:
-        raise ServerFailed(f"the status page answers {response.status_code}")
-    found: dict[str, Any] = response.json()
+    found: dict[str, Any] = await admin_call(client, "GET", "status")
     return found
+
+
+class LoadClient:
+    """The process that sends one tenant's requests; the orders are those of `load_client`."""
+
+    def __init__(self, tenant: str, process: asyncio.subprocess.Process) -> None:
+        self.tenant = tenant
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    async def closed(self, connections: int) -> None:
+        """Starts closed loops."""
+        await self._order("closed", connections=connections)
+
+    async def poisson(self, per_s: float, *, count: int | None = None, most_open: int) -> None:
+        """Starts a Poisson stream."""
+        await self._order("poisson", per_s=per_s, count=count, most_open=most_open)
+
+    async def finish(self) -> Observed:
+        """Waits for all requests of a stream; what was seen since the last order."""
+        return await self._order("finish")
+
+    async def take(self) -> Observed:
+        """What was seen since the last order."""
+        return await self._order("take")
+
+    async def stop(self) -> Observed:
+        """Ends the load; what was seen since the last order."""
+        return await self._order("stop")
+
+    async def _order(self, order: str, **fields: Any) -> Observed:
+        assert self._process.stdout is not None
+        await self.send({"order": order} | fields)
+        line = await self._process.stdout.readline()
+        if not line:
+            raise CannotBench(f"the load client of {self.tenant} ended")
+        return Observed(**json.loads(line))
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Writes one line to the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        await self._process.stdin.drain()
+
+
+@contextlib.asynccontextmanager
+async def load_clients(
+    bench: Bench, path: str, bodies: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> AsyncIterator[dict[str, LoadClient]]:
+    """A process for each tenant of `bodies`, which it sends in turn, over and over; by tenant."""
+    async with contextlib.AsyncExitStack() as closing:
+        clients: dict[str, LoadClient] = {}
+        for tenant, its in bodies.items():
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "ops.bench.common.load_client"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=LINE_BYTES,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+            closing.push_async_callback(end, process)
+            clients[tenant] = LoadClient(tenant, process)
+            url, texts = f"{bench.server.url}{path}", [json.dumps(body) for body in its]
+            await clients[tenant].send(
+                {"url": url, "key": bench.keys[tenant], "bodies": texts, "seed": f"{SEED} {tenant}"}
+            )
+        yield clients
+
+
+@contextlib.asynccontextmanager
+async def closed_loops(bench: Bench, parties: Sequence[BenchTenant]) -> AsyncIterator[dict[str, LoadClient]]:
+    """Keeps every connection of every tenant busy until the block ends; all send the same chats, each tenant
+    from another one on."""
+    chats = bench.chats()
+    starts = {party.name: number * len(chats) // len(parties) for number, party in enumerate(parties)}
+    bodies = {name: [*chats[start:], *chats[:start]] for name, start in starts.items()}
+    async with load_clients(bench, CHATS, bodies) as clients:
+        for party in parties:
+            await clients[party.name].closed(party.connections)
+        yield clients

@@ -1,4 +1,4 @@
-"""How does a benchmark end a program that it started?"""
+"""Ends a program that a benchmark started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ STOP_S = 10.0
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Asks it to end, and makes it after `STOP_S`. Harmless when it has ended."""
+    """SIGTERM, and SIGKILL after `STOP_S`. Idempotent."""
     if process.returncode is None:
         process.terminate()
         try:

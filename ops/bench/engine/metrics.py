@@ -1,4 +1,4 @@
-"""What do the times and tokens of a benchmark's runs say?
+"""Rates, latencies, ratios and token agreement of the engine benchmark's runs.
 
 Pure arithmetic: one run's rates and latencies, the ratio between two engines over the runs of equal number,
 and how far their greedy tokens agree.
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from ops.simulate.figures.figures import percentile
+from ops.reporting import plain, quantile
 
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
 
 class BadAnswers(Exception):
-    """An engine did not answer what it was asked; the message names the request."""
+    """An engine's answers do not fit its requests; the message names the request."""
 
 
 def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One run's figures. Raises `BadAnswers` when an answer is not as long as it should be.
 
-    TTFT and E2E count from the request's arrival, whether or not the engine looked at it then. TPOT is a
+    TTFT and E2E count from the request's arrival. TPOT is a
     request's time after its first token over the tokens after the first; ITL each single gap between two.
     """
     if len(answers) != len(orders):
@@ -52,8 +52,8 @@ def measure(orders: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]])
         **{
             name: {
                 "mean": statistics.fmean(values) if values else None,
-                "p50": percentile(values, 0.5),
-                "p99": percentile(values, 0.99),
+                "p50": plain(quantile(values, 0.5)),
+                "p99": plain(quantile(values, 0.99)),
             }
             for name, values in found.items()
         },

@@ -1,9 +1,8 @@
-"""Which models do the engine benchmarks run, when the user names none of his own?
+"""Models of the engine benchmarks: Llamas with random weights, kept in a cache directory.
 
-Llamas with random weights, made on the spot and kept in a cache directory: speed does not depend on what the
-weights say, and nothing has to be downloaded. They are initialised wide enough that greedy outputs vary, so
-that engines can be compared token for token. For OpenVINO a model is exported to its own format, by optimum
-in that peer's environment.
+Speed does not depend on the weights, and nothing has to be downloaded. They are initialised wide enough that
+greedy outputs vary, so that engines can be compared token for token. For OpenVINO a model is exported to its
+own format, by optimum in that peer's environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How does an engine run in a process of its own, so that its memory and its threads are its own?
+"""Runs an engine in a process of its own for each run.
 
-One process for each run: nothing that an earlier run left behind (caches, spinning threads, a grown heap)
-reaches a later one, and the peak of its memory is its own.
+So caches, spinning threads or a grown heap of one run do not reach the next, and the peak of memory is the
+run's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineLaunch:
-    """How an engine's process is started, and what `load` tells it."""
+    """Command of an engine's process, and the options of its `load`."""
 
     name: str
     command: tuple[str, ...]
@@ -48,12 +48,12 @@ class EngineProcess:
         self._timeout_s = timeout_s
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Brings the engine up; says what it is. Raises `EngineFailed`."""
+        """Starts the engine; its name, version and settings. Raises `EngineFailed`."""
         about: dict[str, Any] = self._ask({"do": "load", **options})["about"]
         return about
 
     def run(self, orders: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Answers, and what they took of the machine. Raises `EngineFailed`."""
+        """Answers, and the use of the machine. Raises `EngineFailed`."""
         answer = self._ask({"do": "run", "requests": orders})
         return answer["answers"], answer["usage"]
 
@@ -79,13 +79,13 @@ class EngineProcess:
         if late.is_set():
             raise EngineFailed(f"{self._name} gave no answer in {self._timeout_s:g} s")
         if not line:
-            raise EngineFailed(f"{self._name} ended before it answered:\n{self._complaints()}")
+            raise EngineFailed(f"{self._name} ended before it answered:\n{self._stderr_tail()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise EngineFailed(f"{self._name}: {answer['error']}\n{self._complaints()}")
+            raise EngineFailed(f"{self._name}: {answer['error']}\n{self._stderr_tail()}")
         return answer
 
-    def _complaints(self) -> str:
+    def _stderr_tail(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         self._stderr.seek(0)

@@ -1,14 +1,15 @@
-"""How is a comparison of engines shown to people?"""
+"""Tables of a comparison of engines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ops.bench.engine.metrics import spread
-from ops.reporting import table
+from ops.reporting import Report
 
+_TIMES = ("ttft", "tpot", "itl", "e2e")
 QUIET_CORES = 0.1
-"""Runs during which other processes used more than this are marked."""
+"""Runs during which other processes use more than this are marked."""
 
 
 def show(report: dict[str, Any]) -> None:
@@ -45,24 +46,19 @@ def _show_engines(report: dict[str, Any]) -> None:
     rows = []
     for name, engine in report["engines"].items():
         runs = engine["runs"]
-        speed = engine["output_tokens_per_s"]
         peaks = [each["serving_peak_bytes"] or each["peak_bytes"] for each in runs]
         rows.append(
-            (
-                name + ("*" if any(each["disturbed"] for each in runs) else ""),
-                f"{speed['median']:,.0f}",
-                f"{speed['least']:,.0f}-{speed['most']:,.0f}",
-                *(_milliseconds(runs, latency) for latency in ("ttft_s", "tpot_s", "itl_s", "e2e_s")),
-                f"{max(peaks) / 1e6:,.0f}",
-                f"{max(each['peak_bytes'] for each in runs) / 1e6:,.0f}",
-                f"{spread([each['own_cores'] for each in runs])['median']:.2f}",
-            )
+            {
+                "engine": name + ("*" if any(each["disturbed"] for each in runs) else ""),
+                "tokens/s": f"{engine['output_tokens_per_s']['median']:,.0f}",
+                "spread": "{least:,.0f}-{most:,.0f}".format(**engine["output_tokens_per_s"]),
+                **{f"{time.upper()} ms p50/p99": _milliseconds(runs, f"{time}_s") for time in _TIMES},
+                "MB serving": f"{max(peaks) / 1e6:,.0f}",
+                "MB peak": f"{max(each['peak_bytes'] for each in runs) / 1e6:,.0f}",
+                "cores": f"{spread([each['own_cores'] for each in runs])['median']:.2f}",
+            }
         )
-    columns = (
-        "engine", "tokens/s", "spread", "TTFT ms p50/p99", "TPOT ms p50/p99", "ITL ms p50/p99",
-        "E2E ms p50/p99", "MB serving", "MB peak", "cores",
-    )  # fmt: skip
-    table("medians of the runs", columns, rows)
+    Report("medians of the runs", [(heading, heading) for heading in rows[0]], rows).show()
 
 
 def _milliseconds(runs: list[dict[str, Any]], latency: str) -> str:
@@ -75,12 +71,13 @@ def _milliseconds(runs: list[dict[str, Any]], latency: str) -> str:
 
 def _show_ratios(report: dict[str, Any]) -> None:
     rows = [
-        (name, metric, f"{found['median']:.3f}", f"{found['least']:.3f}-{found['most']:.3f}")
+        {"peer": name, "metric": metric, "spread": "{least:.3f}-{most:.3f}".format(**found)} | found
         for name, metrics in report["ratios"].items()
         for metric, found in metrics.items()
     ]
+    columns = (("peer", "peer"), ("metric", "metric"), ("median", "median", ".3f"), ("spread", "spread"))
     if rows:
-        table("ours over the peer's, by repetition", ("peer", "metric", "median", "spread"), rows)
+        Report("ours over the peer's, by repetition", columns, rows).show()
 
 
 def _show_roofline(roofline: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""How fast could this machine serve a workload at best, and what share of that does an engine reach?
+"""Roofline of this machine for a workload, and the share of it that an engine reaches.
 
-Two limits are measured on the spot: how fast memory is read, in a buffer as large as the weights that a
+Two limits are measured: how fast memory is read, in a buffer as large as the weights that a
 decode step reads (a small model's weights may lie in the cache), and how fast the better of torch's matrix
 products computes. The ideal computes all prompts at the peak rate, then decodes in steps of all requests that
 still have tokens to come: each step takes the larger of the time to read weights and KV and the time to
-compute. It knows no overhead whatever, so no engine reaches it.
+compute. It has no overhead, so no engine reaches it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEASURE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine can do."""
+    """Limits of the machine."""
 
     read_bytes_per_s: float
     flops_per_s: float
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RooflineIdeal:
-    """The best that the limits allow for a workload whose requests all arrive at once."""
+    """The best that the limits allow for a workload whose requests arrive together."""
 
     prefill_s: float
     decode_s: float
@@ -76,7 +76,7 @@ def ideal(
 def measure_limits(
     *, read_bytes: int, dtype: str, device: str, threads: int, measure_s: float = MEASURE_S
 ) -> Limits:
-    """Measures in a process of its own. Raises RuntimeError with what it complained of."""
+    """Measures in a process of its own. Raises RuntimeError with the end of its stderr."""
     done = subprocess.run(
         [
             sys.executable, "-m", "ops.bench.engine.roofline", "--read-bytes", str(read_bytes),

@@ -1,8 +1,8 @@
-"""How fast is the engine beside those that a user would pick for the same machine?
+"""Speed of our engine beside its peers on the same machine.
 
 The same prompts, output lengths and arrivals go through our engine and each installed peer, in turn, each run
-in a process of its own. All at once: throughput. Poisson: latencies, at a share of what the slowest of them
-can serve. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
+in a process of its own. A burst: throughput. Poisson: latencies, at a share of the capacity of the slowest of
+them. Greedy, EOS ignored, no prefix shared; the engines' tokens are compared as well.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.core import EngineConfig
+from ops.bench.common.errors import CannotBench
 from ops.bench.engine.metrics import BadAnswers, agreement, measure, ratios, spread
 from ops.bench.engine.models import NoModel, cache_dir, export_for_openvino, find_model, read_config
 from ops.bench.engine.process import BENCH_DIR, EngineFailed, EngineLaunch, engine_process
@@ -40,14 +41,10 @@ DEFAULT_PEERS_DIR = Path(".bench-peers")
 WARM_UP_REQUESTS = 16
 WARM_UP_OUTPUT_TOKENS = 16
 KV_SLACK = 1.1
-"""KV slots beyond what the largest batch fills, for every engine alike: none has to evict."""
+"""KV slots over those of the largest batch, for every engine alike: none has to evict."""
 
-Report = Callable[[str], None]
+Progress = Callable[[str], None]
 Answers = list[dict[str, Any]]
-
-
-class CannotBench(Exception):
-    """A peer, a model or a workload is not as it should be; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class EngineBenchOptions:
     """How long each of the machine's limits is measured; 0: no roofline."""
 
 
-def run(options: EngineBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: EngineBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     try:
         return _run(options, progress)
@@ -91,7 +88,7 @@ def installed_peers(peers_dir: Path) -> list[str]:
     return [name for name in PEERS if name == "transformers" or _interpreter(name, peers_dir).is_file()]
 
 
-def _run(options: EngineBenchOptions, progress: Report) -> dict[str, Any]:
+def _run(options: EngineBenchOptions, progress: Progress) -> dict[str, Any]:
     workload = load_workload(options.workload)
     peers = _choose_peers(options)
     policy = _checked_policy(options)
@@ -168,7 +165,7 @@ def _launch(
     model_dir: Path,
     policy: str,
     threads: int,
-    progress: Report,
+    progress: Progress,
 ) -> EngineLaunch:
     common = {
         "model_dir": str(model_dir),
@@ -222,9 +219,9 @@ def _alternate(
     orders: list[dict[str, Any]],
     warm_up: list[dict[str, Any]],
     options: EngineBenchOptions,
-    progress: Report,
+    progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
-    """All runs; by engine: what it is, its runs and their spread, and the tokens of its first run."""
+    """All runs; by engine: its description, its runs and their spread, and the tokens of its first run."""
     engines: dict[str, Any] = {name: {"runs": []} for name in launches}
     tokens: dict[str, list[list[int]]] = {}
     for repetition in range(options.repetitions):
@@ -270,7 +267,7 @@ def _rate(
     workload: Workload,
     vocabulary: int,
     launches: dict[str, EngineLaunch],
-    progress: Report,
+    progress: Progress,
 ) -> tuple[float, dict[str, Any]]:
     """Requests a second for all engines, and each one's capacity where it had to be measured."""
     if options.rate_per_s is not None:
@@ -328,7 +325,7 @@ def _machine(threads: int, device: str) -> dict[str, Any]:
 
 
 def machine_name() -> str:
-    """What the processor calls itself."""
+    """Name of the processor."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""What does one scheduling step cost, without a model, and how does that grow with who waits?
+"""Cost of one scheduling step without a model, and its growth with the number of waiting sequences.
 
 The scheduler of a real engine core in a steady state: `running` sequences decode, now and then one ends and
 the next is admitted, and as many wait as before. Timed are `Scheduler.schedule`, and the bookkeeping of what
@@ -22,8 +22,7 @@ from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence
 from engine.step_time.model import PRIOR, predict_step_s
 from engine.virtual.replica import VOCABULARY, VirtualClock, VirtualRunner, VirtualTexts
-from ops import reporting
-from ops.simulate.figures.figures import percentile
+from ops.reporting import Report, quantile
 
 SEED = 20
 PROMPT_TOKENS = 64
@@ -36,7 +35,7 @@ P50_LIMIT_US = 300.0
 P99_LIMIT_US = 600.0
 _PARTS = ("schedule_us", "books_us", "step_us", "cpu_us")
 GROWTH_LIMIT = 1.5
-"""What a step may cost with the most waiting over what it costs with the least."""
+"""Most that a step with the most waiting may cost over one with the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class SchedulerCase:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one step took, in microseconds."""
+    """Microseconds of one step."""
 
     schedule_us: float
     books_us: float
@@ -66,7 +65,7 @@ class Timing:
 
 
 class SteadyState:
-    """A scheduler that is kept at a case's numbers; `step` is what an engine's loop does around a model."""
+    """A scheduler that is kept at a case's numbers; `step` is an engine's loop without its model."""
 
     def __init__(self, case: SchedulerCase) -> None:
         """Raises `UnknownPolicy`."""
@@ -75,7 +74,7 @@ class SteadyState:
         self._clock = VirtualClock()
         most_tokens = PROMPT_TOKENS + 2 * MEAN_OUTPUT_TOKENS
         per_sequence = -(-most_tokens // BLOCK_TOKENS)
-        # Twice what all can ever hold: memory is not what is measured here.
+        # Twice what all can ever hold: memory never binds here.
         runner = VirtualRunner(
             self._clock, num_blocks=2 * case.running * per_sequence, block_tokens=BLOCK_TOKENS
         )
@@ -108,14 +107,14 @@ class SteadyState:
             self.step()
 
     def step(self) -> Timing:
-        """One step, and what it took."""
+        """One step, timed."""
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
         table = self.table
         plan = schedule(table, self._clock.now_s)
         scheduled = time.perf_counter_ns()
         cpu = time.thread_time_ns() - cpu
-        # What a model and its texts would do is not timed: which tokens were sampled, and who ends with them.
+        # The work of a model and its texts is not timed: sampled tokens, and the sequences that end.
         chosen, ended = self._execute(plan)
         cpu -= time.thread_time_ns()
         executed = time.perf_counter_ns()
@@ -136,7 +135,7 @@ class SteadyState:
         )
 
     def _execute(self, plan: Plan) -> tuple[list[int | None], list[Sequence]]:
-        """A token for every share that is the last of what is known, and those that end with it."""
+        """A token for every share that ends its sequence's known tokens, and the sequences that end."""
         chosen: list[int | None] = []
         ended = []
         for sequence, tokens in plan.shares.items():
@@ -197,7 +196,8 @@ def run(
     policies: SequenceOf[str],
     steps: int = STEPS,
 ) -> dict[str, Any]:
-    """All combinations, and what the most waiting cost over the least. Raises as `measure_case` does."""
+    """All combinations, and the cost with the most waiting over that with the least. Raises as `measure_case`
+    does."""
     for policy in policies:
         make_policy(policy)
     cases = [
@@ -232,23 +232,20 @@ def growth(cases: SequenceOf[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def show(report: dict[str, Any]) -> None:
     """The tables for people."""
-    rows = [
+    parts = dict(zip(_PARTS, ("schedule", "books", "both", "CPU"), strict=True))
+    Report(
+        "one scheduling step, without a model",
         (
-            case["policy"],
-            case["running"],
-            f"{case['waiting']:,}",
-            f"{case['tenants']:,}",
-            *(f"{case[part]['p50']:.0f} / {case[part]['p99']:.0f}" for part in _PARTS),
-            case["admissions"],
-            case["garbage_collections"],
-        )
-        for case in report["cases"]
-    ]
-    columns = (
-        "policy", "running", "waiting", "tenants", "schedule us p50/p99", "books us p50/p99",
-        "both us p50/p99", "CPU us p50/p99", "admissions", "collections",
-    )  # fmt: skip
-    reporting.table("one scheduling step, without a model", columns, rows)
+            *((name, name) for name in ("policy", "running", "waiting", "tenants")),
+            *((part, f"{heading} us p50/p99") for part, heading in parts.items()),
+            ("admissions", "admissions"),
+            ("garbage_collections", "collections"),
+        ),
+        [
+            case | {part: f"{case[part]['p50']:.0f} / {case[part]['p99']:.0f}" for part in parts}
+            for case in report["cases"]
+        ],
+    ).show()
     for each in report["growth"]:
         least, most = each["waiting"]
         print(
@@ -258,8 +255,8 @@ def show(report: dict[str, Any]) -> None:
     print(f"wanted of hybrid: p50 <= {P50_LIMIT_US:.0f} us, p99 <= {P99_LIMIT_US:.0f} us for both together")
 
 
-def _points(values: SequenceOf[float]) -> dict[str, float | None]:
-    return {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "most": max(values)}
+def _points(values: SequenceOf[float]) -> dict[str, float]:
+    return {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "most": max(values)}
 
 
 def _collections() -> int:

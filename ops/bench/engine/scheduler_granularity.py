@@ -1,8 +1,8 @@
-"""When is a step too fine, and when too coarse?
+"""Step and chunk sizes against throughput and latencies.
 
 Small steps and small chunks keep the gaps between tokens short and pay a step's fixed cost more often; large
-ones fill the machine and make whoever decodes wait for somebody else's prompt. Measured on a virtual replica,
-so that the figures depend on the stated step-time model alone: throughput with all requests at once, then
+ones fill the machine and make decodes wait for other requests' prefill. Measured on a virtual replica,
+so that the figures depend on the stated step-time model alone: throughput of a burst, then
 latencies under the same Poisson arrivals for all.
 """
 
@@ -17,9 +17,8 @@ from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.policy import Policy, make_policy
 from ops.bench.engine.workload import SHIPPED_WORKLOAD, load_workload, sample_workload
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
-from ops.reporting import table
+from ops.reporting import Report, plain, quantile
 from ops.simulate.engine_run import EngineRun, run_load
-from ops.simulate.figures.figures import percentile
 from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.requests import SimulatedRequest
 
@@ -31,7 +30,7 @@ REQUESTS = 400
 LONG_EVERY = 8
 LONG_PROMPT_TOKENS = 4096
 PARTIAL_PREFILLS = 4
-"""Prompts that may be unfinished at once, whatever the chunk."""
+"""Prompts that may be unfinished at a time, for any chunk."""
 LOAD_SHARE = 0.7
 """Of the throughput of the best of all rows, in requests a second."""
 TENANTS = 4
@@ -81,7 +80,7 @@ def run(
 
 
 def mixed_arrivals(requests: int, *, rate_per_s: float | None) -> list[SimulatedRequest]:
-    """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: all at once."""
+    """The engine benchmark's lengths, every eighth prompt a long one; `rate_per_s` None: a burst."""
     drawn = sample_workload(load_workload(SHIPPED_WORKLOAD), requests)
     return [
         SimulatedRequest(
@@ -99,24 +98,27 @@ def show(report: dict[str, Any]) -> None:
     """The table for people."""
     parts = ", ".join(f"{name} {value:g}" for name, value in report["step_time"].items())
     print(f"{report['policy']} on {report['machine']} (virtual; {parts})")
-    rows = [
+    Report(
+        f"all at once, then {report['requests']} requests at {report['rate_per_s']:.2f} a second",
         (
-            row["step_tokens"],
-            row["chunk_tokens"] or "whole",
-            f"{row['output_tokens_per_s']:,.0f}",
-            f"{row['tokens_per_step']:.0f}",
-            f"{row['steps']:,}",
-            f"{1000 * row['ttft_p50_s']:,.0f} / {1000 * row['ttft_p99_s']:,.0f}",
-            f"{1000 * row['longest_gap_p50_s']:,.0f} / {1000 * row['longest_gap_p99_s']:,.0f}",
-        )
-        for row in report["rows"]
-    ]
-    columns = (
-        "step tokens", "chunk tokens", "output tokens/s", "tokens a step", "steps", "TTFT ms p50/p99",
-        "longest gap ms p50/p99",
-    )  # fmt: skip
-    title = f"all at once, then {report['requests']} requests at {report['rate_per_s']:.2f} a second"
-    table(title, columns, rows)
+            ("step_tokens", "step tokens"),
+            ("chunk_tokens", "chunk tokens"),
+            ("output_tokens_per_s", "output tokens/s", ",.0f"),
+            ("tokens_per_step", "tokens a step", ".0f"),
+            ("steps", "steps"),
+            ("ttft", "TTFT ms p50/p99"),
+            ("longest_gap", "longest gap ms p50/p99"),
+        ),
+        [
+            row
+            | {"chunk_tokens": row["chunk_tokens"] or "whole"}
+            | {
+                name: f"{1000 * row[f'{name}_p50_s']:,.0f} / {1000 * row[f'{name}_p99_s']:,.0f}"
+                for name in ("ttft", "longest_gap")
+            }
+            for row in report["rows"]
+        ],
+    ).show()
 
 
 def _one(
@@ -140,13 +142,14 @@ def _chunked(policy: str, chunk_tokens: int) -> Callable[[], Policy]:
 
 
 def _latencies(run: EngineRun) -> dict[str, float | None]:
-    first = [each.first_s - each.arrival.arrival_s for each in run.served]
-    gaps = [each.longest_gap_s for each in run.served if each.emitted_tokens > 1]
+    times = {
+        "ttft": [each.first_s - each.arrival.arrival_s for each in run.served],
+        "longest_gap": [each.longest_gap_s for each in run.served if each.emitted_tokens > 1],
+    }
     return {
-        "ttft_p50_s": percentile(first, 0.5),
-        "ttft_p99_s": percentile(first, 0.99),
-        "longest_gap_p50_s": percentile(gaps, 0.5),
-        "longest_gap_p99_s": percentile(gaps, 0.99),
+        f"{name}_{point}_s": plain(quantile(values, share))
+        for name, values in times.items()
+        for point, share in (("p50", 0.5), ("p99", 0.99))
     }
 
 

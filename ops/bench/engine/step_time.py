@@ -1,9 +1,8 @@
-"""How well does the step-time model foretell a step, by the shape of the step?
+"""Error of the step-time model by the shape of the step.
 
 A random load (prompts of all lengths, up to as many sequences as fit) runs through the real engine core. On
-its first half the model learns online, as it does when it serves; on the second it is only asked, and what it
-foretold is compared with what the steps took, the engine's own work between them included. The fit can be
-written where an engine of this machine finds it.
+its first half the model learns online, as it does when it serves; on the second it only predicts, and its
+predictions are compared with the durations of the steps, the engine's own work between them included.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from engine.core.core import EngineConfig, EngineCore
 from engine.core.detokenizer import load_texts
 from engine.messages import SamplingParams, Submit
 from engine.step_time.model import StepTimeModel
-from ops.reporting import table
-from ops.simulate.figures.figures import percentile
+from ops.reporting import Report, quantile, verdict
 
 MAX_SEQUENCES = 32
 MAX_BATCHED_TOKENS = 512
@@ -33,7 +31,7 @@ WANTED_ERROR = 0.15
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """What a step computed and what it took."""
+    """Work and duration of a step."""
 
     tokens: int
     context_tokens: int
@@ -44,7 +42,7 @@ class SeenStep:
 
 
 class _Watched(StepTimeModel):
-    """Notes every step that it learns from; can be told to learn no more."""
+    """Records every step; learns from it while `learns`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +77,7 @@ def run(
     longest = min(768, runner.info.context_tokens // 2)
     submitted = 0
     while len(watched.seen) < 2 * steps:
-        # Bursts, so that small batches and large ones, prompts and decodes are all seen.
+        # Bursts: small and large batches, prefill and decode.
         if not core.has_work():
             for _ in range(rng.choice((1, 2, 4, 8, 16, 32, 48))):
                 submitted += 1
@@ -91,13 +89,13 @@ def run(
 
 
 def report(seen: list[SeenStep], model: StepTimeModel) -> dict[str, Any]:
-    """By shape: how many steps, what they took, what was foretold."""
+    """By shape: the number of steps, their durations and predictions."""
     groups: dict[str, list[SeenStep]] = defaultdict(list)
     for step in seen:
         groups[shape_of(step)].append(step)
     shapes = [_shape(name, groups[name]) for name in sorted(groups)]
     errors = [abs(step.predicted_s - step.duration_s) / step.duration_s for step in seen]
-    median_error = percentile(errors, 0.5) or 0.0
+    median_error = quantile(errors, 0.5)
     busy_s = sum(step.duration_s for step in seen)
     return {
         "shapes": shapes,
@@ -124,26 +122,25 @@ def shape_of(step: SeenStep) -> str:
 
 def show(found: dict[str, Any]) -> None:
     """The table for people."""
-    rows = [
+    Report(
+        "step times, predicted and measured",
         (
-            shape["shape"],
-            shape["steps"],
-            f"{1e3 * shape['measured_p50_s']:.2f}",
-            f"{1e3 * shape['predicted_p50_s']:.2f}",
-            f"{100 * shape['mape']:.1f} %",
-        )
-        for shape in found["shapes"]
-    ]
-    table(
-        "step times, foretold and measured",
-        ("shape", "steps", "took p50, ms", "foretold p50, ms", "MAPE"),
-        rows,
-    )
+            ("shape", "shape"),
+            ("steps", "steps"),
+            ("measured_ms", "measured p50, ms", ".2f"),
+            ("predicted_ms", "predicted p50, ms", ".2f"),
+            ("mape", "MAPE", ".1%"),
+        ),
+        [
+            shape | {f"{name}_ms": 1e3 * shape[f"{name}_p50_s"] for name in ("measured", "predicted")}
+            for shape in found["shapes"]
+        ],
+    ).show()
     fit = found["fit"]
     print(
         f"all {found['steps']} steps: MAPE {100 * found['mape']:.1f} %, median error"
         f" {100 * found['median_error']:.1f} % (at most {100 * WANTED_ERROR:.0f} % wanted), whole time"
-        f" {100 * found['whole_time_error']:+.1f} %: {'ok' if found['ok'] else 'NOT ok'}"
+        f" {100 * found['whole_time_error']:+.1f} %: {verdict(found)}"
     )
     print(
         f"t = {1e3 * fit['base_s']:.3f} ms + {1e6 * fit['per_token_s']:.1f} us a token +"
@@ -156,8 +153,8 @@ def _shape(name: str, steps: list[SeenStep]) -> dict[str, Any]:
     return {
         "shape": name,
         "steps": len(steps),
-        "measured_p50_s": percentile([step.duration_s for step in steps], 0.5),
-        "predicted_p50_s": percentile([step.predicted_s for step in steps], 0.5),
+        "measured_p50_s": quantile([step.duration_s for step in steps], 0.5),
+        "predicted_p50_s": quantile([step.predicted_s for step in steps], 0.5),
         "mape": sum(abs(step.predicted_s - step.duration_s) / step.duration_s for step in steps) / len(steps),
     }
 

@@ -1,4 +1,4 @@
-"""Which requests does an engine benchmark send, and can the model serve each of them?
+"""Workload files of the engine benchmarks, and their checks against a model.
 
 A workload file names every request: its prompt (token ids, or a length whose ids follow from the file's
 seed), its output length, and its arrival in units of the mean gap. So one file is the same run everywhere.
@@ -21,14 +21,14 @@ MAX_REQUESTS = 100_000
 MAX_FILE_BYTES = 64 << 20
 MAX_SEED = 1 << 32
 FIRST_TOKEN_ID = 3
-"""Made-up prompts leave the lowest ids alone: they mostly are markers of a beginning or an end."""
+"""Random prompts leave out the lowest ids, which mostly mark a beginning or an end."""
 SAMPLE_SALT = 1
 WARM_UP_SALT = 2
 _MASK = (1 << 64) - 1
 
 
 class BadWorkload(ValueError):
-    """No workload, or one that the model cannot do; names the request, the field and the limit."""
+    """No workload, or one that the model cannot serve; names the request, the field and the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def sample_workload(workload: Workload, requests: int) -> Workload:
 def as_orders(
     workload: Workload, vocabulary: int, *, rate_per_s: float | None, salt: int = 0
 ) -> list[dict[str, Any]]:
-    """The requests as an engine's process gets them; `rate_per_s` None: all arrive at once."""
+    """The requests as an engine's process gets them; `rate_per_s` None: all arrive together."""
     return [
         {
             "prompt_token_ids": workload.prompt_token_ids(index, vocabulary, salt=salt),
@@ -184,8 +184,8 @@ def generate(
 ) -> dict[str, Any]:
     """A workload file's content: lognormal lengths of (median, sigma, most), Poisson arrivals.
 
-    Lengths are the distribution's quantiles at evenly spaced shares, in a shuffled order: so few draws would
-    else hit its median and its tail by luck only.
+    Lengths are the distribution's quantiles at evenly spaced shares, in a shuffled order: few random draws
+    might miss its median or its tail.
     """
     generator = random.Random(seed)
     prompts = _lognormal(generator, requests, *prompt_tokens)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ops.bench.common.load import BenchTenant, closed_loops, fresh_bench
-from ops.reporting import table
+from ops.reporting import quantile, table
 from ops.sandbox.server import ServerFailed
-from ops.simulate.figures.figures import covered, percentile, within_factor
+from ops.simulate.figures.figures import covered, within_factor
 
 MAX_SEQUENCES = 16
 LOOKAHEAD = 2
@@ -21,6 +21,7 @@ TENANTS = 4
 WARM_UP_PASSES = 2
 """Answers of every connection that are not counted: the queue fills, forecasts learn."""
 MAX_DEPTH_S = 600.0
+POLL_S = 0.2
 
 
 async def run(*, depths: Sequence[int], probes: int, model: str | None) -> dict[str, Any]:
@@ -88,9 +89,9 @@ def _depth(queued: int, pairs: Sequence[tuple[dict[str, float], float]]) -> dict
             [(estimate["p50"], wait) for estimate, wait in pairs], FACTOR, FLOOR_S
         ),
         "p90_coverage": covered([(estimate["p90"], wait) for estimate, wait in pairs]),
-        "estimate_p50_s": percentile([estimate["p50"] for estimate, _ in pairs], 0.5),
-        "actual_p50_s": percentile(actual, 0.5),
-        "actual_p99_s": percentile(actual, 0.99),
+        "estimate_p50_s": quantile([estimate["p50"] for estimate, _ in pairs], 0.5),
+        "actual_p50_s": quantile(actual, 0.5),
+        "actual_p99_s": quantile(actual, 0.99),
         "constant_here_s": constant_s,
         "constant_here_share_within_2x": share,
     }
@@ -104,24 +105,17 @@ async def _one(depth: int, probes: int, model: str | None) -> list[tuple[dict[st
         BenchTenant(f"tenant-{number}", 1.0, len(range(number, connections, TENANTS)))
         for number in range(TENANTS)
     ]
-    found: list[tuple[dict[str, float], float]] = []
-    seen = 0
-    enough = asyncio.Event()
-
-    def on_answer(name: str, answer: dict[str, Any]) -> None:
-        nonlocal seen
-        seen += 1
-        account = answer["fairgate"]
-        if seen > WARM_UP_PASSES * connections:
-            found.append((account["estimate"]["wait_s"], account["actual"]["wait_s"]))
-        if len(found) >= probes:
-            enough.set()
-
+    accounts: list[dict[str, Any]] = []
+    wanted = WARM_UP_PASSES * connections + probes
     arguments = ["--engine-max-sequences", str(MAX_SEQUENCES)]
-    async with fresh_bench(parties, model, arguments) as bench, closed_loops(bench, parties, on_answer):
+    async with fresh_bench(parties, model, arguments) as bench, closed_loops(bench, parties) as clients:
         try:
             async with asyncio.timeout(MAX_DEPTH_S):
-                await enough.wait()
+                while len(accounts) < wanted:
+                    await asyncio.sleep(POLL_S)
+                    for client in clients.values():
+                        accounts += (await client.take()).accounts
         except TimeoutError:
-            raise ServerFailed(f"only {len(found)} of {probes} requests in {MAX_DEPTH_S:g} s") from None
-    return found
+            raise ServerFailed(f"only {len(accounts)} of {wanted} requests in {MAX_DEPTH_S:g} s") from None
+    counted = accounts[WARM_UP_PASSES * connections :]
+    return [(each["estimate"]["wait_s"], each["actual"]["wait_s"]) for each in counted]

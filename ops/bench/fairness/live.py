@@ -1,9 +1,8 @@
-"""Does a real pool keep its promises of fairness: floods, tiers, reservations?
+"""Fairness of a running server: weights, floods, tiers and reservations.
 
-A fresh server with its engine, in processes of their own, and requests of one mix over HTTP. The engine has
-half of the cores to itself (`ops/bench/common/cores.py`), or a flood would keep it from its work and not from
-its places. What it can do is measured first; rates are parts of that.
+A fresh server with its engine, in processes of their own, and one load client per tenant, each a process too.
 
+- `weights`: two tenants of weights 1 and 3 that always wait, the light one with ten times the connections.
 - `flood`: a tenant that uses 30 % of the capacity beside another of the same weight that uses exactly its
   share (half), and beside the same one sending ten times as much. The two take turns in blocks, so that a
   machine that becomes faster or slower meets both. TTFT is measured at the client, from sending to the first
@@ -12,33 +11,54 @@ its places. What it can do is measured first; rates are parts of that.
 - `tiers`: interactive requests over batch that always waits.
 - `reservations`: a standard tenant that reserved 30 % of the capacity under an interactive flood, and the
   same one without.
+
+For the last three the engine has half of the cores to itself (`ops/bench/common/cores.py`) and its capacity
+is measured first; rates are parts of that. A tenant that has to wait all the time must do so in every sample
+of the server's own queue: otherwise its client was too slow, and the run is invalid, not unfair.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
 import os
 import random
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.bench.common.cores import set_apart
-from ops.bench.common.load import ACTOR, Bench, BenchTenant, fresh_bench, server_status
-from ops.bench.policies.figures import quantile
-from ops.reporting import table
+from ops.bench.common.load import (
+    Bench,
+    BenchTenant,
+    LoadClient,
+    admin_call,
+    closed_loops,
+    fresh_bench,
+    load_clients,
+    server_status,
+)
+from ops.bench.common.load_client import Observed
+from ops.demo.prompts import MAX_TOKENS
+from ops.reporting import Report, all_ok, jain_index, quantile, verdict
 from ops.sandbox.server import ServerFailed
-from ops.serving import datadir
-from ops.settings.settings import Settings
-from tenants.admin.admin import Admin
-from tenants.admin.commands import TenantChange
-from tenants.storage.database import open_database
 
+SAMPLE_S = 0.25
+# weights
+HEAVY_WEIGHT = 3.0
+CONNECTIONS_FACTOR = 10
+WEIGHTS_SEQUENCES = 16
+WARM_UP_S = 12.0
+"""Forecasts learn, and both queues fill."""
+TOLERANCE = 0.03
+MAX_RUN_S = 600.0
+# flood, tiers, reservations
 MAX_SEQUENCES = 8
 QUIET_SHARE = 0.3
 EQUAL_SHARE = 0.5
@@ -48,8 +68,6 @@ BLOCKS = 16
 SKIPPED = 20
 """Requests at the start of each block that are not counted: the other tenant's queue fills."""
 MOST_OPEN = 100
-REFUSED_S = 0.2
-"""A client that always asks rests so long after a refusal."""
 RESERVED_SHARE = 0.3
 LEAST_RESERVED = 0.9
 CALIBRATION_S = 16.0
@@ -57,239 +75,323 @@ TIERS_REQUESTS = 300
 RESERVED_S = 12.0
 INPUT_WORDS = (5, 20)
 OUTPUT_TOKENS = (60, 300)
-"""So long that the engine is what is scarce: with a tenth of it the flood kept the clients' process busy, and
-they saw their own waits."""
+"""Long enough for the engine to be the bottleneck."""
+BODIES = 500
 IDLE_S = 60.0
 QUIET, OTHER, DAY, NIGHT, PAID, RUSH = "quiet", "other", "day", "night", "paid", "rush"
 SERVICE_TIERS = {DAY: "priority", RUSH: "priority", NIGHT: "flex"}
-SCENARIOS = ("flood", "tiers", "reservations")
 
-Report = dict[str, Any]
-
-
-@dataclass
-class TenantObserved:
-    """What one tenant's clients saw."""
-
-    ttfts_s: list[float] = field(default_factory=list)
-    """At the client."""
-    account_ttfts_s: list[float] = field(default_factory=list)
-    """As the accounts say: without what passes before the gateway has read a request. Far below the clients'
-    it tells that the gateway's processor was scarce, and not the engine: then the run says nothing of who
-    goes first."""
-    finished: int = 0
-    refused: int = 0
-    unsent: int = 0
-    """Came while as many as may were open."""
-    places_taken: int = 0
+Figures = dict[str, Any]
 
 
-class Clients:
-    """Everybody's requests, over one HTTP client."""
+async def run(
+    scenarios: Sequence[str],
+    *,
+    runs: int,
+    tokens: int,
+    connections: int,
+    requests: int,
+    model: str | None,
+    seed: int = 1,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Figures:
+    """The named scenarios; `ok` is None where one was invalid and none failed.
 
-    def __init__(self, bench: Bench, client: httpx.AsyncClient, seed: int) -> None:
-        self.heard: dict[str, TenantObserved] = {name: TenantObserved() for name in bench.keys}
-        self._bench = bench
-        self._client = client
-        self._rng = random.Random(seed)
+    `tokens` of the light tenant are measured in each of `runs` of `weights`; `requests` of the quiet tenant
+    in each half of `flood`. Raises `ServerFailed`, `CannotBench`.
+    """
+    report: Figures = {}
+    if "weights" in scenarios:
+        progress("weights")
+        report["weights"] = judged([await _weights(tokens, connections, model) for _ in range(runs)])
+    if of_pool := [name for name in _POOL_SCENARIOS if name in scenarios]:
+        async with _pool(model, seed) as pool:
+            cores = await pool.set_engine_apart()
+            progress("capacity")
+            await pool.calibrate()
+            report["cores"] = None if cores is None else {"engine": cores[0], "others": cores[1]}
+            report["requests_per_s"] = round(pool.requests_per_s, 1)
+            report["cost_per_s"] = round(pool.cost_per_s)
+            progress(f"{pool.requests_per_s:.1f} requests/s")
+            for name in of_pool:
+                progress(name)
+                report[name] = await _POOL_SCENARIOS[name](pool, requests)
+    report["ok"] = all_ok(report[name] for name in SCENARIOS if name in report)
+    return report
 
-    async def poisson(self, tenant: str, per_s: float, *, count: int | None = None, most_open: int) -> None:
-        """Sends `count` requests at random instants (None: until it is cancelled), and waits for their ends.
-        Cancelled, it leaves no request open."""
-        loop = asyncio.get_running_loop()
-        due_s, sent = loop.time(), 0
-        is_open: set[asyncio.Task[None]] = set()
-        try:
-            while count is None or sent < count:
-                due_s += self._rng.expovariate(per_s)
-                await asyncio.sleep(max(0.0, due_s - loop.time()))
-                if len(is_open) >= most_open:
-                    self.heard[tenant].unsent += 1
-                    continue
-                sent += 1
-                task = asyncio.create_task(self._one(tenant))
-                is_open.add(task)
-                task.add_done_callback(is_open.discard)
-            await asyncio.gather(*is_open)
-        finally:
-            for task in is_open:
-                task.cancel()
-            await asyncio.gather(*is_open, return_exceptions=True)
 
-    @contextlib.asynccontextmanager
-    async def beside(self, tenant: str, per_s: float) -> AsyncIterator[None]:
-        """While another tenant sends so many a second, or always has as many open as may be (inf)."""
-        if per_s == float("inf"):
-            tasks = [asyncio.create_task(self._always(tenant)) for _ in range(MOST_OPEN)]
-        else:
-            tasks = [asyncio.create_task(self.poisson(tenant, per_s, most_open=MOST_OPEN))]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+class QueueSamples:
+    """How often the queues of tenants that must always wait were empty, and what their clients used."""
 
-    async def _always(self, tenant: str) -> None:
-        while True:
-            refused = self.heard[tenant].refused
-            await self._one(tenant)
-            if self.heard[tenant].refused > refused:
-                await asyncio.sleep(REFUSED_S)
+    def __init__(self, *tenants: str) -> None:
+        self.samples = 0
+        self.empty = dict.fromkeys(tenants, 0)
+        self.cpu_shares: dict[str, float] = {}
 
-    async def _one(self, tenant: str) -> None:
-        heard = self.heard[tenant]
-        words, output_tokens = self._rng.randint(*INPUT_WORDS), self._rng.randint(*OUTPUT_TOKENS)
-        body = {
-            "model": self._bench.server.model,
-            "prompt": " ".join(self._rng.choice(("sun", "rain", "wind", "snow")) for _ in range(words)),
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-            # Nobody looks at when the flood's answers begin: read as streams they keep the clients busy.
-            **({} if tenant == OTHER else {"stream": True, "stream_options": {"include_usage": True}}),
-            "service_tier": SERVICE_TIERS.get(tenant, "default"),
+    def add(self, status: Mapping[str, Any]) -> None:
+        """Takes one sample of the server's queues."""
+        self.samples += 1
+        for item in status["tenants"]:
+            if item["name"] in self.empty:
+                self.empty[item["name"]] += not any(item["queued"].values())
+
+    def used(self, tenant: str, observed: Observed) -> Observed:
+        """Notes the processor time of a tenant's client; of several windows the largest share."""
+        self.cpu_shares[tenant] = max(self.cpu_shares.get(tenant, 0.0), observed.cpu_share)
+        return observed
+
+    def judge(self, ok: bool) -> Figures:
+        """Whether the run was valid, and only then whether it was `ok` (else None)."""
+        invalid = "; ".join(
+            f"tenant {tenant}'s queue was empty in {math.ceil(100 * empty / self.samples)} % of the samples;"
+            f" its client used {100 * self.cpu_shares.get(tenant, 0.0):.0f} % of a core"
+            for tenant, empty in self.empty.items()
+            if empty
+        )
+        if not self.samples:
+            invalid = "no sample of the queues was taken"
+        return {
+            "queue_samples": self.samples,
+            "empty_samples": self.empty,
+            "client_cpu_shares": self.cpu_shares,
+            "invalid": invalid or None,
+            "ok": None if invalid else ok,
         }
-        headers = {"authorization": f"Bearer {self._bench.keys[tenant]}"}
-        clock = asyncio.get_running_loop().time
-        sent_s, last = clock(), ""
-        try:
-            async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-                if response.status_code != 200:
-                    heard.refused += 1
-                    return
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {"):
-                        if not last:
-                            heard.ttfts_s.append(clock() - sent_s)
-                        last = line
-        except httpx.HTTPError:
-            heard.refused += 1
-            return
-        heard.finished += 1
-        account = json.loads(last.removeprefix("data: ")).get("fairgate") if last else None
-        if account:
-            heard.places_taken += account["displaced"]["places_taken"]
-            heard.account_ttfts_s.append(account["actual"]["ttft_s"] or 0.0)
+
+
+# ---------------------------------------------------------------- weights
+
+
+@dataclass(frozen=True)
+class _Reading:
+    at_s: float
+    service: Mapping[str, int]
+    """Cost tokens by tenant."""
+    light_tokens: int
+    """Tokens, each counted once."""
+    queued: Mapping[str, int]
+
+
+def judged(runs: Sequence[Figures]) -> Figures:
+    """All runs of `weights` and their spread; of invalid ones only where there are no others."""
+    counted = [each for each in runs if not each["invalid"]] or runs
+    ratios = [each["ratio"] for each in counted]
+    invalid = [f"run {number}: {each['invalid']}" for number, each in enumerate(runs, 1) if each["invalid"]]
+    return {
+        "weights": [1, HEAVY_WEIGHT],
+        "max_sequences": WEIGHTS_SEQUENCES,
+        "runs": list(runs),
+        "median_ratio": statistics.median(ratios),
+        "least_ratio": min(ratios),
+        "most_ratio": max(ratios),
+        "worst_deviation": max(each["deviation"] for each in counted),
+        "least_jain_index": min(each["jain_index"] for each in counted),
+        "widest_gap_over_bound": max(each["gap_over_bound"] for each in counted),
+        "invalid": "; ".join(invalid) or None,
+        "ok": all_ok(runs),
+    }
+
+
+async def _weights(light_tokens: int, connections: int, model: str | None) -> Figures:
+    parties = [
+        BenchTenant("light", 1.0, connections * CONNECTIONS_FACTOR),
+        BenchTenant("heavy", HEAVY_WEIGHT, connections),
+    ]
+    samples = QueueSamples("light", "heavy")
+    async with (
+        fresh_bench(parties, model, ["--engine-max-sequences", str(WEIGHTS_SEQUENCES)]) as bench,
+        bench.server.operator() as operator,
+        closed_loops(bench, parties) as clients,
+    ):
+        await asyncio.sleep(WARM_UP_S)
+        seen = [await client.take() for client in clients.values()]
+        first = await _read(operator, bench, samples)
+        readings = [first]
+        while readings[-1].light_tokens - first.light_tokens < light_tokens:
+            if readings[-1].at_s - first.at_s > MAX_RUN_S:
+                raise ServerFailed(f"the light tenant had no {light_tokens} tokens in {MAX_RUN_S:g} s")
+            await asyncio.sleep(SAMPLE_S)
+            readings.append(await _read(operator, bench, samples))
+        seen += [samples.used(name, await client.take()) for name, client in clients.items()]
+    longest = max(1, *(each.longest_prompt for each in seen))
+    gained = [{name: each.service[name] - first.service[name] for name in bench.ids} for each in readings[1:]]
+    light, heavy = gained[-1]["light"], gained[-1]["heavy"]
+    # VTC's bound (Sheng et al., OSDI 2024): 2U, U = the output cost of all tokens that the batch can hold.
+    bound = 2 * OUTPUT_TOKEN_COST * WEIGHTS_SEQUENCES * (longest + MAX_TOKENS)
+    gap = max(abs(each["light"] - each["heavy"] / HEAVY_WEIGHT) for each in gained)
+    deviation = abs(heavy / light / HEAVY_WEIGHT - 1)
+    return {
+        "light_cost_tokens": light,
+        "heavy_cost_tokens": heavy,
+        "ratio": heavy / light,
+        "deviation": deviation,
+        "jain_index": jain_index([light, heavy / HEAVY_WEIGHT]),
+        "widest_gap_cost_tokens": round(gap),
+        "bound_cost_tokens": bound,
+        "gap_over_bound": gap / bound,
+        "seconds": readings[-1].at_s - first.at_s,
+        "least_queued": {name: min(each.queued[name] for each in readings) for name in bench.ids},
+        "connections": {party.name: party.connections for party in parties},
+        **samples.judge(deviation <= TOLERANCE and gap <= bound),
+    }
+
+
+async def _read(operator: httpx.AsyncClient, bench: Bench, samples: QueueSamples) -> _Reading:
+    """Service as the engine counted it, token by token, at one instant. Raises `ServerFailed`."""
+    status = await server_status(operator)
+    samples.add(status)
+    return _Reading(
+        at_s=time.monotonic(),
+        service=_service(status, bench),
+        light_tokens=sum(status["engines"][0]["service"].get(bench.ids["light"], (0, 0))),
+        queued={item["name"]: sum(item["queued"].values()) for item in status["tenants"]},
+    )
+
+
+def _service(status: Mapping[str, Any], bench: Bench) -> dict[str, int]:
+    """Cost tokens by tenant, as the engine has counted them. Raises `ServerFailed`."""
+    service = status["engines"][0].get("service")
+    if service is None:
+        raise ServerFailed("the engine is down")
+    return {
+        name: int(computed * INPUT_TOKEN_COST + emitted * OUTPUT_TOKEN_COST)
+        for name, tenant_id in bench.ids.items()
+        for computed, emitted in [service.get(tenant_id, (0, 0))]
+    }
+
+
+# ---------------------------------------------------------------- flood, tiers, reservations
 
 
 @dataclass
-class FairnessServer:
-    """A server that is up, and what it can do."""
+class LoadedPool:
+    """A server that is up, its tenants' clients, and its capacity."""
 
     bench: Bench
-    clients: Clients
+    clients: Mapping[str, LoadClient]
     operator: httpx.AsyncClient
-    admin: Admin
     requests_per_s: float = 0.0
     cost_per_s: float = 0.0
 
     async def service(self) -> dict[str, int]:
-        """Cost tokens by tenant, as the engine counted them so far. Raises `ServerFailed`."""
-        engine = (await self._status())["engines"][0]
-        if engine.get("service") is None:
-            raise ServerFailed("the engine is down")
-        return {
-            name: int(had[0] * INPUT_TOKEN_COST + had[1] * OUTPUT_TOKEN_COST)
-            for name, tenant_id in self.bench.ids.items()
-            for had in [engine["service"].get(tenant_id, (0, 0))]
-        }
+        """Cost tokens by tenant so far. Raises `ServerFailed`."""
+        return _service(await server_status(self.operator), self.bench)
 
     async def idle(self) -> None:
-        """Returns when nothing waits or runs. Raises `ServerFailed` if that takes too long."""
+        """Returns when nothing waits or runs. Raises `TimeoutError`."""
         async with asyncio.timeout(IDLE_S):
             while True:
-                status = await self._status()
+                status = await server_status(self.operator)
                 if not status["running"] and not any(status["queued"].values()):
                     return
                 await asyncio.sleep(0.1)
 
+    @contextlib.asynccontextmanager
+    async def beside(self, tenant: str, per_s: float | None = None) -> AsyncIterator[LoadClient]:
+        """While a tenant sends `per_s` requests a second; None: it always has `MOST_OPEN` open."""
+        client = self.clients[tenant]
+        if per_s is None:
+            await client.closed(MOST_OPEN)
+        else:
+            await client.poisson(per_s, most_open=MOST_OPEN)
+        try:
+            yield client
+        finally:
+            await client.stop()
+
+    @contextlib.asynccontextmanager
+    async def sampled(self, samples: QueueSamples, after_s: float = 0.0) -> AsyncIterator[None]:
+        """Samples the queues until the block ends. Raises `ServerFailed`."""
+
+        async def sample() -> None:
+            await asyncio.sleep(after_s)
+            while True:
+                samples.add(await server_status(self.operator))
+                await asyncio.sleep(SAMPLE_S)
+
+        task = asyncio.create_task(sample())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
     async def calibrate(self) -> None:
-        """Measures what it can do with its places always taken."""
-        async with self.clients.beside(OTHER, float("inf")):
+        """Measures the capacity with all places always taken. Raises `ServerFailed`."""
+        async with self.beside(OTHER) as other:
             await asyncio.sleep(CALIBRATION_S / 2)
-            before, had = await self.service(), self.clients.heard[OTHER].finished
+            before, _ = await self.service(), await other.take()
             await asyncio.sleep(CALIBRATION_S)
-            after = await self.service()
+            after, seen = await self.service(), await other.take()
         self.cost_per_s = (after[OTHER] - before[OTHER]) / CALIBRATION_S
-        self.requests_per_s = (self.clients.heard[OTHER].finished - had) / CALIBRATION_S
+        self.requests_per_s = seen.finished / CALIBRATION_S
         if self.requests_per_s <= 0:
             raise ServerFailed("no request ended while the capacity was measured")
         await self.idle()
 
     async def set_engine_apart(self) -> tuple[int, int] | None:
-        """Half of the cores are the engine's own from now on: `set_apart`. Raises `ServerFailed`."""
-        engine = (await self._status())["engines"][0]["pid"]
-        return set_apart(engine, [self.bench.server.process.pid, os.getpid()])
-
-    async def _status(self) -> dict[str, Any]:
-        return await server_status(self.operator)
+        """Gives the engine half of the cores: `set_apart`. Raises `ServerFailed`."""
+        engine = (await server_status(self.operator))["engines"][0]["pid"]
+        others = [client.pid for client in self.clients.values()]
+        return set_apart(engine, [self.bench.server.process.pid, os.getpid(), *others])
 
 
-async def run(
-    *,
-    requests: int,
-    model: str | None,
-    scenarios: tuple[str, ...] = SCENARIOS,
-    seed: int = 1,
-    progress: Callable[[str], None] = lambda name: None,
-) -> Report:
-    """`requests` of the quiet tenant are counted in each half of the flood. Raises `ServerFailed`."""
-    parties = [BenchTenant(name, 1.0, 1) for name in (QUIET, OTHER, DAY, NIGHT, PAID, RUSH)]
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    # Where it has no cores of its own the engine stands back, so that it is what is scarce.
+@contextlib.asynccontextmanager
+async def _pool(model: str | None, seed: int) -> AsyncIterator[LoadedPool]:
+    tiers = ("interactive", "standard", "batch")
+    parties = [BenchTenant(name, 1.0, 1, tiers) for name in (QUIET, OTHER, DAY, NIGHT, PAID, RUSH)]
+    # Without cores of its own the engine yields to the others, so that it stays the bottleneck.
     arguments = ["--engine-max-sequences", str(MAX_SEQUENCES), "--engine-niceness", "19"]
     async with fresh_bench(parties, model, arguments) as bench:
-        settings = Settings(data_dir=bench.server.data_dir)
-        database = open_database(settings.resolved_database_url)
-        try:
-            admin = Admin(database, datadir.pepper(settings, create=False))
-            for party in parties:
-                await admin.update_tenant(
-                    ACTOR,
-                    party.name,
-                    TenantChange(tier="standard", tiers=["interactive", "standard", "batch"]),
-                )
-            async with (
-                httpx.AsyncClient(base_url=bench.server.url, limits=limits, timeout=300.0) as client,
-                bench.server.operator() as operator,
-            ):
-                house = FairnessServer(bench, Clients(bench, client, seed), operator, admin)
-                cores = await house.set_engine_apart()
-                progress("capacity")
-                await house.calibrate()
-                report: Report = {
-                    "cores": None if cores is None else {"engine": cores[0], "others": cores[1]},
-                    "requests_per_s": round(house.requests_per_s, 1),
-                    "cost_per_s": round(house.cost_per_s),
-                }
-                progress(f"{house.requests_per_s:.1f} requests/s")
-                for name in scenarios:
-                    progress(name)
-                    report[name] = await _SCENARIOS[name](house, requests)
-        finally:
-            await database.close()
-    report["ok"] = all(report[name]["ok"] for name in scenarios)
-    return report
+        bodies = {party.name: _bodies(party.name, bench.server.model, seed) for party in parties}
+        async with (
+            load_clients(bench, "/v1/completions", bodies) as clients,
+            bench.server.operator() as operator,
+        ):
+            yield LoadedPool(bench, clients, operator)
 
 
-async def flood(house: FairnessServer, requests: int) -> Report:
+def _bodies(tenant: str, model: str, seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(f"{seed} {tenant}")
+    # The first token's time is not looked at in the flood: read as streams it costs the client more.
+    streams = {} if tenant == OTHER else {"stream": True, "stream_options": {"include_usage": True}}
+    return [
+        {
+            "model": model,
+            "prompt": " ".join(rng.choices(("sun", "rain", "wind", "snow"), k=rng.randint(*INPUT_WORDS))),
+            "max_tokens": rng.randint(*OUTPUT_TOKENS),
+            "ignore_eos": True,
+            "service_tier": SERVICE_TIERS.get(tenant, "default"),
+            **streams,
+        }
+        for _ in range(BODIES)
+    ]
+
+
+async def flood(pool: LoadedPool, requests: int) -> Figures:
     """Blocks beside a tenant at its share and beside a flood, in turn."""
     shares = {"equal half": EQUAL_SHARE, "flood": FLOOD_FACTOR * EQUAL_SHARE}
     ttfts: dict[str, list[float]] = {name: [] for name in shares}
     accounts: dict[str, list[float]] = {name: [] for name in shares}
-    rows: dict[str, Report] = {name: {"other_share": share, "unsent": 0} for name, share in shares.items()}
-    quiet, other = house.clients.heard[QUIET], house.clients.heard[OTHER]
-    quiet_per_s = QUIET_SHARE * house.requests_per_s
+    rows: dict[str, Figures] = {name: {"other_share": share, "unsent": 0} for name, share in shares.items()}
+    samples, refused = QueueSamples(OTHER), 0
+    quiet, quiet_per_s = pool.clients[QUIET], QUIET_SHARE * pool.requests_per_s
+    count = SKIPPED + -(-requests // BLOCKS)
     for _ in range(BLOCKS):
         for name, share in shares.items():
-            quiet.ttfts_s, quiet.account_ttfts_s, other.unsent = [], [], 0
-            count = SKIPPED + -(-requests // BLOCKS)
-            async with house.clients.beside(OTHER, share * house.requests_per_s):
-                await house.clients.poisson(QUIET, quiet_per_s, count=count, most_open=10_000)
-            ttfts[name] += quiet.ttfts_s[SKIPPED:]
-            accounts[name] += quiet.account_ttfts_s[SKIPPED:]
-            rows[name]["unsent"] += other.unsent
-            await house.idle()
+            async with pool.beside(OTHER, share * pool.requests_per_s) as other:
+                await quiet.poisson(quiet_per_s, count=count, most_open=10_000)
+                if name == "flood":
+                    async with pool.sampled(samples, after_s=SKIPPED / quiet_per_s):
+                        seen = samples.used(QUIET, await quiet.finish())
+                else:
+                    seen = samples.used(QUIET, await quiet.finish())
+                rows[name]["unsent"] += samples.used(OTHER, await other.take()).unsent
+            ttfts[name] += seen.ttfts_s[SKIPPED:]
+            accounts[name] += [each["actual"]["ttft_s"] or 0.0 for each in seen.accounts[SKIPPED:]]
+            refused += seen.refused
+            await pool.idle()
     for name, row in rows.items():
         row["requests"] = len(ttfts[name])
         row["ttft_p50_s"] = round(quantile(ttfts[name], 0.5), 4)
@@ -300,108 +402,151 @@ async def flood(house: FairnessServer, requests: int) -> Report:
         "rows": rows,
         "ratio": round(ratio, 4),
         "most": MAX_RATIO,
-        "refused_of_quiet": quiet.refused,
-        "ok": ratio <= MAX_RATIO and not quiet.refused,
+        "refused_of_quiet": refused,
+        **samples.judge(ratio <= MAX_RATIO and not refused),
     }
 
 
-async def tiers(house: FairnessServer, requests: int) -> Report:
+async def tiers(pool: LoadedPool, requests: int) -> Figures:
     """Interactive requests over batch that always waits."""
-    day, night = house.clients.heard[DAY], house.clients.heard[NIGHT]
-    async with house.clients.beside(NIGHT, float("inf")):
+    samples, client = QueueSamples(NIGHT), pool.clients[DAY]
+    async with pool.beside(NIGHT) as batch:
         await asyncio.sleep(CALIBRATION_S / 4)
-        before, had = await house.service(), len(night.ttfts_s)
-        await house.clients.poisson(
-            DAY, QUIET_SHARE * house.requests_per_s, count=TIERS_REQUESTS, most_open=10_000
-        )
-        after = await house.service()
-    await house.idle()
+        before, _ = await pool.service(), await batch.take()
+        async with pool.sampled(samples):
+            await client.poisson(QUIET_SHARE * pool.requests_per_s, count=TIERS_REQUESTS, most_open=10_000)
+            day = samples.used(DAY, await client.finish())
+        after, night = await pool.service(), samples.used(NIGHT, await batch.take())
+    await pool.idle()
     gained = {name: after[name] - before[name] for name in (DAY, NIGHT)}
-    batch_p50_s = quantile(night.ttfts_s[had:], 0.5)
+    batch_p50_s = quantile(night.ttfts_s, 0.5)
     day_p99_s = quantile(day.ttfts_s, 0.99)
+    places_taken = sum(each["displaced"]["places_taken"] for each in day.accounts)
     return {
         "interactive_requests": len(day.ttfts_s),
         "interactive_ttft_p50_s": round(quantile(day.ttfts_s, 0.5), 4),
         "interactive_ttft_p99_s": round(day_p99_s, 4),
         "batch_ttft_p50_s": round(batch_p50_s, 4),
         "batch_share_of_service": round(gained[NIGHT] / max(1, sum(gained.values())), 4),
-        "places_taken": day.places_taken,
-        "ok": day.places_taken > 0 and day_p99_s < batch_p50_s and not day.refused,
+        "places_taken": places_taken,
+        **samples.judge(places_taken > 0 and day_p99_s < batch_p50_s and not day.refused),
     }
 
 
-async def reservations(house: FairnessServer, requests: int) -> Report:
-    """What a standard tenant gets under an interactive flood, with what it reserved and without."""
-    reserved = RESERVED_SHARE * house.cost_per_s
+async def reservations(pool: LoadedPool, requests: int) -> Figures:
+    """Service of a standard tenant under an interactive flood, with a reservation and without."""
+    reserved = RESERVED_SHARE * pool.cost_per_s
+    samples = QueueSamples(RUSH, PAID)
     found: dict[str, float] = {}
     for name, amount in (("served_of_reserved", reserved), ("without_reservation", 0.0)):
-        await house.admin.update_tenant(ACTOR, PAID, TenantChange(reserved_tokens_per_s=amount))
-        await asyncio.sleep(1.0)  # within which every gateway knows
-        async with (
-            house.clients.beside(RUSH, float("inf")),
-            house.clients.beside(PAID, float("inf")),
-        ):
+        await admin_call(pool.operator, "PATCH", f"tenants/{PAID}", {"reserved_tokens_per_s": amount})
+        async with pool.beside(RUSH) as rush, pool.beside(PAID) as paid:
             await asyncio.sleep(CALIBRATION_S / 4)
-            before = await house.service()
-            await asyncio.sleep(RESERVED_S)
-            after = await house.service()
+            before, _, _ = await pool.service(), await rush.take(), await paid.take()
+            async with pool.sampled(samples):
+                await asyncio.sleep(RESERVED_S)
+            after = await pool.service()
+            samples.used(RUSH, await rush.take())
+            samples.used(PAID, await paid.take())
         found[name] = (after[PAID] - before[PAID]) / RESERVED_S / reserved
-        await house.idle()
+        await pool.idle()
     return {
         "reserved_cost_per_s": round(reserved),
         **{name: round(share, 4) for name, share in found.items()},
         "least": LEAST_RESERVED,
-        "ok": found["served_of_reserved"] >= LEAST_RESERVED and found["without_reservation"] < 0.5,
+        **samples.judge(found["served_of_reserved"] >= LEAST_RESERVED and found["without_reservation"] < 0.5),
     }
 
 
-_SCENARIOS = {"flood": flood, "tiers": tiers, "reservations": reservations}
+_POOL_SCENARIOS = {"flood": flood, "tiers": tiers, "reservations": reservations}
+SCENARIOS = ("weights", *_POOL_SCENARIOS)
 
 
-def show(report: Report) -> None:
+# ---------------------------------------------------------------- tables
+
+
+def show(report: Figures) -> None:
     """The tables for people."""
-    cores = report["cores"]
-    print(f"capacity: {report['requests_per_s']:g} requests/s, {report['cost_per_s']:,} cost tokens/s")
-    if cores is not None:
-        print(f"cores: {cores['engine']} the engine's own, {cores['others']} of gateway and clients")
-    if part := report.get("flood"):
-        rows = [
+    parts = {name: report[name] for name in SCENARIOS if name in report}
+    if part := parts.get("weights"):
+        _show_weights(part)
+    if "requests_per_s" in report:
+        cores = report["cores"]
+        print(f"capacity: {report['requests_per_s']:g} requests/s, {report['cost_per_s']:,} cost tokens/s")
+        if cores is not None:
+            print(f"cores: {cores['engine']} the engine's own, {cores['others']} of gateway and clients")
+    if part := parts.get("flood"):
+        Report(
+            "flood: a tenant at 30 % of the capacity beside another (real time)",
             (
-                name,
-                f"{row['other_share']:g}",
-                f"{row['requests']:,}",
-                f"{row['ttft_p50_s']:.3f}",
-                f"{row['ttft_p99_s']:.3f}",
-                f"{row['account_ttft_p99_s']:.3f}",
-                f"{row['unsent']:,}",
-            )
-            for name, row in part["rows"].items()
-        ]
-        columns = (
-            "the other",
-            "its share",
-            "requests",
-            "TTFT p50, s",
-            "p99",
-            "of accounts, p99",
-            "not sent",
-        )
-        table("flood: a tenant at 30 % of the capacity beside another (real time)", columns, rows)
-        print(f"flood over equal half: {part['ratio']:.3f}, at most {MAX_RATIO:g}: {_verdict(part)}")
-    if part := report.get("tiers"):
+                ("name", "the other"),
+                ("other_share", "its share", "g"),
+                ("requests", "requests"),
+                ("ttft_p50_s", "TTFT p50, s", ".3f"),
+                ("ttft_p99_s", "p99", ".3f"),
+                ("account_ttft_p99_s", "of accounts, p99", ".3f"),
+                ("unsent", "not sent"),
+            ),
+            [{"name": name} | row for name, row in part["rows"].items()],
+        ).show()
+        print(f"flood over equal half: {part['ratio']:.3f}, at most {MAX_RATIO:g}: {verdict(part)}")
+    if part := parts.get("tiers"):
         print(
             f"tiers: {part['interactive_requests']} interactive requests, TTFT p50"
             f" {part['interactive_ttft_p50_s']:.3f} s, p99 {part['interactive_ttft_p99_s']:.3f} s over batch"
             f" with p50 {part['batch_ttft_p50_s']:.3f} s and {part['batch_share_of_service']:.1%} of the"
-            f" service; {part['places_taken']} places taken: {_verdict(part)}"
+            f" service; {part['places_taken']} places taken: {verdict(part)}"
         )
-    if part := report.get("reservations"):
+    if part := parts.get("reservations"):
         print(
             f"reservations: {part['served_of_reserved']:.1%} of {part['reserved_cost_per_s']:,} cost tokens/s"
             f" (at least {LEAST_RESERVED:.0%}), without a reservation {part['without_reservation']:.1%}:"
-            f" {_verdict(part)}"
+            f" {verdict(part)}"
         )
+    runs = {
+        f"weights {number}": each for number, each in enumerate(report.get("weights", {}).get("runs", ()), 1)
+    }
+    Report(
+        "load clients, one process each",
+        (
+            ("scenario", "scenario"),
+            ("tenant", "tenant"),
+            ("cpu_share", "CPU share", ".1%"),
+            ("empty", "queue empty in samples"),
+        ),
+        [
+            {
+                "scenario": name,
+                "tenant": tenant,
+                "cpu_share": share,
+                "empty": f"{part['empty_samples'][tenant]} of {part['queue_samples']}"
+                if tenant in part["empty_samples"]
+                else "-",
+            }
+            for name, part in (runs | parts).items()
+            for tenant, share in part.get("client_cpu_shares", {}).items()
+        ],
+    ).show()
 
 
-def _verdict(part: Report) -> str:
-    return "ok" if part["ok"] else "NOT ok"
+def _show_weights(part: Figures) -> None:
+    Report(
+        "service in cost tokens (input + 2 x output), weights 1:3",
+        (
+            ("number", "run"),
+            ("light_cost_tokens", "light"),
+            ("heavy_cost_tokens", "heavy"),
+            ("ratio", "ratio", ".4f"),
+            ("deviation", "off 3 by", ".2%"),
+            ("seconds", "seconds", ".1f"),
+            ("light", "light queued >="),
+            ("heavy", "heavy queued >="),
+        ),
+        [{"number": number} | each | each["least_queued"] for number, each in enumerate(part["runs"], 1)],
+    ).show()
+    print(
+        f"ratio {part['median_ratio']:.4f} (median), {part['least_ratio']:.4f} to {part['most_ratio']:.4f};"
+        f" worst deviation {100 * part['worst_deviation']:.2f} %, {100 * TOLERANCE:.0f} % allowed; Jain index"
+        f" {part['least_jain_index']:.6f}; widest gap {part['widest_gap_over_bound']:.3f} of the bound 2U:"
+        f" {verdict(part)}"
+    )

@@ -1,9 +1,9 @@
-"""How many settlements a second does the ledger make durable?
+"""Durable settlements per second of the ledger.
 
-Many requests settle at once, each waiting for its own row: what group commit is for. The database is new and
-lies in a directory of the caller's choice, with the settings of production (SQLite: WAL, synchronous=FULL);
-that COMMIT reaches the disk is measured beside it: a plain file is written and fsynced as often as the
-database committed.
+Many requests settle concurrently, each waiting for its own row: the case of group commit. The database is new
+and lies in a directory of the caller's choice, with the settings of production (SQLite: WAL,
+synchronous=FULL); that COMMIT reaches the disk is measured beside it: a plain file is written and fsynced as
+often as the database committed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class LedgerSpeed:
     seconds: float
     settlements_per_s: float
     rows_per_commit: float
-    """What group commit saves."""
+    """Effect of group commit."""
     fsync_ms: float
     """Median time of one fsync of a plain file in the same directory."""
     synchronous: str
-    """What the database says of its own durability."""
+    """The database's own setting of durability."""
 
 
 async def measure(directory: Path, settlements: int, concurrency: int, url: str = "") -> LedgerSpeed:

@@ -1,13 +1,13 @@
-"""What stands behind the gateways in their benchmark? A server that answers at once, and always the same.
+"""Upstream of the gateway benchmark: answers immediately, and always the same.
 
-It must never be what is measured: one epoll loop, answers that were made beforehand, no model, no waiting. A
+It must never be the bottleneck: one epoll loop, answers that were made beforehand, no model, no waiting. A
 request with `"stream": true` gets one chunk for each of its `max_tokens` tokens. All streams that are open
 get their next chunk in turn, as from an engine that gives each of its sequences a token a step, so chunks
 reach a gateway one by one as long as it keeps up. Any other request gets its whole answer in one piece.
 
-It stands for a machine of its own. A client whose first token is here may find both of two cores in use, by
-the gateway and by this process, which sends the tokens after it: while there is one stream only, who waits
-for this core goes first.
+It stands for a machine of its own. When a client receives its first token, the gateway and this process,
+which sends the next tokens, may use both of two cores: while there is one stream only, this process yields
+its core.
 
 Several processes may listen on one port (`SO_REUSEPORT`). A process ends when its stdin does. Standard
 library only, for a quick start.
@@ -28,7 +28,7 @@ from typing import Any
 
 MODEL = "bench-model"
 MARK = "~zq~"
-"""Once in each token, and in no identifier: tokens can be counted in whatever a gateway makes of it."""
+"""Once in each token, and in no identifier: tokens can be counted in the output of any gateway."""
 MAX_TOKENS = 64
 CONTEXT_TOKENS = 32_768
 READ_BYTES = 262_144
@@ -250,7 +250,7 @@ def main() -> None:
     """Serves until stdin ends."""
     upstream = MockUpstream(int(sys.argv[1]))
     print(upstream.port, flush=True)
-    # Nothing here makes cycles, and a collection would be a pause in somebody's latency.
+    # Nothing here makes cycles, and a collection would be a pause in a request's latency.
     gc.disable()
     upstream.run()
 

@@ -1,4 +1,4 @@
-"""Which gateways are measured, and how is each started in front of the benchmark's upstream?
+"""Targets of the gateway benchmark, and how each is started in front of the upstream.
 
 Ours with everything on: keys, limits of both shapes, the fair queue, a durable ledger, estimates and metrics.
 LiteLLM with the limits of its keys on, counted in its memory. nginx and Portkey pass requests on and meter
@@ -17,10 +17,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from ops.bench.common.errors import PeerMissing
+from ops.bench.common.load import admin_call, server_status
 from ops.bench.common.processes import end
 from ops.bench.gateway.mock_upstream import CONTEXT_TOKENS, MODEL
 from ops.sandbox.free_port import free_port
@@ -34,14 +35,10 @@ START_S = 90.0
 TENANTS = 4
 """Of ours and of LiteLLM; connections are shared out among their keys."""
 UPSTREAM_SEQUENCES = 256
-"""More than the benchmark's connections: what waits, waits for the gateway and for nothing else."""
+"""More than the benchmark's connections: no request waits for the upstream."""
 LARGE = 10**12
 LARGE_RATE = 9_000_000
 """Limits that count and never bind."""
-
-
-class PeerMissing(Exception):
-    """A peer is not installed; the message says how to."""
 
 
 class TargetFailed(Exception):
@@ -87,7 +84,7 @@ def direct() -> BenchTarget:
 
 def fairgate(tokenizer_dir: Path | None, *, estimates: bool = True) -> BenchTarget:
     """Our gateway. `tokenizer_dir`: prompts are rendered and counted exactly; None: estimated, with a
-    margin. `estimates`: each request is told what it will wait, take and cost."""
+    margin. `estimates`: each answer carries estimates of wait, duration and cost."""
 
     @contextlib.asynccontextmanager
     async def serve(directory: Path, upstream_port: int) -> AsyncIterator[Serving]:
@@ -117,30 +114,31 @@ def _fairgate_config(upstream_port: int, tokenizer_dir: Path | None, estimates: 
         values["tokenizer_dir"] = str(tokenizer_dir.absolute())
     # A JSON string or number is one in TOML, too.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    told = "yes" if estimates else "no"
+    with_estimates = "yes" if estimates else "no"
     return "\n".join(
-        ["[engine]", 'serve = "no"', "[gateway]", f'estimates = "{told}"', "[[upstreams]]", *lines, ""]
+        [
+            "[engine]",
+            'serve = "no"',
+            "[gateway]",
+            f'estimates = "{with_estimates}"',
+            "[[upstreams]]",
+            *lines,
+            "",
+        ]
     )
 
 
 async def _tenant(server: LocalServer, name: str) -> str:
     """A tenant with a token bucket and a window, and its key."""
     async with server.operator() as client:
-        await _admin(client, "/admin/v1/tenants", {"name": name})
+        await admin_call(client, "POST", "tenants", {"name": name})
         for limit in (
             {"meter": "total_tokens", "rate_per_s": LARGE_RATE, "amount": LARGE_RATE},
             {"meter": "total_tokens", "window": "day", "amount": LARGE},
         ):
-            await _admin(client, "/admin/v1/limits", {"tenant": name, "mode": "hard", **limit})
-        key = await _admin(client, "/admin/v1/keys", {"tenant": name})
+            await admin_call(client, "POST", "limits", {"tenant": name, "mode": "hard", **limit})
+        key = await admin_call(client, "POST", "keys", {"tenant": name})
     return str(key["key"])
-
-
-async def _admin(client: httpx.AsyncClient, path: str, body: object) -> Any:
-    answer = await client.post(path, json=body)
-    if not answer.is_success:
-        raise TargetFailed(f"{OURS}: {path}: {answer.status_code} {answer.text[:200]}")
-    return answer.json()
 
 
 async def _known(server: LocalServer) -> None:
@@ -148,7 +146,7 @@ async def _known(server: LocalServer) -> None:
     async with server.operator() as client:
 
         async def knows() -> bool:
-            status = (await client.get("/admin/v1/status")).json()
+            status = await server_status(client)
             limited = [shown for shown in status["tenants"] if len(shown["limits"]) == 2]
             return len(limited) == TENANTS
 
@@ -313,26 +311,28 @@ async def _program(
         env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(directory), **environment},
         start_new_session=True,
     )
-    said = bytearray()
-    reading = asyncio.create_task(_keep_tail(process, said))
+    output = bytearray()
+    reading = asyncio.create_task(_keep_tail(process, output))
     try:
         serving = Serving(port, process.pid, headers)
-        await _answers(name, serving, process, said)
+        await _answers(name, serving, process, output)
         yield serving
     finally:
         await end(process)
         await reading
 
 
-async def _keep_tail(process: asyncio.subprocess.Process, said: bytearray) -> None:
-    """Reads what a program prints, so that it never waits for us, and keeps the end of it."""
+async def _keep_tail(process: asyncio.subprocess.Process, output: bytearray) -> None:
+    """Reads a program's output, so that its pipe never fills, and keeps the end of it."""
     assert process.stdout is not None
     while data := await process.stdout.read(65_536):
-        said += data
-        del said[:-1000]
+        output += data
+        del output[:-1000]
 
 
-async def _answers(name: str, serving: Serving, process: asyncio.subprocess.Process, said: bytearray) -> None:
+async def _answers(
+    name: str, serving: Serving, process: asyncio.subprocess.Process, output: bytearray
+) -> None:
     """Waits until a completion comes through."""
     last = "no answer"
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Are you there?"}]}
@@ -351,4 +351,4 @@ async def _answers(name: str, serving: Serving, process: asyncio.subprocess.Proc
             return answer.status_code == 200
 
         if not await until(serves, START_S) or process.returncode is not None:
-            raise TargetFailed(f"{name} does not serve: {last}\n{said.decode(errors='replace')}")
+            raise TargetFailed(f"{name} does not serve: {last}\n{output.decode(errors='replace')}")

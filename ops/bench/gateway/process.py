@@ -1,6 +1,6 @@
-"""What do a program and all that it started use of the machine? Processor time and memory, from /proc.
+"""Processor time and memory of a process tree, from /proc.
 
-Processor time is counted in ticks of 10 ms, so it says something of seconds of load, not of single requests.
+Processor time is counted in ticks of 10 ms: good for seconds of load, not for single requests.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def peak_bytes(processes: Iterable[int]) -> int:
 
 
 def machine_cpu_s() -> float:
-    """Processor seconds that all processes of the machine have used. Interrupts are left out: under this load
-    they are the network's, and belong to no process."""
+    """Processor seconds that all processes of the machine have used. Without interrupts: under this load they
+    are the network's, and belong to no process."""
     first = (PROC / "stat").read_text(encoding="ascii").splitlines()[0].split()
     user, nice, system = (int(value) for value in first[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""How is a comparison of gateways shown to people?"""
+"""Tables of a comparison of gateways."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ import click
 
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.gateway.peers import DIRECT
-from ops.reporting import table
-
-COLUMNS = (
-    "gateway", "added ms p50", "added ms p99", "requests/s", "CPU µs/request", "added ms to 1st token",
-    "stream tokens/s", "CPU µs/token", "MB peak",
-)  # fmt: skip
+from ops.reporting import Report
 
 
 def show(report: dict[str, Any]) -> None:
@@ -24,30 +19,32 @@ def show(report: dict[str, Any]) -> None:
         f"fsync takes {report['fsync_ms']:g} ms here"
     )
     targets = report["targets"]
-    table("gateways before one upstream", COLUMNS, [_row(name, found) for name, found in targets.items()])
+    rows = [_row(name, found) for name, found in targets.items()]
+    Report("gateways before one upstream", [(heading, heading) for heading in rows[0]], rows).show()
     bare = targets[DIRECT]["figures"]
     click.echo(
         f"{DIRECT}: the upstream alone, p50 {1e3 * bare['latency_p50_s']['median']:.3f} ms; what is "
         "added comes on top."
     )
-    rows = [_cores(name, found["runs"]) for name, found in targets.items()]
-    table(
+    Report(
         "cores used at 32 connections, and by 64 streams: gateway, upstream, clients",
-        ("gateway", "32 connections", "64 streams"),
-        rows,
-    )
+        (("gateway", "gateway"), ("throughput", "32 connections"), ("streams", "64 streams")),
+        [{"gateway": name} | _cores(found["runs"]) for name, found in targets.items()],
+    ).show()
     for line in report["skipped"]:
         click.echo(f"left out: {line}")
     for promise in report["promises"]:
-        bound = (
-            f"at least {promise['at_least']:g}"
-            if "at_least" in promise
-            else f"at most {promise['at_most']:g}"
-        )
+        verdict = "invalid" if report["invalid"] else "ok    " if promise["ok"] else "NOT OK"
+        at_least = "at_least" in promise
+        bound = f"at least {promise['at_least']:g}" if at_least else f"at most {promise['at_most']:g}"
         click.echo(
-            f"{'ok    ' if promise['ok'] else 'NOT OK'} {promise['what']}: {promise['median']:.3f} "
+            f"{verdict} {promise['what']}: {promise['median']:.3f} "
             f"({promise['least']:.3f}-{promise['most']:.3f}), {bound}"
         )
+    for name, found in targets.items():
+        for number, run in enumerate(found["runs"], 1):
+            if run["invalid"]:
+                click.echo(f"invalid: {name}, round {number}: {run['invalid']}")
     if any(run["disturbed"] for found in targets.values() for run in found["runs"]):
         click.echo(
             f"* other processes used more than {QUIET_CORES:g} cores during a run: "
@@ -55,38 +52,39 @@ def show(report: dict[str, Any]) -> None:
         )
 
 
-def _row(name: str, found: dict[str, Any]) -> tuple[str, ...]:
-    figures = found["figures"]
-    is_gateway = name != DIRECT
-    return (
-        " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),
-        _spread(figures["added_latency_p50_s"], 1e3, 3) if is_gateway else "-",
-        _spread(figures["added_latency_p99_s"], 1e3, 2) if is_gateway else "-",
-        _spread(figures["requests_per_s"], 1, 0),
-        _spread(figures["cpu_s_per_request"], 1e6, 0) if is_gateway else "-",
-        _spread(figures["added_first_token_p50_s"], 1e3, 2) if is_gateway else "-",
-        _spread(figures["tokens_per_s"], 1, 0),
-        _spread(figures["cpu_s_per_token"], 1e6, 1) if is_gateway else "-",
-        f"{figures['peak_bytes']['most'] / 1e6:,.0f}" if is_gateway else "-",
-    )
+def _row(name: str, found: dict[str, Any]) -> dict[str, str]:
+    """By heading; of the upstream alone no costs."""
+
+    def of(figure: str, scale: float, digits: int) -> str:
+        low, middle, high = (
+            f"{scale * found['figures'][figure][key]:,.{digits}f}" for key in ("least", "median", "most")
+        )
+        return f"{middle} ({low}-{high})"
+
+    row = {
+        "gateway": " ".join(filter(None, (name, found["version"]))) + ("*" if _disturbed(found) else ""),
+        "added ms p50": of("added_latency_p50_s", 1e3, 3),
+        "added ms p99": of("added_latency_p99_s", 1e3, 2),
+        "requests/s": of("requests_per_s", 1, 0),
+        "CPU µs/request": of("cpu_s_per_request", 1e6, 0),
+        "added ms to 1st token": of("added_first_token_p50_s", 1e3, 2),
+        "stream tokens/s": of("tokens_per_s", 1, 0),
+        "CPU µs/token": of("cpu_s_per_token", 1e6, 1),
+        "MB peak": f"{found['figures']['peak_bytes']['most'] / 1e6:,.0f}",
+    }
+    if name == DIRECT:
+        row |= {heading: "-" for heading in row if heading.startswith(("added", "CPU", "MB"))}
+    return row
 
 
 def _disturbed(found: dict[str, Any]) -> bool:
     return any(run["disturbed"] for run in found["runs"])
 
 
-def _spread(found: dict[str, Any], scale: float, digits: int) -> str:
-    low, middle, high = (f"{scale * found[key]:,.{digits}f}" for key in ("least", "median", "most"))
-    return f"{middle} ({low}-{high})"
-
-
-def _cores(name: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
+def _cores(runs: list[dict[str, Any]]) -> dict[str, str]:
     """Of the middle round."""
     cores = runs[len(runs) // 2]["cores"]
-    return (
-        name,
-        *(
-            ", ".join(f"{cores[phase][who]:.2f}" for who in ("gateway", "upstream", "clients"))
-            for phase in ("throughput", "streams")
-        ),
-    )
+    return {
+        phase: ", ".join(f"{cores[phase][who]:.2f}" for who in ("gateway", "upstream", "clients"))
+        for phase in ("throughput", "streams")
+    }

@@ -1,12 +1,12 @@
-"""What does a gateway cost per request and per token? Ours and its peers before the same upstream, in turn.
+"""Costs of a gateway per request and per token: ours and its peers before the same upstream, in turn.
 
 Each round goes through all targets, each freshly started: one connection (what a gateway adds to the
 latency), 32 connections (throughput, processor time per request), one stream at a time (what it adds to the
 time to the first token), 64 streams (tokens a second, processor time per token). All loops are closed.
-Upstream and clients are processes of their own; what each of them used is in the report, so that a reader
-sees which was full. What estimates cost is less than what a machine changes by within a round, and than what
-two processes of one program differ by: one server is told to make them and to make none, in turn for short
-times.
+Upstream and clients are processes of their own, whose processor time is in the report; a round in which the
+clients were the bottleneck is invalid. The cost of estimates is less than the drift of a machine within a
+round and than the difference of two processes of one program: one server switches them on and off, in turn
+for short times.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Any
 
 import httpx
 
+from ops.bench.common.errors import CannotBench, PeerMissing
 from ops.bench.engine.report import QUIET_CORES
 from ops.bench.engine.run import machine_name, rotated
-from ops.bench.gateway.figures import figures, one_run, promises
+from ops.bench.gateway.figures import figures, invalid, one_run, promises
 from ops.bench.gateway.ledger import fsync_ms
 from ops.bench.gateway.mock_upstream import MAX_TOKENS, MODEL
 from ops.bench.gateway.peers import (
     OURS,
     PEERS,
     BenchTarget,
-    PeerMissing,
     Serving,
     TargetFailed,
     direct,
@@ -59,11 +59,7 @@ CHAT: dict[str, Any] = {
 LOAD_S = 120.0
 """Most that one measurement may take beyond its time."""
 
-Report = Callable[[str], None]
-
-
-class CannotBench(Exception):
-    """A gateway or a program of ours is not as it should be; the message says what to do."""
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ PHASES = (
 )
 
 
-def run(options: GatewayBenchOptions, progress: Report = lambda line: None) -> dict[str, Any]:
+def run(options: GatewayBenchOptions, progress: Progress = lambda line: None) -> dict[str, Any]:
     """The whole comparison; `progress` gets a line for each run. Raises `CannotBench`."""
     if not sys.platform.startswith("linux"):
         raise CannotBench("this benchmark needs Linux: it waits with epoll and reads /proc")
@@ -120,6 +116,7 @@ def run(options: GatewayBenchOptions, progress: Report = lambda line: None) -> d
         raise CannotBench(str(error)) from None
     summary = figures(runs)
     judged = [promise.as_json() for promise in promises(runs, pairs)]
+    why = invalid(runs)
     return {
         "machine": {"cpu": machine_name(), "cores": os.cpu_count()},
         "rounds": options.rounds,
@@ -136,7 +133,8 @@ def run(options: GatewayBenchOptions, progress: Report = lambda line: None) -> d
         },
         "skipped": skipped,
         "promises": judged,
-        "ok": all(each["ok"] for each in judged),
+        "invalid": why,
+        "ok": None if why else all(each["ok"] for each in judged),
     }
 
 
@@ -159,7 +157,7 @@ def chosen(options: GatewayBenchOptions) -> tuple[list[BenchTarget], list[str]]:
 
 
 async def _rounds(
-    options: GatewayBenchOptions, targets: Sequence[BenchTarget], progress: Report
+    options: GatewayBenchOptions, targets: Sequence[BenchTarget], progress: Progress
 ) -> dict[str, list[dict[str, Any]]]:
     runs: dict[str, list[dict[str, Any]]] = {target.name: [] for target in targets}
     by_name = {target.name: target for target in targets}
@@ -175,12 +173,12 @@ async def _rounds(
     return runs
 
 
-async def _pairs(options: GatewayBenchOptions, progress: Report) -> list[float]:
+async def _pairs(options: GatewayBenchOptions, progress: Progress) -> list[float]:
     """Requests a second with estimates over those without, of each pair of measurements."""
     ratios: list[float] = []
     async with _upstream() as (port, upstreams):
         for number in range(SERVERS):
-            of_server = [ratio async for ratio in _of_server(options, port, upstreams)]
+            of_server = [ratio async for ratio in _pairs_of_server(options, port, upstreams)]
             ratios += of_server
             progress(
                 f"with and without estimates, server {number + 1}/{SERVERS}: median of {PAIRS} pairs "
@@ -189,7 +187,7 @@ async def _pairs(options: GatewayBenchOptions, progress: Report) -> list[float]:
     return ratios
 
 
-async def _of_server(
+async def _pairs_of_server(
     options: GatewayBenchOptions, port: int, upstreams: Sequence[int]
 ) -> AsyncIterator[float]:
     target = fairgate(options.tokenizer_dir)
@@ -197,28 +195,28 @@ async def _of_server(
         await _warm_up(options, target, serving, upstreams)
         for number in range(PAIRS):
             per_s: dict[bool, float] = {}
-            for told in (True, False) if number % 2 == 0 else (False, True):
-                await _tell(serving, told)
+            for estimates in (True, False) if number % 2 == 0 else (False, True):
+                await _switch_estimates(serving, estimates)
                 seen = await _measure(target, serving, PAIR, options.seconds, upstreams)
-                # To the last answer: a machine that stands still for a moment ends no request in time.
-                per_s[told] = seen["requests"] / seen["wall_s"]
+                # To the last answer: a machine that pauses for a moment ends no request in time.
+                per_s[estimates] = seen["requests"] / seen["wall_s"]
             yield per_s[True] / per_s[False]
 
 
-async def _tell(serving: Serving, told: bool) -> None:
+async def _switch_estimates(serving: Serving, on: bool) -> None:
     """Switches estimates, and waits until answers show it. Raises `TargetFailed`."""
     assert serving.process is not None
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{serving.port}", headers=serving.headers[0], timeout=SWITCH_S
     ) as client:
 
-        async def is_so() -> bool:
+        async def is_switched() -> bool:
             answer = await client.post("/v1/chat/completions", json=CHAT)
-            return ("x-fairgate-estimate" in answer.headers) == told
+            return ("x-fairgate-estimate" in answer.headers) == on
 
-        if not await is_so():
+        if not await is_switched():
             os.kill(serving.process, signal.SIGUSR2)
-            if not await until(is_so, SWITCH_S):
+            if not await until(is_switched, SWITCH_S):
                 raise TargetFailed(f"{OURS}: SIGUSR2 did not switch its estimates")
 
 
@@ -275,7 +273,6 @@ async def _measure(
     return seen | {
         "gateway_cpu_s": gateway_s,
         "upstream_cpu_s": upstream_s,
-        "clients_cpu_s": seen["cpu_s"],
         "others_cores": max(0.0, others_s / wall_s),
     }
 

@@ -1,4 +1,4 @@
-"""How does a benchmark drive our own engine? As its server does, without the sockets."""
+"""Runner of our own engine, driven as its server drives it, without the sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENANT = "bench"
 
 
 class NoText:
-    """Peers answer with token ids; where no text is asked for, ours makes none either."""
+    """No text, as of the peers, which answer with token ids."""
 
     stopped = False
 
@@ -93,7 +93,7 @@ class FairgateEngine:
         """See `Engine`."""
         self._runs += 1
         self._prefix = f"run-{self._runs}-"
-        # What a forecast knows of such requests: their median, and nothing of a single one.
+        # As a forecast of such requests: their median.
         self._predicted_tokens = round(median(request["output_tokens"] for request in requests))
         return drive(self, requests)
 

@@ -1,6 +1,6 @@
-"""How does a benchmark drive OpenVINO GenAI's continuous batching?
+"""Runner of OpenVINO GenAI's continuous batching.
 
-Imports nothing of ours. Precisions are named outright: left alone, OpenVINO chooses bfloat16 where the
+Imports nothing of ours. Precisions are set explicitly: by default OpenVINO chooses bfloat16 where the
 processor has it, and compresses the KV cache.
 """
 

@@ -1,6 +1,6 @@
-"""How does a benchmark drive transformers' continuous batching?
+"""Runner of transformers' continuous batching.
 
-Imports nothing of ours. Its manager runs a thread of its own and notes the time of every token.
+Imports nothing of ours. Its manager runs a thread of its own and records the time of every token.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class TransformersEngine:
                 eos_token_id=NO_EOS,
             )
         answers: dict[int, dict[str, Any]] = {}
-        heard_s = time.perf_counter()
+        answered_s = time.perf_counter()
         while len(answers) < len(requests):
             result = self._manager.get_result(timeout=POLL_S)
             if result is None:
-                if not self._manager.is_running() or time.perf_counter() - heard_s > MAX_SILENCE_S:
+                if not self._manager.is_running() or time.perf_counter() - answered_s > MAX_SILENCE_S:
                     raise RuntimeError(f"only {len(answers)} of {len(requests)} requests were answered")
                 continue
-            heard_s = time.perf_counter()
+            answered_s = time.perf_counter()
             if result.error:
                 raise RuntimeError(f"{result.request_id}: {result.error}")
             answers[int(result.request_id.rpartition("-")[2])] = {

@@ -1,6 +1,6 @@
-"""How does a benchmark talk to an engine that runs in a process of its own?
+"""Protocol of an engine's process: JSON lines, orders on stdin, one answer each on stdout.
 
-JSON lines: orders on stdin, one answer each on stdout. Whatever the engine's libraries print goes to stderr.
+Output of the engine's libraries goes to stderr.
 
     {"do": "load", "model_dir": ..., "dtype": "float32", "device": "cpu", "threads": 2, "max_sequences": 64,
      "max_batched_tokens": 512, "kv_tokens": 20000}                     -> {"about": {...}}
@@ -27,10 +27,10 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """What a runner script implements."""
+    """Implemented by each runner script."""
 
     def load(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Brings the engine up; says what it is (name, version, settings)."""
+        """Starts the engine; its name, version and settings."""
         ...
 
     def run(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def serve(engine: Engine) -> None:
 
 
 def _leave(code: int) -> None:
-    """Ends the process, whatever threads an engine's library keeps: their work is of no use to anybody."""
+    """Ends the process without waiting for the threads of an engine's library."""
     sys.stderr.flush()
     os._exit(code)
 
@@ -82,8 +82,8 @@ def _leave(code: int) -> None:
 def drive(engine: Stepped, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Submits each request when it arrives, and steps while there is work.
 
-    While there is none, the clock is set forward to the next arrival: the engine would only wait, and a light
-    load on a fast engine would take hours.
+    While there is none, the clock is set forward to the next arrival: a light load on a fast engine would
+    take hours.
     """
     answers: list[dict[str, Any]] = [{"token_ids": [], "token_s": []} for _ in requests]
     ahead = deque(sorted(range(len(requests)), key=lambda index: requests[index]["arrival_s"]))
@@ -149,7 +149,7 @@ def _peak_bytes() -> int | None:
 
 
 def _machine_busy_s() -> float | None:
-    """Processor seconds that all processes of the machine have used; None where nobody says."""
+    """Processor seconds that all processes of the machine have used; None where /proc does not say."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
     except OSError:

@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ops.bench.policies.capacity import at_load, sustained_per_s
-from ops.bench.policies.figures import LatencyTargets, latency_figures, over_seeds
+from ops.bench.policies.figures import SEEDS, LatencyTargets, latency_figures, over_seeds
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, ARENA_TRACE
-from ops.bench.policies.report import SEEDS, Check, Report
-from ops.reporting import number
+from ops.reporting import Check, Report, number
 from ops.simulate.engine_run import run_load
 from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.arrivals import all_at_once, from_trace, poisson_times, stream

@@ -11,7 +11,7 @@ from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.evict.victims import FairVictim
 from engine.scheduling.policy import Policy
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B
-from ops.bench.policies.report import Check, Report
+from ops.reporting import Check, Report
 from ops.simulate.engine_run import EngineRun, Moment, run_load
 from ops.simulate.traffic.arrivals import fixed, merged, stream
 

@@ -11,7 +11,7 @@ from ops.bench.policies.figures import (
     widest_gap,
 )
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, OVERLOADED, PUBLISHED, Published
-from ops.bench.policies.report import Check, Report
+from ops.reporting import Check, Report
 from ops.simulate.engine_run import run_load, tenants_of
 
 FAIRNESS_POLICIES = ("fcfs", "vtc", "hybrid")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
-from ops.reporting import Spread
+from ops.reporting import Spread, quantile
 from ops.simulate.engine_run import EngineRun, Moment, ServedRequest
 
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """Nearest rank: the smallest value that at least `share` of them do not exceed; NaN for none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import Policy, make_policy
 from ops.bench.policies.capacity import at_load
-from ops.bench.policies.figures import latency_figures, over_seeds, quantile
+from ops.bench.policies.figures import SEEDS, latency_figures, over_seeds
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, A100_LLAMA_3_8B, short_and_long
-from ops.bench.policies.report import SEEDS, Check, Report
 from ops.bench.policies.workloads import FEW_PLACES, heavy_tail
-from ops.reporting import number
+from ops.reporting import Check, Report, number, quantile
 from ops.simulate.engine_run import run_load
 from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.arrivals import (

@@ -11,8 +11,7 @@ from typing import Any
 
 from engine.scheduling.policy import POLICIES, UnknownPolicy
 from ops.bench.policies import batches, compose, fairness, mixed, templates, win_and_lose
-from ops.bench.policies.report import Report
-from ops.reporting import table
+from ops.reporting import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,5 @@ def as_json(reports: dict[str, Report]) -> dict[str, Any]:
 def show(reports: dict[str, Report]) -> None:
     """The tables for people."""
     for report in reports.values():
-        table(report.title, [heading for _, heading in report.columns], report.cells())
-        for note in report.notes:
-            print(f"  {note}")
-        for check in report.checks:
-            print(f"  {check}")
+        report.show()
         print()

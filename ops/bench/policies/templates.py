@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from engine.scheduling.policy import Policy, make_policy
 from engine.scheduling.templates import TEMPLATES, template
-from ops.bench.policies.figures import over_seeds, quantile
+from ops.bench.policies.figures import SEEDS, over_seeds
 from ops.bench.policies.published_settings import A100_LLAMA_3_8B
-from ops.bench.policies.report import SEEDS, Check, Report
-from ops.reporting import Spread, number
+from ops.reporting import Check, Report, Spread, number, quantile
 from ops.simulate.engine_run import EngineRun, run_load
 from ops.simulate.traffic.arrivals import (
     all_at_once,

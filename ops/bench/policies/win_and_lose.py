@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ops.bench.policies.batches import PADDED, UNPADDED, unlike_documents
-from ops.bench.policies.figures import quantile, service_bound, spread, widest_gap
-from ops.bench.policies.report import SEEDS, Check, Report
+from ops.bench.policies.figures import SEEDS, service_bound, spread, widest_gap
 from ops.bench.policies.workloads import (
     FEW_PLACES,
     FOUR_PLACES,
@@ -33,7 +32,7 @@ from ops.bench.policies.workloads import (
     unlike_prompts,
     with_deadlines,
 )
-from ops.reporting import Spread, number
+from ops.reporting import Check, Report, Spread, number, quantile
 from ops.simulate.engine_run import EngineRun, run_load, tenants_of
 from ops.simulate.traffic.arrivals import PREDICTIONS
 from ops.simulate.traffic.requests import SimulatedRequest

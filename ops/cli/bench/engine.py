@@ -1,13 +1,15 @@
-"""`fairgate bench engine|scheduler|policies|batch-or-wait`: the speed of the engine, and its choices."""
+"""`fairgate bench engine|scheduler|policies|batch-or-wait`: speed of the engine, and its policies."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ops.cli.base import Failure, answer
-from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names_given, verdict
+from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, listed, names_given, verdict, whole
 
 
 @command()
@@ -23,10 +25,10 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
     type=click.Path(path_type=Path, dir_okay=False),
     help="JSON file with the requests.  [default: 64 requests of mixed lengths]",
 )
-@click.option(
+@listed(
     "--peers",
     metavar="NAMES",
-    callback=names_given,
+    parse=names_given,
     help="Of transformers, openvino, with commas; empty: none.  [default: those installed]",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
@@ -40,26 +42,27 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
 )
 @click.option(
     "--rate",
+    "rate_per_s",
     type=click.FloatRange(min=0, min_open=True),
     help="Poisson: requests a second.  [default: 0.7 x what the slowest engine can serve, measured first]",
 )
-@click.option(
+@whole(
     "--requests",
-    type=click.IntRange(1, 100_000),
+    "poisson_requests",
+    least=1,
+    most=100_000,
     default=500,
-    show_default=True,
     help="Poisson: how many, drawn from the workload's.",
 )
-@click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1, 1024), help="Of every engine.  [default: all cores]")
-@click.option(
-    "--sequences", type=click.IntRange(1, 4096), default=64, show_default=True, help="That run at once."
-)
-@click.option(
+@whole("--repetitions", least=1, most=100, default=3)
+@whole("--threads", least=1, most=1_024, help="Of every engine.  [default: all cores]")
+@whole("--sequences", "max_sequences", least=1, most=4_096, default=64, help="That run at once.")
+@whole(
     "--batched-tokens",
-    type=click.IntRange(1, 1_000_000),
+    "max_batched_tokens",
+    least=1,
+    most=1_000_000,
     default=512,
-    show_default=True,
     help="That a step computes at most.",
 )
 @click.option("--policy", metavar="NAME", help="Our engine's.  [default: hybrid]")
@@ -68,24 +71,7 @@ from ops.cli.bench.options import PEERS_DIR_OPTION, command, counts_given, names
 )
 @PEERS_DIR_OPTION
 @click.option("--no-roofline", is_flag=True, help="Do not measure what the machine could do at best.")
-def engine(
-    model: str,
-    workload: Path | None,
-    peers: tuple[str, ...] | None,
-    dtype: str,
-    device: str,
-    arrivals: str,
-    rate: float | None,
-    requests: int,
-    repetitions: int,
-    threads: int | None,
-    sequences: int,
-    batched_tokens: int,
-    policy: str | None,
-    detokenize: bool,
-    peers_dir: Path,
-    no_roofline: bool,
-) -> None:
+def engine(workload: Path | None, no_roofline: bool, **given: Any) -> None:
     """Our engine and its peers on the same requests, in turn, each run in a process of its own.
 
     \b
@@ -97,28 +83,14 @@ def engine(
        "ratios": {"openvino": {"output_tokens_per_s": {"median": 0.9, "least": 0.88, "most": 0.91}, …}},
        "agreement": {"openvino": {"divergences": 0, …}}, "roofline": {"share_of_ideal": {…}, …}}
     """
+    from ops.bench.common.errors import CannotBench
     from ops.bench.engine.report import show
-    from ops.bench.engine.run import CannotBench, EngineBenchOptions, run
+    from ops.bench.engine.run import EngineBenchOptions, run
     from ops.bench.engine.workload import SHIPPED_WORKLOAD
 
-    options = EngineBenchOptions(
-        model=model,
-        workload=workload or SHIPPED_WORKLOAD,
-        peers=peers,
-        dtype=dtype,
-        device=device,
-        arrivals=arrivals,
-        rate_per_s=rate,
-        poisson_requests=requests,
-        repetitions=repetitions,
-        threads=threads,
-        max_sequences=sequences,
-        max_batched_tokens=batched_tokens,
-        policy=policy,
-        detokenize=detokenize,
-        peers_dir=peers_dir,
-        **({"roofline_s": 0.0} if no_roofline else {}),
-    )
+    options = EngineBenchOptions(workload=workload or SHIPPED_WORKLOAD, **given)
+    if no_roofline:
+        options = replace(options, roofline_s=0.0)
     try:
         report = run(options, lambda line: click.echo(line, err=True))
     except CannotBench as error:
@@ -127,50 +99,13 @@ def engine(
 
 
 @command()
-@click.option(
-    "--running",
-    metavar="N,…",
-    default="256",
-    show_default=True,
-    callback=counts_given,
-    help="Sequences that run.",
-)
-@click.option(
-    "--waiting",
-    metavar="N,…",
-    default="1000,10000",
-    show_default=True,
-    callback=counts_given,
-    help="Sequences that wait.",
-)
-@click.option(
-    "--tenants",
-    metavar="N,…",
-    default="1,1000",
-    show_default=True,
-    callback=counts_given,
-    help="Their tenants.",
-)
-@click.option(
-    "--policy",
-    metavar="NAME,…",
-    default="hybrid,vtc,fcfs",
-    show_default=True,
-    callback=names_given,
-    help="Which.",
-)
-@click.option(
-    "--steps", type=click.IntRange(100, 1_000_000), default=1000, show_default=True, help="Timed of each."
-)
+@listed("--running", metavar="N,…", default="256", parse=counts_given, help="Sequences that run.")
+@listed("--waiting", metavar="N,…", default="1000,10000", parse=counts_given, help="Sequences that wait.")
+@listed("--tenants", metavar="N,…", default="1,1000", parse=counts_given, help="Their tenants.")
+@listed("--policy", "policies", metavar="NAME,…", default="hybrid,vtc,fcfs", parse=names_given, help="Which.")
+@whole("--steps", least=100, most=1_000_000, default=1000, help="Timed of each.")
 @click.option("--no-granularity", is_flag=True, help="Leave out the table of step and chunk sizes.")
-def scheduler(
-    running: tuple[int, ...],
-    waiting: tuple[int, ...],
-    tenants: tuple[int, ...],
-    policy: tuple[str, ...],
-    steps: int,
-    no_granularity: bool,
-) -> None:
+def scheduler(no_granularity: bool, **given: Any) -> None:
     """What a scheduling step costs without a model, and what too fine and too coarse steps cost.
 
     \b
@@ -186,15 +121,13 @@ def scheduler(
     from ops.bench.engine import scheduler_cost, scheduler_granularity
 
     try:
-        report = scheduler_cost.run(
-            running=running, waiting=waiting, tenants=tenants, policies=policy, steps=steps
-        )
+        report = scheduler_cost.run(**given)
     except UnknownPolicy as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if not no_granularity:
-        report["granularity"] = scheduler_granularity.run(policy[0])
+        report["granularity"] = scheduler_granularity.run(given["policies"][0])
 
     def show() -> None:
         scheduler_cost.show(report)
@@ -232,10 +165,8 @@ def policies(cases: tuple[str, ...], policies: tuple[str, ...]) -> None:
 
 
 @command("batch-or-wait")
-@click.option(
-    "--requests", type=click.IntRange(1000, 1_000_000), default=2000, show_default=True, help="At each load."
-)
-@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Streams a load.")
+@whole("--requests", least=1_000, most=1_000_000, default=2000, help="At each load.")
+@whole("--seeds", least=1, most=100, default=3, help="Streams a load.")
 @click.option(
     "--line",
     type=click.Choice(["length", "arrival"]),

@@ -1,25 +1,30 @@
-"""`fairgate bench forecast|step-time|fidelity|control`: what is foretold, and what is made of it."""
+"""`fairgate bench forecast|step-time|fidelity|control`: forecasts, simulator and control loop."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from ops.cli.base import Failure
-from ops.cli.bench.options import MODEL_OPTION, command, counting_bar, names_given, tell, verdict
+from ops.cli.bench.options import (
+    MODEL_OPTION,
+    command,
+    counting_bar,
+    listed,
+    names_given,
+    tell,
+    verdict,
+    whole,
+)
 
 
 @command()
-@click.option(
-    "--answers",
-    type=click.IntRange(300, 50_000),
-    default=3000,
-    show_default=True,
-    help="Instructions that the model answers.",
-)
-@click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="CPU threads.")
+@whole("--answers", least=300, most=50_000, default=3000, help="Instructions that the model answers.")
+@whole("--threads", least=1, most=256, default=2, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
-def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
+def forecast(**given: Any) -> None:
     """Each layer of the length forecast on wordings it has never seen, at temperature 1.
 
     \b
@@ -32,22 +37,16 @@ def forecast(answers: int, threads: int, seed: int, model: str | None) -> None:
     from ops.bench.estimates import forecast as measuring
 
     with counting_bar("answers") as progress:
-        report = measuring.run(model=model, answers=answers, threads=threads, seed=seed, progress=progress)
+        report = measuring.run(progress=progress, **given)
     verdict(report, lambda: measuring.show(report))
 
 
 @command("step-time")
-@click.option(
-    "--steps",
-    type=click.IntRange(100, 100_000),
-    default=1500,
-    show_default=True,
-    help="To learn from; as many again are foretold.",
-)
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="CPU threads.")
+@whole("--steps", least=100, most=100_000, default=1500, help="To learn from; as many again are foretold.")
+@whole("--threads", least=1, most=256, default=1, help="CPU threads.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @MODEL_OPTION
-def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
+def step_time(**given: Any) -> None:
     """The step-time model against the clock: by shape of the step, what it took and what was foretold.
 
     \b
@@ -59,25 +58,19 @@ def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
     from ops.bench.engine import step_time as measuring
 
     with counting_bar("steps") as progress:
-        report = measuring.run(model=model, steps=steps, threads=threads, seed=seed, progress=progress)
+        report = measuring.run(progress=progress, **given)
     verdict(report, lambda: measuring.show(report))
 
 
 @command()
-@click.option(
-    "--policy",
-    "policies",
-    metavar="NAME,…",
-    default="fcfs,sjf,vtc,hybrid",
-    show_default=True,
-    callback=names_given,
-    help="Which.",
+@listed(
+    "--policy", "policies", metavar="NAME,…", default="fcfs,sjf,vtc,hybrid", parse=names_given, help="Which."
 )
-@click.option(
+@whole(
     "--repetitions",
-    type=click.IntRange(2, 100),
+    least=2,
+    most=100,
     default=3,
-    show_default=True,
     help="What a simulation falls short of is learned from the others of its policy.",
 )
 @click.option(
@@ -90,11 +83,9 @@ def step_time(steps: int, threads: int, seed: int, model: str | None) -> None:
     show_default=True,
     help="Of what the server can do, measured first.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the requests.")
+@whole("--seed", least=0, default=1, help="Of the requests.")
 @MODEL_OPTION
-def fidelity(
-    policies: tuple[str, ...], repetitions: int, seconds: float, load: float, seed: int, model: str | None
-) -> None:
+def fidelity(**given: Any) -> None:
     """Does the simulator say what the real engine then does?
 
     \b
@@ -114,12 +105,12 @@ def fidelity(
     from ops.bench.estimates import fidelity as measuring
     from ops.sandbox.server import ServerFailed
 
-    for name in policies:
+    for name in given["policies"]:
         if name not in POLICIES:
             raise click.BadParameter(
                 f"no policy {name!r}; there are {', '.join(POLICIES)}", param_hint="--policy"
             )
-    options = measuring.FidelityOptions(policies, repetitions, seconds, load, seed, model)
+    options = measuring.FidelityOptions(**given)
     try:
         report = measuring.run(options, tell)
     except (ServerFailed, httpx.HTTPError) as error:
@@ -135,21 +126,9 @@ def fidelity(
     multiple=True,
     help="Also this traffic, as for `fairgate simulate` (repeat).",
 )
-@click.option(
-    "--replicas",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Of an 8B model, each on an H200, for traces.",
-)
-@click.option("--limit", type=click.IntRange(1), metavar="ROWS", help="The first requests of a trace alone.")
-@click.option(
-    "--slo",
-    metavar="TARGETS",
-    default="ttft=2,tpot=0.1",
-    show_default=True,
-    help="In seconds.",
-)
+@whole("--replicas", least=1, most=256, default=1, help="Of an 8B model, each on an H200, for traces.")
+@whole("--limit", least=1, metavar="ROWS", help="The first requests of a trace alone.")
+@click.option("--slo", metavar="TARGETS", default="ttft=2,tpot=0.1", show_default=True, help="In seconds.")
 def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str) -> None:
     """Does the control loop do as well as the best fixed setting, without swinging?
 

@@ -1,4 +1,4 @@
-"""What do the commands of `fairgate bench` share: options, progress, and how they end?"""
+"""Options, progress and exit codes that the commands of `fairgate bench` share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from ops.cli.base import Command, answer
+
+EXIT_INVALID = 3
 
 MODEL_OPTION = click.option("--model", metavar="DIR", help="Model directory.  [default: the shipped model]")
 PEERS_DIR_OPTION = click.option(
@@ -30,17 +32,28 @@ def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
     return click.command(name, cls=Command)
 
 
+def whole(*names: str, least: int, most: int | None = None, **more: Any) -> Callable[[Any], Any]:
+    """An option that is a whole number from `least` to `most`; its default is shown."""
+    return click.option(*names, type=click.IntRange(least, most), show_default="default" in more, **more)
+
+
+def listed(*names: str, parse: Callable[..., Any], **more: Any) -> Callable[[Any], Any]:
+    """An option that is a list with commas; its default is shown."""
+    return click.option(*names, callback=parse, show_default="default" in more, **more)
+
+
 def verdict(report: dict[str, Any], show: Callable[[], None], json_file: Path | None = None) -> None:
-    """Answers, and ends with 1 where a promise was not kept."""
+    """Answers; ends with 1 where a promise was not kept, with 3 where the run was invalid and says nothing
+    of it (`ok` is None)."""
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     answer(report, show)
     if not report["ok"]:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(EXIT_INVALID if report["ok"] is None else 1)
 
 
 def tell(what: str) -> None:
-    """Says on stderr what is being measured."""
+    """Prints on stderr what is being measured."""
     click.echo(f"measuring: {what}", err=True)
 
 

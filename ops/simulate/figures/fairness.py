@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from ops.reporting import jain_index
 from ops.simulate.pool import SimulatedPool
 
 PERIOD_S = 0.25
@@ -95,12 +96,6 @@ class Fairness:
     def jain_index(self) -> float | None:
         """None: no two tenants ever waited together."""
         return jain_index([self.got[tenant] / due for tenant, due in self.due.items() if due > 0])
-
-
-def jain_index(values: Sequence[float]) -> float | None:
-    """(sum x)^2 / (n x sum x^2): 1 when all are alike, 1/n when one has everything; None without values."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 def service_bound(

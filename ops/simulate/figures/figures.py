@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ops.reporting import quantile
 from ops.simulate.figures.fairness import Fairness, service_bound
 from ops.simulate.figures.records import Records
 from ops.simulate.figures.slo import SloLimits
@@ -26,10 +27,8 @@ MOST_TENANTS = 200
 def quantiles(values: Iterable[float]) -> dict[str, float]:
     """Nearest rank, and the mean; NaN for none."""
     ordered = sorted(values)
-    if not ordered:
-        return dict.fromkeys(("mean", *(name for name, _ in QUANTILES)), math.nan)
-    found = {name: ordered[max(0, math.ceil(share * len(ordered)) - 1)] for name, share in QUANTILES}
-    return {"mean": sum(ordered) / len(ordered), **found}
+    mean = sum(ordered) / len(ordered) if ordered else math.nan
+    return {"mean": mean, **{name: quantile(ordered, share) for name, share in QUANTILES}}
 
 
 def latencies(records: Records, rows: Sequence[int], slo: SloLimits, span_s: float) -> Figures:
@@ -120,14 +119,6 @@ def energy(
 # How are many measurements said in a few numbers?
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest-rank percentile (`share` 0 to 1); None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:
     """Share of (estimate, actual) pairs that lie within `factor` of each other.
 
@@ -147,10 +138,3 @@ def covered(pairs: Sequence[tuple[float, float]]) -> float | None:
     if not pairs:
         return None
     return sum(actual <= estimate for estimate, actual in pairs) / len(pairs)
-
-
-def jain_index(values: Sequence[float]) -> float | None:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
-    total = sum(values)
-    squares = sum(value * value for value in values)
-    return total * total / (len(values) * squares) if squares else None

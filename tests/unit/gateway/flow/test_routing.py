@@ -11,7 +11,7 @@ from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.prefix_index import PrefixIndex, prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.window import Replica, WindowRule
-from ops.bench.fairness.routing import run
+from ops.bench.routing import run
 
 STEP_TIME = StepTime(10e-3, 1e-3, 0.0, 0.0, samples=1, relative_error=0.0)
 REPLICAS = [Replica(name, 8, 64_000, STEP_TIME, 512) for name in ("a", "b")]

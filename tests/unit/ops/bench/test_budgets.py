@@ -1,4 +1,4 @@
-"""Does the contract's audit see every kind of breach, and nothing else?"""
+"""The budget benchmark's audit: every kind of breach is found, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ops.bench.budgets.audit import (
     judge,
     read_counters,
 )
-from ops.bench.budgets.clients import ClientAttempt, take_line
+from ops.bench.budgets.clients import ClientAttempt, take_line, tokens_per_s
 from ops.bench.budgets.run import BudgetBenchOptions, chosen
 from ops.bench.budgets.scenarios import ScenarioEvidence, judged_burst
-from ops.bench.budgets.stream_rate import tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant
 
 ACME = BudgetTenant("acme", "ten_1", "fg_live_x", "total_tokens", 100, True)
@@ -99,7 +98,7 @@ def test_a_replay_is_neither_a_run_nor_a_delivery() -> None:
 
 
 def test_what_a_whole_answer_had_is_what_is_charged_exactly() -> None:
-    assert figures(judge(with_answer(delivered_tokens=29))) == {}, "told 30: one brought no log probability"
+    assert figures(judge(with_answer(delivered_tokens=29))) == {}, "stated 30: one brought no log probability"
     assert figures(judge(with_answer(delivered_tokens=29, usage_tokens=29))) == {"drift_tokens": 1}
     assert figures(judge(with_answer(delivered_tokens=0, usage_tokens=31, code="engine_lost"))) == {
         "drift_tokens": 1

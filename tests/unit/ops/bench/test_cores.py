@@ -1,4 +1,4 @@
-"""Does an engine get cores of its own?"""
+"""Division of the cores between engine and others."""
 
 from __future__ import annotations
 

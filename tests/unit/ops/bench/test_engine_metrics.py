@@ -1,4 +1,4 @@
-"""Do a benchmark's figures say what the times and tokens say?"""
+"""Rates, latencies, ratios and agreement of the engine benchmark."""
 
 from __future__ import annotations
 

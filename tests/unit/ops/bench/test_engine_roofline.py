@@ -1,4 +1,4 @@
-"""Is the ideal that engines are compared with computed as it says?"""
+"""Ideal time of the roofline."""
 
 from __future__ import annotations
 

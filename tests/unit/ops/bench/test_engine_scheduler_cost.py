@@ -1,4 +1,4 @@
-"""Does the scheduler's benchmark measure the steady state that it names?"""
+"""Steady states of the scheduler benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a workload file say one run, and is an impossible one refused by name?"""
+"""Workload files: reproducible runs, and errors that name the request."""
 
 from __future__ import annotations
 

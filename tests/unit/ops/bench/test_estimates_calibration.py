@@ -1,4 +1,4 @@
-"""Does the calibration benchmark count and draw what it says?"""
+"""Coverage and plot of the calibration benchmark."""
 
 from __future__ import annotations
 

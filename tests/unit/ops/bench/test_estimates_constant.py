@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: is the constant that estimates must beat really the best one?"""
+"""Best constant estimate of the estimates benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the control loop judged by segments, by its reversals, and by what its advice changes?"""
+"""Judgement of the control loop by segments, reversals and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a simulation judged by how near it comes to what really happened?"""
+"""Comparison of a simulation with a real run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.engine.step_time.test_model import SLOW_CPU
 def pair(
     p50_s: float = 0.1, p99_s: float = 1.0, *, simulated: float = 1.0, tail: float = 1.0, rate: float = 1.0
 ) -> Pair:
-    """A real run, and a simulation that is so many times as slow."""
+    """A real run, and a simulation that is slower by a factor."""
     real = {"requests": 10, "output_tokens_per_s": 100.0, "ttft_s": {"p50": p50_s, "p99": p99_s}}
     other = {
         "requests": 10,

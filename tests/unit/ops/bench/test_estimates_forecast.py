@@ -1,4 +1,4 @@
-"""The benchmarks of the forecasts: are templates what they claim, and are steps told apart by shape?"""
+"""Templates of the forecast benchmark, and steps by shape."""
 
 from __future__ import annotations
 

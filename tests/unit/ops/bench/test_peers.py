@@ -1,4 +1,4 @@
-"""Does the runners' shared loop submit when requests arrive, and note when tokens come?"""
+"""The runners' shared loop, protocol and choice of peers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from ops.bench.common.errors import CannotBench
 from ops.bench.engine.models import NoModel, find_model, read_config
 from ops.bench.engine.process import EngineFailed, EngineLaunch, engine_process
-from ops.bench.engine.run import CannotBench, EngineBenchOptions, installed_peers, run
+from ops.bench.engine.run import EngineBenchOptions, installed_peers, run
 from ops.bench.engine.workload import SHIPPED_WORKLOAD
 from ops.bench.peers.stdio import drive
 

@@ -1,4 +1,4 @@
-"""Do the benchmarks of policies count what they say they count?"""
+"""Figures, workloads and virtual engine of the policy benchmarks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from engine.sequence import Sequence
 from engine.virtual.replica import VirtualClock, VirtualRunner
 from ops.bench.policies.capacity import at_load, load_of
 from ops.bench.policies.compose import ComposeTenant, due_a_step
-from ops.bench.policies.figures import LatencyTargets, attainment, quantile, service_bound, widest_gap
+from ops.bench.policies.figures import LatencyTargets, attainment, service_bound, widest_gap
 from ops.bench.policies.published_settings import A10G_LLAMA_2_7B, PUBLISHED
-from ops.bench.policies.report import Check
 from ops.bench.policies.run import run_cases
-from ops.reporting import Spread, number, plain
+from ops.reporting import Check, Spread, number, plain, quantile
 from ops.simulate.engine_run import EngineRun, Moment, ServedRequest, run_load
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.traffic.arrivals import (
@@ -111,17 +110,17 @@ def test_predictions_are_as_wrong_as_they_say() -> None:
     rng = random.Random(3)
     arrivals = [SimulatedRequest(0.0, "one", 1, rng.randint(10, 1000)) for _ in range(500)]
     lengths = [arrival.output_tokens for arrival in arrivals]
-    told = {
+    predicted = {
         name: [median for median, _ in predict(arrivals, random.Random(4))]
         for name, predict in PREDICTIONS.items()
     }
-    assert told["exact"] == lengths
-    ratios = [guess / length for guess, length in zip(told["noisy"], lengths, strict=True)]
+    assert predicted["exact"] == lengths
+    ratios = [guess / length for guess, length in zip(predicted["noisy"], lengths, strict=True)]
     assert 0.45 < min(ratios) < 0.6
     assert 1.4 < max(ratios) < 1.55
-    assert sorted(told["shuffled"]) == sorted(lengths)
-    assert told["shuffled"] != lengths
-    assert set(told["none"]) == {sorted(lengths)[250]}
+    assert sorted(predicted["shuffled"]) == sorted(lengths)
+    assert predicted["shuffled"] != lengths
+    assert set(predicted["none"]) == {sorted(lengths)[250]}
 
 
 # ---------------------------------------------------------------- figures
@@ -282,7 +281,7 @@ def test_a_request_that_can_never_run_ends_the_run() -> None:
 
 
 class NeverAdmits(PredictedReserve):
-    """Holds everybody for ever: no admission may do that."""
+    """Never admits: no admission may do that."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return Defer("never", None)

@@ -10,8 +10,9 @@ import pytest
 from engine.messages import StepTime
 from engine.scheduling.options import PolicyOptions
 from engine.virtual.step_shapes import LinearTiming
+from ops.reporting import jain_index
 from ops.simulate.figures.curves import BINS, curves
-from ops.simulate.figures.fairness import Fairness, jain_index, service_bound
+from ops.simulate.figures.fairness import Fairness, service_bound
 from ops.simulate.figures.figures import figures, quantiles
 from ops.simulate.figures.page import TENANTS, page
 from ops.simulate.figures.records import Records

@@ -1,4 +1,4 @@
-"""Does choosing a replica by its predicted time to the first token keep conversations where their cache is?
+"""Routing by predicted TTFT against round robin and least loaded: prefix cache hits of conversations.
 
 Four virtual replicas behind the queue that serves, on a real trace of conversations with the blocks that
 their prompts share (`data/ATTRIBUTION.md`). Compared: round robin, the least loaded, and the predicted TTFT
@@ -26,15 +26,14 @@ from gateway.flow.prefix_index import prefix_hashes
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Replica, ReplicaLoad
-from ops.bench.policies.figures import quantile
-from ops.reporting import table
+from ops.reporting import Report, quantile, verdict
 from ops.simulate.figures.records import Records
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.predictions import Exact
 from ops.simulate.traffic.requests import SimulatedRequest
 
-TRACE_FILE = Path(__file__).parents[1] / "data" / "conversations.csv"
+TRACE_FILE = Path(__file__).parent / "data" / "conversations.csv"
 TRACE_BLOCK_TOKENS = 512
 INPUT_SCALE = 32
 OUTPUT_SCALE = 8
@@ -53,7 +52,7 @@ MACHINE = profile_machine(
 LEAST_HITS = 0.9
 """Of the hits of one shared cache."""
 
-Report = dict[str, Any]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +101,12 @@ ROUTERS: dict[str, Callable[[], Scorer]] = {
 }
 
 
-def run(*, requests: int = 2_000, progress: Callable[[str], None] = lambda name: None) -> Report:
+def run(*, requests: int = 2_000, progress: Callable[[str], None] = lambda name: None) -> Figures:
     """The first `requests` of the trace under every router."""
     trace = read_trace(requests)
     shared = shared_cache_hits(trace, REPLICAS * MACHINE.num_blocks)
     blocks = sum(len(each.blocks) for each in trace)
-    report: Report = {
+    report: Figures = {
         "requests": len(trace),
         "blocks": blocks,
         "shared_cache_hits": shared,
@@ -124,28 +123,24 @@ def run(*, requests: int = 2_000, progress: Callable[[str], None] = lambda name:
     return report
 
 
-def show(report: Report) -> None:
+def show(report: Figures) -> None:
     """The table for people."""
-    rows = [
-        (
-            name,
-            f"{row['block_hits']:,}",
-            f"{row['hits_of_shared']:.1%}",
-            f"{row['ttft_p50_s']:.2f}",
-            f"{row['ttft_p99_s']:.2f}",
-            " ".join(f"{count:,}" for count in row["requests_by_replica"]),
-        )
-        for name, row in report["routers"].items()
-    ]
-    table(
+    Report(
         f"{report['requests']:,} requests of conversations, {report['blocks']:,} blocks; one shared cache"
         f" would have {report['shared_cache_hits']:,} ({report['shared_cache_hit_rate']:.1%})",
-        ("router", "block hits", "of shared", "TTFT p50, s", "TTFT p99, s", "requests by replica"),
-        rows,
-    )
+        (
+            ("name", "router"),
+            ("block_hits", "block hits"),
+            ("hits_of_shared", "of shared", ".1%"),
+            ("ttft_p50_s", "TTFT p50, s", ".2f"),
+            ("ttft_p99_s", "TTFT p99, s", ".2f"),
+            ("requests_by_replica", "requests by replica"),
+        ),
+        [{"name": name} | row for name, row in report["routers"].items()],
+    ).show()
     print(
         f"predicted TTFT: at least {LEAST_HITS:.0%} of the shared cache's hits and a p99 no worse than round"
-        f" robin's: {'ok' if report['ok'] else 'NOT ok'}"
+        f" robin's: {verdict(report)}"
     )
 
 
@@ -223,7 +218,7 @@ def _request(each: Conversation) -> SimulatedRequest:
     )
 
 
-def _row(records: Records, shared: int) -> Report:
+def _row(records: Records, shared: int) -> Figures:
     hits = sum(tokens // BLOCK_TOKENS for tokens in records.cached_tokens)
     ttfts = [records.ttft_s(row) for row in range(len(records))]
     return {

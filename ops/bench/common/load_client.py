@@ -1,0 +1,171 @@
+"""Load client of one tenant, in a process of its own, so that no client waits for another's processor.
+
+The first line on stdin says where to send what, each later one is an order; every order is answered on stdout
+with what was seen since the order before, all of it JSON. Standard library only, for a quick start.
+
+    {"url": "http://127.0.0.1:8000/v1/completions", "key": "fg-…", "bodies": ["{…}"], "seed": "1 day"}
+    {"order": "closed", "connections": 40} -> {"finished": 0, "cpu_share": 0.0, …}
+    {"order": "poisson", "per_s": 3.5, "count": 100, "most_open": 50}
+    {"order": "finish"}, {"order": "take"}, {"order": "stop"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ops.bench.common.http_client import HttpBroken, HttpClient
+
+TIMEOUT_S = 300.0
+RETRY_S = 0.2
+"""Pause of a closed loop after a refusal."""
+
+
+@dataclass
+class Observed:
+    """What one tenant's clients saw."""
+
+    finished: int = 0
+    refused: int = 0
+    unsent: int = 0
+    """Requests due while as many as may be open were open."""
+    longest_prompt: int = 0
+    """Tokens, as the usage says."""
+    ttfts_s: list[float] = field(default_factory=list)
+    """Of streams, from sending to the first event."""
+    accounts: list[dict[str, Any]] = field(default_factory=list)
+    """The `fairgate` object of each answer."""
+    cpu_share: float = 0.0
+    """Processor time of the client's process over wall time."""
+
+
+class TenantLoad:
+    """One tenant's requests: closed loops, or a Poisson stream."""
+
+    def __init__(self, url: str, key: str, bodies: Sequence[str], seed: str) -> None:
+        self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._bodies = [body.encode() for body in bodies]
+        self._next = itertools.count()
+        self._rng = random.Random(seed)
+        self._client = HttpClient(timeout_s=TIMEOUT_S)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._begin()
+
+    def closed(self, connections: int) -> None:
+        """Each connection sends its next request when it has its answer, until `stop`."""
+        self._start(*(self._loop() for _ in range(connections)))
+
+    def poisson(self, per_s: float, count: int | None, most_open: int) -> None:
+        """Sends `count` requests (None: until `stop`) at random instants; no more than `most_open` are open,
+        as of a client with a bounded pool."""
+        self._start(self._stream(per_s, count, most_open))
+
+    async def finish(self) -> None:
+        """Returns when all requests of `poisson` have ended."""
+        await asyncio.gather(*self._tasks)
+
+    async def stop(self) -> None:
+        """Ends the load; open requests are cancelled."""
+        await _cancel(self._tasks)
+        self._client.close()
+
+    def take(self) -> Observed:
+        """What was seen since the last call."""
+        observed = self._observed
+        wall_s, cpu_s = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
+        observed.cpu_share = round(cpu_s / max(wall_s, 1e-9), 4)
+        self._begin()
+        return observed
+
+    def _begin(self) -> None:
+        self._observed = Observed()
+        self._since = time.perf_counter(), time.process_time()
+
+    def _start(self, *loads: Coroutine[Any, Any, None]) -> None:
+        self._tasks = [asyncio.create_task(load) for load in loads]
+
+    async def _loop(self) -> None:
+        while True:
+            if not await self._request():
+                await asyncio.sleep(RETRY_S)
+
+    async def _stream(self, per_s: float, count: int | None, most_open: int) -> None:
+        loop = asyncio.get_running_loop()
+        due_s, sent = loop.time(), 0
+        is_open: set[asyncio.Task[bool]] = set()
+        try:
+            while count is None or sent < count:
+                due_s += self._rng.expovariate(per_s)
+                await asyncio.sleep(max(0.0, due_s - loop.time()))
+                if len(is_open) >= most_open:
+                    self._observed.unsent += 1
+                    continue
+                sent += 1
+                task = asyncio.create_task(self._request())
+                is_open.add(task)
+                task.add_done_callback(is_open.discard)
+            await asyncio.gather(*is_open)
+        finally:
+            await _cancel(is_open)
+
+    async def _request(self) -> bool:
+        """One request; False: it was refused, or its connection broke."""
+        body = self._bodies[next(self._next) % len(self._bodies)]
+        sent_s, last = time.perf_counter(), ""
+        try:
+            async with self._client.post(self._url, body, self._headers) as response:
+                if response.is_stream:
+                    async for line in response.lines():
+                        if line.startswith("data: {"):
+                            if not last:
+                                self._observed.ttfts_s.append(time.perf_counter() - sent_s)
+                            last = line
+                    last = last.removeprefix("data: ")
+                else:
+                    last = (await response.read()).decode()
+                if response.status != 200:
+                    self._observed.refused += 1
+                    return False
+        except HttpBroken:
+            self._observed.refused += 1
+            return False
+        self._observed.finished += 1
+        answer = json.loads(last or "{}")
+        self._observed.longest_prompt = max(
+            self._observed.longest_prompt, (answer.get("usage") or {}).get("prompt_tokens", 0)
+        )
+        if account := answer.get("fairgate"):
+            self._observed.accounts.append(account)
+        return True
+
+
+async def _cancel(tasks: Any) -> None:
+    for task in (cancelled := list(tasks)):
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+
+
+async def main() -> None:
+    """Carries out the orders until stdin ends."""
+    load = TenantLoad(**json.loads(sys.stdin.readline()))
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        order = json.loads(line)
+        done = getattr(load, order.pop("order"))(**order)
+        if asyncio.iscoroutine(done):
+            done = await done
+        print(json.dumps(asdict(done if isinstance(done, Observed) else load.take())), flush=True)
+    await load.stop()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())
