@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from math import hypot
-
-import msgspec
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import AT_ONCE, Bucket, Calibration, Correction, Kind, bucket_of, corrected
+from engine.forecast.calibration import Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.forecast import Figures, Forecast, Seconds
-from engine.forecast.wait.surface import NOTHING_AHEAD, Point, Surface
+from engine.forecast.wait.forecast import Forecast
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from gateway.budget.lease import predicted_gpu_ms
@@ -30,7 +26,7 @@ from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController
 from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.base import Upstream
-from tenants.pricing.pricing import PriceBook, PriceEntry, check_counts
+from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
@@ -67,7 +63,6 @@ class Estimator:
         self.are_told = are_told
         """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
         self._note = note
-        self._at_once = AtOnce(note)
         self._paces = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
         self.surfaces = ForecastCache(
             flow,
@@ -199,15 +194,7 @@ class Estimator:
         """
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
-        rank, surfaces = TIER_RANKS[tier], self.surfaces
-        surface = surfaces.current(tenant_id, weight, rank, now_s)
-        line = self._at_once.line(
-            surface, self._prices(), self.calibration, tenant_id, tier, model, size.is_exact
-        )
-        if line is not None and surfaces.more_ahead(rank) < line.free_places:
-            samples = self.lengths.samples(tenant_id, self._model)
-            return line.estimate(size, output_tokens, surfaces.more_prompt_tokens(rank), samples)
-        raw = surfaces.read_off(surface, tenant_id, rank, size, output_tokens)
+        raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
         return self._told(model, tenant_id, tier, size, raw, "plain")
 
     def offers(
@@ -303,132 +290,3 @@ class Estimator:
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
         return self._paces[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
-
-
-# What do all requests of a line that go at once have in common?
-#
-# The short way to an estimate where nobody waits, as is so for most requests of most days: what the surface,
-# the calibration and the price book say of such a line is looked up once, until one of the three changes. The
-# plain way, for everybody else, is `Surface.read`, `Calibration.correct` and `Estimator._told`; both say the
-# same.
-
-
-class LineAtOnce(msgspec.Struct, frozen=True):
-    """Requests of one tenant in one tier for one model, as long as they go at once."""
-
-    surface: Surface
-    point: Point
-    """What every probe of the line saw, whatever its size."""
-    free_places: int
-    bucket: Bucket
-    raw_tpot_s: Seconds
-    wait_s: Seconds
-    """As it is told, and so is `tpot_s`."""
-    tpot_s: Seconds
-    of_ttft: Correction
-    of_e2e: Correction
-    price: PriceEntry
-    basis: str
-
-    def estimate(
-        self, size: Size, output_tokens: tuple[int, int], more_prompt_tokens: int, samples: int
-    ) -> Estimate:
-        """As `Estimator.estimate` has it, for a request that finds a place free."""
-        surface, point, price = self.surface, self.point, self.price.cost_nanousd
-        p50, p90 = output_tokens
-        count, tokens = size.sequences, size.input_tokens
-        prompts_ahead = point.prompt_tokens_ahead + more_prompt_tokens
-        ttft_s = surface.start_up_s(point, tokens * size.choices, count, prompts_ahead) + point.place_s
-        tpot_s, off_alone = point.tpot_s, surface.off_alone
-        ttft_off_s = ttft_s * off_alone
-        rest_s = tpot_s * (p50 - 1)
-        e2e_s = ttft_s + rest_s
-        e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
-        raw = Figures(AT_ONCE, (ttft_s, ttft_s + ttft_off_s), self.raw_tpot_s, (e2e_s, e2e_s + e2e_off_s))
-        told_ttft_s = corrected(raw.ttft_s, self.of_ttft, self.wait_s)
-        most = size.max_tokens * count
-        check_counts(tokens, 0, most)
-        total = (p50 * count, p90 * count)
-        return Estimate(
-            wait_s=self.wait_s,
-            ttft_s=told_ttft_s,
-            tpot_s=self.tpot_s,
-            e2e_s=corrected(raw.e2e_s, self.of_e2e, told_ttft_s),
-            output_tokens=total,
-            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
-            max_cost_nanousd=price(tokens, 0, most),
-            tokens_ahead=NOTHING_AHEAD,
-            basis=self.basis,
-            samples=samples,
-            saturated=not point.is_reached,
-            promise=Promise(self.bucket, raw),
-        )
-
-
-class AtOnce:
-    """The lines of one surface. Use from one event loop."""
-
-    def __init__(self, note: str) -> None:
-        """`note` is said with every forecast's basis."""
-        self._note = note
-        self._surface: Surface | None = None
-        self._prices: PriceBook | None = None
-        self._calibration: Calibration | None = None
-        self._changes = 0
-        self._lines: dict[tuple[str, Tier, str, bool], LineAtOnce | None] = {}
-
-    def line(
-        self,
-        surface: Surface,
-        prices: PriceBook,
-        calibration: Calibration,
-        tenant_id: str,
-        tier: Tier,
-        model: str,
-        is_exact: bool,
-    ) -> LineAtOnce | None:
-        """None: somebody waits there, or sizes differ in what they see. Raises `UnknownPrice`."""
-        if (
-            surface is not self._surface
-            or prices is not self._prices
-            or calibration is not self._calibration
-            or calibration.changes != self._changes
-        ):
-            self._lines.clear()
-            self._surface, self._prices = surface, prices
-            self._calibration, self._changes = calibration, calibration.changes
-        key = (tenant_id, tier, model, is_exact)
-        if key not in self._lines:
-            price = prices.entry(model, tier)
-            self._lines[key] = self._look_up(surface, price, calibration, tenant_id, tier, is_exact)
-        return self._lines[key]
-
-    def _look_up(
-        self,
-        surface: Surface,
-        price: PriceEntry,
-        calibration: Calibration,
-        tenant_id: str,
-        tier: Tier,
-        is_exact: bool,
-    ) -> LineAtOnce | None:
-        rank = TIER_RANKS[tier]
-        point = surface.point_of_all(tenant_id, rank)
-        if point is None or point.wait_s > 0:
-            return None
-        bucket = Bucket("plain", is_exact, rank, 0)
-        of_wait, of_ttft, of_tpot, of_e2e = calibration.corrections(bucket)
-        tpot_s = (point.tpot_s, point.tpot_s * (1 + surface.off_alone))
-        return LineAtOnce(
-            surface=surface,
-            point=point,
-            free_places=surface.free_places.get(rank, 0),
-            bucket=bucket,
-            raw_tpot_s=tpot_s,
-            wait_s=corrected(AT_ONCE, of_wait, AT_ONCE),
-            tpot_s=corrected(tpot_s, of_tpot, AT_ONCE),
-            of_ttft=of_ttft,
-            of_e2e=of_e2e,
-            price=price,
-            basis=surface.basis + self._note,
-        )

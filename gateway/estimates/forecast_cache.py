@@ -132,25 +132,6 @@ class ForecastCache:
         now_s: float,
     ) -> Forecast:
         """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
-        surface = self.current(tenant_id, weight, rank, now_s)
-        return self.read_off(surface, tenant_id, rank, size, output_tokens)
-
-    def read_off(
-        self, surface: Surface, tenant_id: str, rank: int, size: Size, output_tokens: tuple[int, int]
-    ) -> Forecast:
-        """As `read`, off the `current` surface."""
-        return surface.read(
-            tenant_id,
-            rank,
-            size.input_tokens * size.choices,
-            size.sequences,
-            output_tokens,
-            more_ahead=self.more_ahead(rank),
-            more_prompt_tokens=self.more_prompt_tokens(rank),
-        )
-
-    def current(self, tenant_id: str, weight: float, rank: int, now_s: float) -> Surface:
-        """The surface that a request of this line is to be read off."""
         self._is_asked = True
         asked = self._lines.get((tenant_id, rank))
         if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
@@ -158,15 +139,15 @@ class ForecastCache:
         surface = self._surface
         if surface is None or self._is_too_old(surface, now_s):
             surface = self._build(now_s)
-        return surface
-
-    def more_ahead(self, rank: int) -> int:
-        """By so many requests more than in the current surface stand before one of this tier, or run."""
-        return self._ahead(rank) - self._ahead_then[rank]
-
-    def more_prompt_tokens(self, rank: int) -> int:
-        """Prompt tokens of this tier and above that got in line since the current surface."""
-        return sum(self._prompts_since[: rank + 1])
+        return surface.read(
+            tenant_id,
+            rank,
+            size.input_tokens * size.choices,
+            size.sequences,
+            output_tokens,
+            more_ahead=self._ahead(rank) - self._ahead_then[rank],
+            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
+        )
 
     def replay_for(
         self,
