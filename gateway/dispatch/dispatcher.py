@@ -134,15 +134,6 @@ class Dispatcher:
         for entry_id in list(self._turns):
             self._fail(entry_id, error)
 
-    def turn_at_once(self, ticket: Ticket) -> Turn | None:
-        """This request's turn, where nobody waits and a place is free; None: it has to `line_up`. Raises
-        `Closing`."""
-        if self._closing:
-            raise Closing
-        now_s = self._clock()
-        dispatch = self._state.at_once(ticket, now_s)
-        return None if dispatch is None else self._turn(dispatch, now_s)
-
     def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
         """Its turn, which may have come already; whoever gets it `leave`s afterwards, or when the wait is
         given up. If its turn came at that very moment, it counts as dispatched and not begun, and the
@@ -219,17 +210,16 @@ class Dispatcher:
             # Its reader left between the decision and now: the place is free again.
             self._state.finish(entry_id, 0, 0, now_s)
             return
-        future.set_result(self._turn(turn, now_s))
-
-    def _turn(self, dispatch: Dispatch, now_s: float) -> Turn:
-        return Turn(
-            self._upstreams[dispatch.replica_id],
-            dispatch.counter,
-            now_s,
-            dispatch.tier,
-            dispatch.by_reservation,
-            dispatch.displaced,
-            dispatch.is_owed,
+        future.set_result(
+            Turn(
+                self._upstreams[turn.replica_id],
+                turn.counter,
+                now_s,
+                turn.tier,
+                turn.by_reservation,
+                turn.displaced,
+                turn.is_owed,
+            )
         )
 
     def _fail(self, entry_id: str, error: Exception) -> None:

@@ -43,10 +43,6 @@ class QueueBackend(Protocol):
         """Gets in line, or is refused at once. Raises `ValueError` when its id is known already."""
         ...
 
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        """Its turn, where it need not get in line for it."""
-        ...
-
     def cancel(self, entry_id: str, now_s: float) -> bool:
         """Leaves the line; False when it does not wait (any more)."""
         ...
@@ -102,9 +98,6 @@ class LocalQueue:
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
         return self.flow.enqueue(ticket, now_s)
-
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        return self.flow.at_once(ticket, now_s, self._replicas)
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
         return self.flow.cancel(entry_id, now_s)

@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
-from gateway.flow.controller import Dispatch, QueueFull, Ticket
+from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.shared import codec as wire
 from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
@@ -148,9 +148,6 @@ class RedisQueue:
         if full is None and not self.is_alone:
             self._session.arrived(ticket)
         return full
-
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        return None  # Who waits elsewhere is for Redis to say.
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
         waited = self.flow.cancel(entry_id, now_s)

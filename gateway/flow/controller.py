@@ -8,7 +8,7 @@ what is under way and charged (`in_flight.py`), what people see of it (`tenant_s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.entry import QueueEntry
@@ -192,31 +192,6 @@ class FlowController:
             return []
         return self._rules.turns(now_s, replicas, self._grant)
 
-    def at_once(
-        self, ticket: Ticket, now_s: float, replicas: Callable[[], Sequence[Replica]]
-    ) -> Dispatch | None:
-        """`enqueue` and `dispatch` in one, for a request that finds nobody waiting and a free place. None: it
-        has to get in line, and whatever comes of that is as if this had not been asked."""
-        entry = ticket.entry
-        if len(self._backlog) or min(self._max_queued, self._max_queued_per_tenant) < 1:
-            return None
-        if entry.entry_id in self._flights or self._reservations.knows(entry.tenant_id):
-            return None
-        self._tenants.of(entry)  # at its present weight, by which it may lag
-        stood = None if ticket.reserved_cost_per_s > 0 else self._backlog.comes_alone(entry, now_s)
-        if stood is None:
-            return None
-        is_owed = self._backlog.is_owed(entry, entry.tier, stood)
-        found = self._placement.find(ticket, entry.tier, ORDINARY, replicas(), {}, now_s, is_owed=is_owed)
-        if not isinstance(found, Replica):
-            return None
-        reason = Reason.OWED if is_owed else Reason.ORDER
-        self._backlog.left_alone(entry, stood, is_owed=is_owed)
-        self._note("arrive", entry, now_s, stood)
-        beside = [Waiting(entry.tenant_id, stood, entry.arrived_s, 1)]
-        self._note("dispatch", entry, now_s, stood, found.replica_id, beside, rule=reason.value)
-        return self._begin(ticket, found, entry.tier, (entry.tier, ORDINARY), now_s, reason)
-
     def _grant(self, ticket: Ticket, replica: Replica, rank: int, now_s: float, reason: Reason) -> Dispatch:
         entry = ticket.entry
         band, lane = self._backlog.place(entry.entry_id)
@@ -233,19 +208,6 @@ class FlowController:
             rule=rule,
         )
         self._leave(ticket)
-        return self._begin(ticket, replica, rank, (band, lane), now_s, reason)
-
-    def _begin(
-        self,
-        ticket: Ticket,
-        replica: Replica,
-        rank: int,
-        place: tuple[int, int],
-        now_s: float,
-        reason: Reason,
-    ) -> Dispatch:
-        """A request that waits no longer, and stood at `place`, goes."""
-        entry, (band, lane) = ticket.entry, place
         by_reservation = reason is Reason.RESERVATION
         displaced = self._flights.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
         flight = InFlight(

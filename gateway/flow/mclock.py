@@ -62,10 +62,6 @@ class MclockReservations:
         else:
             self._waiting.discard(tenant_id)
 
-    def knows(self, tenant_id: str) -> bool:
-        """The tenant has a reservation, or had one when it came."""
-        return tenant_id in self._reserved
-
     def leaves(self, tenant_id: str) -> None:
         """A request of the tenant left the queue, with a turn or without."""
         reserved = self._reserved.get(tenant_id)

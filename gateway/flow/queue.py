@@ -138,36 +138,16 @@ class RequestQueue:
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]
 
-    def is_owed(self, entry: QueueEntry, band: int, stands: int | None = None) -> bool:
+    def is_owed(self, entry: QueueEntry, band: int) -> bool:
         """Whether the first of a band's ordinary lane is of a tenant that has had less than its share: with
         this request paid for it would stand no higher than the last tenant that had its turn by order did
         before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
-        divided like a fluid, it would be through.) Only of orders that go by the service counters. `stands`:
-        where its tenant does, where that is known."""
+        divided like a fluid, it would be through.) Only of orders that go by the service counters."""
         began = self._began.get(band)
         if began is None or FAIRNESS_BOUND not in self.queue.claims:
             return False
-        if stands is None:
-            stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
+        stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
         return stands + scaled(entry.predicted_cost, entry.weight) <= began
-
-    def comes_alone(self, entry: QueueEntry, now_s: float) -> int | None:
-        """A request finds nobody waiting: its tenant stands from now on as after `add`, which is returned.
-        None: it has to be added, as it would wait in another band or lane than its tier's ordinary one, or by
-        another order."""
-        if len(self._tickets) or self._lane_rule.lane(entry) != ORDINARY:
-            return None
-        if effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s) != entry.tier:
-            return None
-        if not self.queue.comes_alone(entry.tenant_id, entry.tier):
-            return None
-        return self.queue.counter(entry.tenant_id, entry.tier, ORDINARY)
-
-    def left_alone(self, entry: QueueEntry, stood: int, *, is_owed: bool) -> None:
-        """It goes; whoever is not owed it is a measure for others, as `had_turn_by_order` has it."""
-        if not is_owed:
-            self._began[entry.tier] = stood
-        self.queue.left_alone(entry.tenant_id, entry.tier)
 
     def had_turn_by_order(self, entry_id: str) -> None:
         """A waiting request has its turn, and not because its tenant is owed it or has reserved it."""

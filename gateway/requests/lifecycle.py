@@ -294,12 +294,8 @@ class Lifecycle:
     async def _wait_for_feed(self, run: Run, needs: dict[str, int]) -> bool:
         call = run.call
         try:
-            passed = self._feed.pass_at_once(call.request_id, needs, call.sequences)
-            if passed is not None:
-                return passed
-            passing = self._feed.passing(call.request_id)
-            await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
-            return True
+            passing = self._feed.enter(call.request_id, needs, call.sequences)
+            return await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
         except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
@@ -312,12 +308,10 @@ class Lifecycle:
             self._observer.in_line(run, ticket.entry)
         if call.wants_progress:
             run.events.put(InLine())
-        run.turn = self._dispatcher.turn_at_once(ticket)
-        if run.turn is None:
-            try:
-                run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
-            finally:
-                self._dispatcher.leave(call.request_id)
+        try:
+            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+        finally:
+            self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
         if self._observer is not None:
             self._observer.dispatched(run)
