@@ -37,8 +37,8 @@ Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
 class DispatchRules:
     """Decides; the books are changed by `grant` alone."""
 
-    def __init__(self, backlog: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
-        self._backlog = backlog
+    def __init__(self, queue: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
+        self._queue = queue
         self._placement = placement
         self._reservations = reservations
 
@@ -60,7 +60,7 @@ class DispatchRules:
     ) -> None:
         passed_over: set[str] = set()
         while (tenant_id := self._reservations.first_due(now_s, passed_over)) is not None:
-            for lane, ticket in self._backlog.firsts_of(tenant_id, now_s):
+            for lane, ticket in self._queue.firsts_of(tenant_id, now_s):
                 found = self._placement.find(ticket, RESERVED_RANK, lane, replicas, kept, now_s)
                 if found is Blocked.LANE:
                     continue
@@ -84,12 +84,12 @@ class DispatchRules:
         for tier in range(NUM_RANKS):
             held_back: set[int] = set()
             # For the most part a turn is that of the only one who waits.
-            while len(self._backlog):
-                heads = [each for each in self._backlog.heads(tier, now_s) if each[0] not in held_back]
+            while len(self._queue):
+                heads = [each for each in self._queue.heads(tier, now_s) if each[0] not in held_back]
                 if not heads:
                     break
                 lane, ticket = heads[0]
-                is_owed = lane != LONG and self._backlog.is_owed(ticket.entry, tier)
+                is_owed = lane != LONG and self._queue.is_owed(ticket.entry, tier)
                 found = self._placement.find(ticket, tier, lane, replicas, kept, now_s, is_owed=is_owed)
                 if isinstance(found, Replica):
                     reason = Reason.OWED if is_owed else Reason.ORDER

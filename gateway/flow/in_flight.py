@@ -37,7 +37,7 @@ class InFlightRequests:
         self._counters = counters
         self._placement = placement
         self._reservations = reservations
-        self._flights: dict[str, InFlight] = {}
+        self._by_id: dict[str, InFlight] = {}
         self._of_tenant: dict[str, int] = {}
         """Requests under way; who has none is not named."""
         self._ended: Recent[int] = Recent(MAX_TENANTS)
@@ -46,7 +46,7 @@ class InFlightRequests:
     def begin(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         """A request goes; its predicted cost is charged."""
         entry = flight.ticket.entry
-        self._flights[entry.entry_id] = flight
+        self._by_id[entry.entry_id] = flight
         self._of_tenant[entry.tenant_id] = self._of_tenant.get(entry.tenant_id, 0) + 1
         self._counters.charge(entry.tenant_id, entry.weight, flight.charged_cost)
         if flight.by_reservation:
@@ -59,7 +59,7 @@ class InFlightRequests:
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> int:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction.
         Returns how many are new."""
-        flight = self._flights.get(entry_id)
+        flight = self._by_id.get(entry_id)
         if flight is None:
             return 0
         entry = flight.ticket.entry
@@ -85,7 +85,7 @@ class InFlightRequests:
     def finish(self, flight: InFlight, input_tokens: int, output_tokens: int, now_s: float) -> int:
         """A request is over: corrects its charge to what was really computed and emitted, and returns it."""
         entry = flight.ticket.entry
-        del self._flights[entry.entry_id]
+        del self._by_id[entry.entry_id]
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         if cost != flight.charged_cost:
             self._charge(flight, cost - flight.charged_cost)
@@ -113,7 +113,7 @@ class InFlightRequests:
             return ()
         lower = [
             flight
-            for flight in self._flights.values()
+            for flight in self._by_id.values()
             if flight.replica_id == replica.replica_id and flight.tier > rank and flight.live_sequences
         ]
         lower.sort(key=lambda flight: (flight.tier, flight.dispatched_s))
@@ -138,17 +138,17 @@ class InFlightRequests:
 
     def get(self, entry_id: str) -> InFlight | None:
         """A request under way."""
-        return self._flights.get(entry_id)
+        return self._by_id.get(entry_id)
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[InFlight]:
         """Oldest first."""
-        return iter(self._flights.values())
+        return iter(self._by_id.values())
 
     def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._flights
+        return entry_id in self._by_id
 
     def _charge(self, flight: InFlight, cost: int) -> None:
         entry = flight.ticket.entry

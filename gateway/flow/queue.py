@@ -42,7 +42,7 @@ class RequestQueue:
     ) -> None:
         """Times by tier rank; `lag`: of a tenant that comes into an empty line. Raises `ValueError` for an
         unknown order or an ageing that is not positive."""
-        self.queue = TieredQueue(order_name, counters, lag=lag)
+        self.tiers = TieredQueue(order_name, counters, lag=lag)
         self._lane_rule = lanes
         self._ageing = Ageing(ageing_s)
         self._was_slowed = False
@@ -65,14 +65,14 @@ class RequestQueue:
         tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
         lane = self._lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
-        self.queue.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
+        self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
         self._stand(entry, tier, lane)
 
     def remove(self, entry_id: str) -> Ticket | None:
         """Takes a request out; None when it does not wait."""
         ticket = self._tickets.pop(entry_id, None)
         if ticket is not None:
-            self.queue.remove(entry_id)
+            self.tiers.remove(entry_id)
             self._ageing.remove(entry_id)
             self._leave_line(ticket.entry)
         return ticket
@@ -87,7 +87,7 @@ class RequestQueue:
         band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
         lane = self._lane_rule.lane(entry)
         self._leave_line(entry)
-        self.queue.move([entry_id], band, lane, lines=self._lines[band, lane])
+        self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane])
         self._stand(entry, band, lane)
         return ticket
 
@@ -102,7 +102,7 @@ class RequestQueue:
         for (tier, lane), entries in sorted(moves.items()):
             entries.sort(key=lambda entry: entry.arrived_s)
             ids = [entry.entry_id for entry in entries]
-            self.queue.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
+            self.tiers.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
             for entry in entries:
                 self._leave_line(entry)
                 self._stand(entry, tier, lane)
@@ -123,7 +123,7 @@ class RequestQueue:
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
         """The first of each lane of a band, who goes first first: (lane, ticket)."""
-        return [(lane, self._tickets[head.entry_id]) for lane, head in self.queue.heads(tier, now_s)]
+        return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
 
     def firsts_of(self, tenant_id: str, now_s: float) -> Iterator[tuple[int, Ticket]]:
         """A tenant's own first of each band and lane, the highest band first, of the lanes who arrived first:
@@ -144,9 +144,9 @@ class RequestQueue:
         before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
         divided like a fluid, it would be through.) Only of orders that go by the service counters."""
         began = self._began.get(band)
-        if began is None or FAIRNESS_BOUND not in self.queue.claims:
+        if began is None or FAIRNESS_BOUND not in self.tiers.claims:
             return False
-        stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
+        stands = self.tiers.counter(entry.tenant_id, band, ORDINARY)
         return stands + scaled(entry.predicted_cost, entry.weight) <= began
 
     def had_turn_by_order(self, entry_id: str) -> None:
@@ -154,7 +154,7 @@ class RequestQueue:
         band, lane = self._places[entry_id]
         if lane == ORDINARY:
             tenant_id = self._tickets[entry_id].entry.tenant_id
-            self._began[band] = self.queue.counter(tenant_id, band, lane)
+            self._began[band] = self.tiers.counter(tenant_id, band, lane)
 
     def place(self, entry_id: str) -> tuple[int, int]:
         """The band and the lane of a waiting request. Raises KeyError when it does not wait."""
@@ -206,7 +206,7 @@ class RequestQueue:
         tier, lane = self._places[entry_id]
         lines = self._lines[tier, lane]
         # The lane's own view: the shared counter plus what the lane lifted the tenant by.
-        ranked = [(self.queue.counter(tenant_id, tier, lane), tenant_id) for tenant_id in lines]
+        ranked = [(self.tiers.counter(tenant_id, tier, lane), tenant_id) for tenant_id in lines]
         if len(ranked) > MAX_BACKLOG_TENANTS:
             ranked = heapq.nsmallest(MAX_BACKLOG_TENANTS, ranked)
         return [
@@ -218,7 +218,7 @@ class RequestQueue:
         """Of the tenants whose turn is next in a band; infinite where nobody waits."""
         return min(
             (
-                self.queue.counter(ticket.entry.tenant_id, band, lane)
+                self.tiers.counter(ticket.entry.tenant_id, band, lane)
                 for lane, ticket in self.heads(band, now_s)
             ),
             default=math.inf,
@@ -227,14 +227,14 @@ class RequestQueue:
     def check(self, now_s: float | None = None) -> None:
         """Raises `AssertionError` when the books disagree; with `now_s`, also when somebody who should have
         moved up by then has not."""
-        assert len(self.queue) == len(self._tickets) == len(self._places), "queue and tickets disagree"
+        assert len(self.tiers) == len(self._tickets) == len(self._places), "queue and tickets disagree"
         standing: dict[str, tuple[int, int]] = {}
         for place, lines in self._lines.items():
             for line in lines.values():
                 assert line, "an empty line was kept"
                 standing.update(dict.fromkeys(line, place))
         assert standing == self._places, "lines and places disagree"
-        for entry in self.queue.entries():
+        for entry in self.tiers.entries():
             assert entry.tier == self._places[entry.entry_id][0], "it waits in another band"
         for ticket in self._tickets.values() if now_s is not None else ():
             assert now_s is not None
@@ -247,7 +247,7 @@ class RequestQueue:
 
     def _rank(self, entry_id: str, tier: int, now_s: float) -> tuple[float, ...]:
         entry = self._tickets[entry_id].entry
-        return self.queue.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
+        return self.tiers.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
 
     def _stand(self, entry: QueueEntry, tier: int, lane: int) -> None:
         self._places[entry.entry_id] = (tier, lane)

@@ -143,7 +143,7 @@ class CompletionResponse:
             return event, False
         await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         while event is None or isinstance(event, InLine):
-            comment = self._gateway.lifecycle.outlook(run).comment()
+            comment = self._gateway.lifecycle.of(run.call).outlook(run).comment()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
             event = await events.within(queue_progress.EVERY_S)
         return event, True

@@ -18,11 +18,8 @@ from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
-from gateway.requests.queue_progress import Outlook
 from gateway.requests.run import Run
-from gateway.requests.tier_change import Offer
 from gateway.upstream.base import Upstream
-from tenants.types import Tier
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def _context_tokens(announced: Sequence[Ready]) -> int | None:
 
 
 class Lifecycles:
-    """The requests of all pools, to whoever starts one or ends them all."""
+    """The requests of all pools."""
 
     def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
         self._pools = pools
@@ -100,7 +97,7 @@ class Lifecycles:
 
     def begin(self, call: Call) -> Run:
         """Starts a request in its pool."""
-        return self._of(call).begin(call)
+        return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
         """A request that is under way here."""
@@ -112,28 +109,13 @@ class Lifecycles:
         found = [run for pool in self._pools.values() for run in pool.lifecycle.under_way(tenant_id)]
         return sorted(found, key=lambda run: run.times.arrived_s)
 
-    def cancel(self, run: Run) -> None:
-        """As `Lifecycle.cancel`."""
-        self._of(run.call).cancel(run)
-
-    def offer(self, run: Run, tier: Tier) -> Offer:
-        """As `Lifecycle.offer`."""
-        return self._of(run.call).offer(run, tier)
-
-    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """As `Lifecycle.move`."""
-        return await self._of(run.call).move(run, tier, by)
-
-    def outlook(self, run: Run) -> Outlook:
-        """As `Lifecycle.outlook`."""
-        return self._of(run.call).outlook(run)
+    def of(self, call: Call) -> Lifecycle:
+        """The sequence of the call's pool."""
+        return self._pools[call.pool or self._default].lifecycle
 
     async def close(self, grace_s: float) -> None:
-        """As `Lifecycle.close`, of all pools at once."""
+        """As `Lifecycle.close`, all pools concurrently."""
         await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
-
-    def _of(self, call: Call) -> Lifecycle:
-        return self._pools[call.pool or self._default].lifecycle
 
 
 def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:

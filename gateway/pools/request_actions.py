@@ -149,17 +149,17 @@ class RequestActions:
             case "cancel":
                 return self._cancelled(run)
             case "offer":
-                return _offered(run, self._lifecycle.offer(run, Tier(ask.tier)), moved=False)
+                return _offered(run, self._lifecycle.of(run.call).offer(run, Tier(ask.tier)), moved=False)
             case "move":
                 tier = Tier(ask.tier)
-                offer = await self._lifecycle.move(run, tier, ask.by)
+                offer = await self._lifecycle.of(run.call).move(run, tier, ask.by)
                 return _offered(run, offer, moved=offer.before.tier is not tier)
         raise errors.internal(ask.request_id)
 
     def _cancelled(self, run: Run) -> dict[str, Any]:
         shown = self._shown(run)
         if run.status != "ended":  # else it is only being settled
-            self._lifecycle.cancel(run)
+            self._lifecycle.of(run.call).cancel(run)
             shown["status"] = "cancelled"
         return shown
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import ApiError
+from gateway.pools.pool import Lifecycles
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
 from tenants.errors import DatabaseUnavailable
@@ -283,7 +285,8 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     running = await line.fill()
     run = await line.waiting(cost_limit(10 * MOST))
     request_id, tenant_id = run.call.request_id, PRINCIPAL.tenant_id
-    under_way = RequestActions(line.lifecycle, asyncio.get_running_loop().time)
+    pool: Any = SimpleNamespace(lifecycle=line.lifecycle)
+    under_way = RequestActions(Lifecycles({"m": pool}, "m"), asyncio.get_running_loop().time)
     assert not (await under_way.act(RequestAction(SHOW, request_id, "ten_2"))).is_found
     assert not (await under_way.act(RequestAction(CANCEL, request_id, "ten_2"))).is_found
     assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [

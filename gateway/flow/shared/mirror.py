@@ -47,7 +47,7 @@ class Mirror(FlowController):
     def see(self, waits: Sequence[TenantWaiting], now_s: float) -> None:
         """What waits in the pool, this gateway's own included; their counters on the same scale as ours."""
         own = Counter(
-            (ticket.entry.tenant_id, *self._backlog.place(ticket.entry.entry_id)) for ticket in self.tickets()
+            (ticket.entry.tenant_id, *self.queue.place(ticket.entry.entry_id)) for ticket in self.tickets()
         )
         self._others = [
             (each, count)
@@ -89,30 +89,22 @@ class Mirror(FlowController):
         self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason
     ) -> Dispatch | None:
         """This request's turn came, decided elsewhere; None when it does not wait (any more)."""
-        ticket = self._backlog.ticket(entry_id)
+        ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return None
         # Its tenant may have a reservation that this gateway has not heard of yet.
         if reason is Reason.RESERVATION and self.reservation_tag_s(ticket.entry.tenant_id) is None:
             reason = Reason.ORDER
-        return self._grant(ticket, replica, rank, now_s, reason)
-
-    def runs(self, entry_id: str) -> bool:
-        """Whether a request had its turn and has not finished."""
-        return entry_id in self._flights
+        return self.grant(ticket, replica, rank, now_s, reason)
 
     def cached_tokens(self, ticket: Ticket, replica_ids: Iterable[str], now_s: float) -> dict[str, int]:
         """By replica, the input tokens that need probably not be computed there, as far as this gateway
         knows from its own requests; only where there are some."""
-        scorer = self._placement.scorer
+        scorer = self.placement.scorer
         if not isinstance(scorer, PrefixRouter) or not ticket.prefix_hashes:
             return {}
         found = {each: scorer.cached_tokens(ticket, each, now_s) for each in replica_ids}
         return {replica_id: tokens for replica_id, tokens in found.items() if tokens}
-
-    def lane(self, entry: QueueEntry) -> int:
-        """The lane of a request."""
-        return self._placement.lanes.lane(entry)
 
 
 def require_shared(order_name: str) -> None:
