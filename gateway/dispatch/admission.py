@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from gateway import errors
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
-from gateway.errors import LONGEST_RETRY_S
 from gateway.flow.deadline_check import (
     LENIENT,
     TRIED_ONE_IN,
@@ -30,6 +28,22 @@ from tenants.types import Tier
 #
 # What the control loop turns and watches (`control_rules.py`): how strict it is, how many would be late, and
 # how many were late though they were expected in time. Pure; one writer, whoever lets requests in.
+
+
+class NotInTime(Exception):
+    """By the forecast the request would be late."""
+
+    def __init__(self, late: TooLate) -> None:
+        super().__init__(late.what)
+        self.late = late
+
+
+class DeadlineUnreachable(NotInTime):
+    """For its client's deadline, or its tier's."""
+
+
+class TargetUnreachable(NotInTime):
+    """For a target of its tenant and tier."""
 
 
 class TargetGate:
@@ -90,21 +104,17 @@ class Admission(TargetGate):
         """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
-        """Raises `ApiError` for a request that is of no use in line. `expires_s`: when it leaves the line."""
+        """Raises `NotInTime` for a request that would be late. `expires_s`: when it leaves the queue."""
         late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=self.factor)
         if late is not None:
-            raise errors.deadline_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
-            )
+            raise DeadlineUnreachable(late)
         targets_s = self._targets(call.principal.tenant_id, call.tier)
         if call.binding is not None or estimate is None or not targets_s:
             return
         late = self.keeps_out(estimate, targets_s)
         if late is not None:
             self._on_refused(call.principal.tenant_id, call.tier, METRICS[late.what])
-            raise errors.target_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
-            )
+            raise TargetUnreachable(late)
 
     def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
         """A request that was let in has ended, and has `missed` a target or kept all."""

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.messages import Ready
-from gateway import errors
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import Call, ServedModel
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
@@ -62,12 +61,12 @@ class ModelPool:
         return _context_tokens(self._announced())
 
     def served(self, name: str) -> ServedModel:
-        """What must be known to understand a request for `name`. Raises `ApiError` (503) before any replica
-        has announced itself."""
+        """What parsing a request for `name` needs. Raises `NoEngineAvailable` until a replica has announced
+        itself."""
         announced = self._announced()
         context_tokens = _context_tokens(announced)
         if context_tokens is None:
-            raise errors.engine_unavailable()
+            raise NoEngineAvailable
         vocabulary = announced[0].model.vocabulary
         return ServedModel(name, context_tokens, vocabulary, self.spec.is_estimated, self.name)
 

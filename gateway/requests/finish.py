@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from gateway import errors
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
@@ -20,7 +19,6 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
 from gateway.domain.usage import Use, charge, use_of
-from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
@@ -31,6 +29,14 @@ from tenants.pricing.metering import counted
 from tenants.types import NOTHING, Amounts
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
+
+
+class SettlementPending(Exception):
+    """The settlement is not durable yet."""
+
+
+class SettlementFailed(Exception):
+    """The settlement raised; the log has its trace."""
 
 
 class RequestFinisher:
@@ -61,8 +67,9 @@ class RequestFinisher:
         self._settle_wait_s = settle_wait_s
         self._quote_credit_share = quote_credit_share
 
-    async def settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
-        """Frees the place in the window, writes the books, and tells the listener."""
+    async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
+        """Frees the place in the window, settles durably, and notifies the listener. `cause`: what kept the
+        answer from being complete."""
         await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
         call = run.call
         run.times.ended_s = self._clock()
@@ -76,16 +83,18 @@ class RequestFinisher:
                 charged = self._charge(run, use)
                 redemption = self._redemption(run, outcome, charged)
                 credit = 0 if redemption is None else redemption.credit_nanousd
-                error = await self._write_books(run, outcome, charged, use, credit) or error
+                cause = await self._write_books(run, outcome, charged, use, credit) or cause
                 is_booked = True
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
-            error = errors.internal(call.request_id)
+            cause = SettlementFailed()
         if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
             with contextlib.suppress(asyncio.CancelledError):
                 await call.binding.release()
         account = _account(run, outcome, use, charged, redemption)
-        run.events.put(Closed(account, error))
+        if cause is not None:
+            cause.__traceback__ = None  # its frames hold the request: a cycle until the next collection
+        run.events.put(Closed(account, cause))
         if is_booked:
             # The answer goes out first; whoever waits for this task hears of its end after this.
             asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
@@ -136,8 +145,8 @@ class RequestFinisher:
 
     async def _write_books(
         self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
-    ) -> ApiError | None:
-        """The settlement; an error when it takes too long to wait for (it goes on by itself)."""
+    ) -> SettlementPending | None:
+        """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself)."""
         outcomes = [each.outcome for each in run.uses if each.outcome is not None]
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
@@ -186,7 +195,7 @@ class RequestFinisher:
             is_durable = await settlement.within(self._settle_wait_s)
         except asyncio.CancelledError:
             is_durable = False
-        return None if is_durable else errors.settlement_pending()
+        return None if is_durable else SettlementPending()
 
     def _learn(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """10: nothing here can hurt the request any more."""

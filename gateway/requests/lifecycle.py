@@ -30,21 +30,18 @@ from typing import Any, TypeVar
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
-from gateway import errors
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
-from gateway.dispatch.admission import Admission
-from gateway.dispatch.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
+from gateway.dispatch.admission import Admission, NotInTime
+from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
-from gateway.error_mapping import as_api_error, outcome_of
-from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefix_index import prefix_hashes
@@ -54,14 +51,18 @@ from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook
 from gateway.requests.run import Events, InLine, Interrupted, Run
-from gateway.requests.tier_change import Offer, TierChange
+from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.upstream.base import (
+    SequenceRefused,
     Upstream,
     UpstreamFailed,
     UpstreamLost,
+    UpstreamUnavailable,
 )
+from tenants.errors import DatabaseUnavailable, UnknownPrice
 from tenants.pricing.pricing import PriceBook
+from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
@@ -180,9 +181,9 @@ class Lifecycle:
         run.interrupt(RequestOutcome.CANCELLED)
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """What a move to `tier` would change. Raises `ApiError`, `UnknownPrice`."""
+        """What a move to `tier` would change. Raises `NotWaiting`, `UnknownPrice`."""
         if run.status != "waiting":
-            raise errors.not_waiting(run.status)
+            raise NotWaiting(run.status)
         return self._moving.offer(run, tier)
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
@@ -221,7 +222,7 @@ class Lifecycle:
 
     async def _run(self, run: Run) -> None:
         outcome = RequestOutcome.FAILED
-        error: ApiError | None = errors.internal(run.call.request_id)
+        cause: BaseException | None = None
         try:
             (
                 run.predicted_output_tokens,
@@ -238,13 +239,15 @@ class Lifecycle:
             self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
             await self._reserve(run)
             await self._wait_for_turn(run)
-            outcome, error = await self._decode(run)
+            outcome = await self._decoding.decode(run)
         except BaseException as exception:
-            outcome, error = _what_became(exception, run, self._clock())
+            outcome, cause = outcome_of(exception), exception
+            if outcome is RequestOutcome.FAILED:
+                log.error("request %s failed", run.call.request_id, exc_info=exception)
             if not isinstance(exception, Exception):
                 raise
         finally:
-            await self._ending.settle(run, outcome, error)
+            await self._ending.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
@@ -346,10 +349,6 @@ class Lifecycle:
             else (),
         )
 
-    async def _decode(self, run: Run) -> tuple[RequestOutcome, ApiError | None]:
-        """7 and 8: see `execution.py`; the lease is topped up meanwhile (`gateway/budget/top_up.py`)."""
-        return await self._decoding.decode(run), None
-
     def _topping(self, run: Run, upstream: Upstream) -> TopUpTask | None:
         """None: all that can come is covered."""
         call = run.call
@@ -400,28 +399,29 @@ def _target_s(run: Run) -> float | None:
     return promised_s if run.expires_s is None else min(promised_s, run.expires_s)
 
 
-def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[RequestOutcome, ApiError]:
-    """The named outcome behind an exception, and what the client is told."""
-    call = run.call
-    match exception:
-        case Interrupted(outcome=RequestOutcome.SHUTDOWN) | asyncio.CancelledError():
-            return RequestOutcome.SHUTDOWN, errors.shutting_down()
-        case Interrupted(outcome=RequestOutcome.SLOW_READER):
-            return RequestOutcome.SLOW_READER, errors.slow_reader(run.output_tokens)
-        case Interrupted(outcome=RequestOutcome.CANCELLED):
-            return RequestOutcome.CANCELLED, errors.request_cancelled(run.output_tokens)
+def outcome_of(cause: BaseException) -> RequestOutcome:
+    """The named outcome of a request that `cause` ended."""
+    match cause:
         case Interrupted(outcome=outcome):
-            return outcome, errors.client_left()
-        case AccountsLost(cause=cause):
-            return RequestOutcome.ACCOUNTS_LOST, as_api_error(cause, call.request_id)
-        case StoppedByEngine(finish="expired"):
-            return RequestOutcome.EXPIRED, errors.engine_failed()
+            return outcome
+        case asyncio.CancelledError() | Closing():
+            return RequestOutcome.SHUTDOWN
+        case AccountsLost():
+            return RequestOutcome.ACCOUNTS_LOST
+        case QueueExpired() | StoppedByEngine(finish="expired"):
+            return RequestOutcome.EXPIRED
+        case NoEngineAvailable() | UpstreamUnavailable():
+            return RequestOutcome.NO_ENGINE
         case UpstreamFailed():
-            return RequestOutcome.UPSTREAM_ERROR, errors.upstream_error(run.output_tokens)
+            return RequestOutcome.UPSTREAM_ERROR
         case StoppedByEngine(finish="cancelled") | UpstreamLost():
             # Cancelled without our asking: the engine gave this gateway up, which is as good as lost.
-            return RequestOutcome.ENGINE_LOST, errors.engine_lost(run.output_tokens)
+            return RequestOutcome.ENGINE_LOST
         case StoppedByEngine():
-            return RequestOutcome.ENGINE_FAILED, errors.engine_failed()
-    waited_s = now_s - run.times.arrived_s
-    return outcome_of(exception), as_api_error(exception, call.request_id, waited_s, call.tier.value)
+            return RequestOutcome.ENGINE_FAILED
+        case (
+            NotInTime() | BudgetDenied() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
+            | DatabaseUnavailable() | UnknownPrice()
+        ):  # fmt: skip
+            return RequestOutcome.REFUSED
+    return RequestOutcome.FAILED

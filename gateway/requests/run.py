@@ -19,7 +19,6 @@ from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
-from gateway.errors import ApiError
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
@@ -56,10 +55,10 @@ class SequenceEnded(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The request is over and settled: the last event. `error` where the answer is not complete."""
+    """The request is over and settled: the last event. `cause` where the answer is not complete."""
 
     account: Account
-    error: ApiError | None
+    cause: BaseException | None
 
 
 Event = InLine | Silence | Begun | SequenceOutput | SequenceEnded | Closed

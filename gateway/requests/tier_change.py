@@ -18,7 +18,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
-from gateway import errors
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import size_of
@@ -29,7 +28,23 @@ from gateway.domain.tiers import TIER_NAMES
 from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Limit, LimitMode, OnLowBudget, Tier
+from tenants.types import NOTHING, Limit, LimitMode, Meter, OnLowBudget, Tier
+
+
+class NotWaiting(Exception):
+    """The request does not stand in line (any more)."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class TierHasLimits(Exception):
+    """One of the two tiers has a limit of its own."""
+
+    def __init__(self, tier: Tier, meter: Meter) -> None:
+        super().__init__(f"{tier.value}: {meter.value}")
+        self.tier, self.meter = tier, meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +123,12 @@ class TierChange:
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
         """Moves it; `by` says who asked (`tenant`, `operator`). To its own tier: nothing changes.
 
-        Raises `ApiError` where it does not stand in line (any more) or its limits forbid it, `BudgetDenied`
+        Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`
         where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.
         """
         async with run.accounts:
             if run.status != "waiting":
-                raise errors.not_waiting(run.status)
+                raise NotWaiting(run.status)
             offer = self.offer(run, tier)
             before = run.call
             if tier is before.tier:
@@ -123,7 +138,7 @@ class TierChange:
             granted = await self._hold(run, after, limits)
             if not self._dispatcher.move(before.request_id, TIER_RANKS[tier]):
                 await self._books.move(before, NOTHING, NOTHING)
-                raise errors.not_waiting("running")
+                raise NotWaiting("running")
             run.call = after
             run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
             assert run.leases is not None
@@ -170,9 +185,9 @@ class TierChange:
 
 
 def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-    """The limits of a request in its tier and in `tier`. Raises `ApiError` where they are not the same: a
-    hold cannot go from one limit to another."""
+    """The limits of a request in its tier and in `tier`. Raises `TierHasLimits` where they differ: a hold
+    cannot go from one limit to another."""
     limits = call.principal.limits_for(tier, now_s)
     for limit in set(limits) ^ set(call.principal.limits_for(call.tier, now_s)):
-        raise errors.tier_has_limits(limit.tier or tier, limit.meter)
+        raise TierHasLimits(limit.tier or tier, limit.meter)
     return limits
