@@ -1,9 +1,8 @@
-"""Which requests are refused before they get in line?
+"""Admission control: refuses requests that the forecast expects to be late.
 
-Those that the forecast says would not be in time (`flow/deadline_check.py`): by what their client allows or
-their tier does, always; by the targets of their tier and tenant only where the control loop says so, for many
-a client would rather have a late answer than none. What a quote promised is never refused by a target; nor is
-one in `TRIED_ONE_IN` of those that a target refuses.
+By the client's or the tier's deadline always (`flow/deadline_check.py`); by the targets of tier and tenant
+only while the control loop says so, for many a client prefers a late answer to none. A redeemed quote is
+never refused for a target; nor is one in `TRIED_ONE_IN` of the requests that a target refuses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How does a waiting request learn that it is its turn?
+"""Wakes waiting requests when the queue dispatches them.
 
-The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes time and the engines'
-sizes in, and wakes the requests whose turn it is. It decides nothing.
+The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes in time and the
+engines' sizes, and resolves the futures of dispatched requests. It decides nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where does the queue in front of the engines live, and who decides whose turn it is?
+"""The queue's interface, and its implementation in this process.
 
 One Protocol: in this process (`LocalQueue`, the flow controller itself), or shared by several gateways in
 Redis (`redis_queue.py`).

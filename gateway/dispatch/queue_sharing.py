@@ -1,4 +1,4 @@
-"""Which queues does this gateway share with others, and how is it told of one?
+"""Opens the queues that this gateway shares with others.
 
 Gateways share the queue of a pool when they have its model, its replicas and their Redis in common. A replica
 that only this gateway reaches (an engine that it supervises itself) has no name that others know, and its

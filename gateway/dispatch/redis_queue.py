@@ -1,14 +1,14 @@
-"""How does a gateway talk with the others about whose turn it is?
+"""A queue shared by several gateways in Redis.
 
 The asynchronous edge of `flow/shared/protocol.py`: one exchange with Redis at a time carries everything that
-happened here since the last one, and brings the turns. Turns that other gateways' words gave to requests of
-this one are published to it. So a request costs one round trip when it arrives; what it says later rides
-along with what the quota store sends anyway (`board`), and goes by itself only where nothing else is sent
-for `DEFER_S`. A heartbeat says that this gateway lives, and brings what a broken subscription missed.
+happened here since the last one, and brings the turns. Turns that another gateway's exchange gave to requests
+of this one are published to it. So a request costs one round trip when it arrives; later messages are sent
+along with the quota store's (`board`), and on their own only where nothing else is sent for `DEFER_S`. A
+heartbeat shows that this gateway lives, and brings what a broken subscription missed.
 
-While Redis does not answer nobody has a turn, unless this gateway may go on alone (`store_failure: local`):
-then its own controller decides about its own requests. When Redis answers again the gateway joins anew with
-everything it has; counters that were lost begin equal.
+While Redis does not answer no request is dispatched, unless this gateway may go on alone (`store_failure:
+local`): then its own controller decides about its own requests. When Redis answers again the gateway joins
+anew with everything it has; counters that were lost begin equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was promised, and what came of it? The estimate made on arrival and the account beside it."""
+"""The estimate made on a request's arrival, and the times it is compared with."""
 
 from __future__ import annotations
 

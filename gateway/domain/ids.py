@@ -1,4 +1,4 @@
-"""How are requests named?"""
+"""Ids of requests and sequences."""
 
 from __future__ import annotations
 

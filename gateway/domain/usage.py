@@ -1,4 +1,4 @@
-"""What is charged for what happened?
+"""Usage of a request, and what is charged for it.
 
 Input tokens that were computed (or found in the prefix cache) plus output tokens that were emitted, the
 end-of-sequence token included, summed over all sequences of the request. A prompt is charged once, however

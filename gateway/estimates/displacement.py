@@ -1,4 +1,4 @@
-"""What would a request's tier cost the others: whom would it pass, and whose place would it take?
+"""Estimates what a request's tier costs other tenants: tokens passed in the queue, tokens paused.
 
 Soft preemption gives a higher tier a lower one's place at the next step; from then on that one sits out a
 token a step. Pure.

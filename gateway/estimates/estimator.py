@@ -1,6 +1,6 @@
-"""What will this request wait, take and cost?
+"""Estimates of a request's wait, times, output length and cost.
 
-Reads its forecast off the surface that replays keep up (`forecast_cache.py`), puts it right by what became of
+Reads the forecast off the surface that replays maintain (`forecast_cache.py`), corrects it by what became of
 earlier ones (`engine/forecast/calibration.py`), and prices it.
 """
 

@@ -1,9 +1,9 @@
-"""Which replay's answer does for this request, and when is another one due?
+"""Cache of queue replays: one surface, off which all requests read their forecasts.
 
-One replay (`engine/forecast/wait/probing.py`) builds the surface off which requests of all tenants and tiers
-read their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that
-replays take at most a fiftieth of the process. A request replays itself only where there is no surface yet,
-or only one from before a pause; a quote (`replay_for`) where the share allows it.
+One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenants and tiers. It is rebuilt
+beside the requests, at most once in `every_s`, and so rarely that replays take at most a fiftieth of the
+process. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
+(`replay_for`) where that share allows it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Does an engine really step as fast as its step-time model says?
+"""Scale from an engine's modelled to its measured step time.
 
 The model is fitted to typical steps, robustly: it ignores the rare slow ones. A wait is a sum over many
 steps, so for waits the mean counts, slow steps and the time between steps included. This measures it from
 the snapshots that the engine sends anyway: how much time passed, against what the model says for the steps
-that were taken meanwhile. Pure: snapshots are passed in.
+taken meanwhile. Pure: snapshots are passed in.
 """
 
 from __future__ import annotations

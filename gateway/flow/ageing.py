@@ -1,4 +1,4 @@
-"""Who has waited so long that it moves up a tier?
+"""Ageing: raises a request's effective tier with its wait.
 
 Tiers are strict, so a lower one would starve under an endless stream of higher ones. A request's *effective*
 tier is its own less one for every full `ageing_s` of its tier that it has waited, and never below 0. It is

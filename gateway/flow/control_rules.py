@@ -1,21 +1,20 @@
-"""Which knobs should stand elsewhere, seeing how the traffic is?
+"""Rules of the control loop: from observed traffic to moves of the scheduling knobs.
 
-Scheduling as a control loop. A look at the traffic every few seconds (`Observation`) gives at most one move
-of each knob, within its bounds, with its reason. The rules, by their objective (attainment first, goodput
-second):
+An observation every few seconds (`Observation`) gives at most one move of each knob, within its bounds, with
+its reason. The rules, by their objective (attainment first, goodput second):
 
-1. KV nearly full: smaller batches, and less is sent ahead, so that nobody is evicted in mid-answer.
-2. Lengths widely spread: faster ageing, so that long answers do not starve whoever stands behind them.
-3. Prefix hits high: more at once, since what is cached need not be computed.
+1. KV nearly full: smaller batches, and less is sent ahead, so that no answer is evicted half-way.
+2. Lengths widely spread: faster ageing, so that long answers do not starve the requests behind them.
+3. Prefix hits high: more concurrent sequences, since what is cached need not be computed.
 
-and when none of them holds, back to where the operator put it. Targets that are missed while requests wait
-are for admission, as what is let in then is late in any case; and where many a request is expected to miss
-its target (overload), those are not let in, or all would miss theirs: the more strictly, the more often the
-forecast lets in whoever misses a target all the same. Every rule has two thresholds (hysteresis): it begins
-above the one, and ends below the other. At most one knob turns back in a minute.
+When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
+wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
+their targets (overload) those are refused, or all would miss theirs: the more strictly, the more often the
+forecast admits a request that misses its target. Every rule has two thresholds (hysteresis): it begins above
+the one, and ends below the other. At most one knob turns back in a minute.
 
-Off, it does nothing; with advice it says what it would do and changes nothing; acting it calls the setters.
-Pure: time is passed in, and what a move does is for whoever applies it.
+Modes: off does nothing; advice reports moves without making them; acting calls the setters. Pure: time is
+passed in, and the caller applies the moves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which waiting request goes to an engine next, and what has every tenant had so far?
+"""Flow controller: the fair queue in front of a model's replicas.
 
-Pure: time is passed in, decisions are returned. One writer: nobody else touches the queue or the service
-counters. Who goes is said by `dispatch_rules.py`; here are the books: what arrives and leaves (`queue.py`),
-what is under way and charged (`in_flight.py`), what people see of it (`tenant_stats.py`, `dispatch_log.py`).
+Pure: time is passed in, decisions are returned. One writer of the queue and the service counters. The order
+of dispatch is in `dispatch_rules.py`; here is the state: what waits (`queue.py`), what is dispatched and
+charged (`in_flight.py`), and the views for operators (`tenant_stats.py`, `dispatch_log.py`).
 """
 
 from __future__ import annotations

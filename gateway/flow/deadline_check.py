@@ -1,15 +1,14 @@
-"""Is it any use to put this request in line?
+"""Checks a forecast against deadlines and targets before a request is queued.
 
-A request that cannot be answered in time only makes others wait, and its client hears of it late. So it is
-refused at the gate when the forecast says that its turn would come after it expires in the queue, or its
-answer after its deadline; and, where the control loop says so, when it would miss a target
-(`out_of_reach`): under overload those at the end of the line only make sure that all others are late as well.
+A request that cannot be answered in time only makes others wait, and its client learns of it late. So it is
+refused on arrival when the forecast says that its turn would come after it expires in the queue, or its
+answer after its deadline; and, where the control loop says so, when it would miss a target (`out_of_reach`):
+under overload the requests at the end of the queue would only make all others late as well.
 
 Deadlines are judged by the median (p50): a request is refused when it would miss more likely than not. By
 the 90th percentile up to nine of ten that are refused would have been served in time; besides, the median is
 the replay itself, while the p90 adds the spread of lengths to it. A saturated forecast is a lower bound: what
-misses by it misses.
-Pure: time is passed in.
+misses by it misses. Pure: time is passed in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who was dispatched when, and who stood in line at that moment? A bounded record for audits of fairness."""
+"""Bounded log of queue events, with the backlog at each dispatch, for audits of fairness."""
 
 from __future__ import annotations
 

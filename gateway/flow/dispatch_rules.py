@@ -1,18 +1,18 @@
-"""Who goes now, and where?
+"""Rules of dispatch: which request goes next, and to which replica.
 
 Until nothing more may go, at one instant:
 
 1. **Due reservations** (`mclock.py`), across tiers: the tenant whose tag is the oldest sends its own
    first request. It counts and runs as one of the highest tier, so that no flood there can keep it waiting.
 2. **Bands**, strict: by the effective tier, which a long wait raises (`ageing.py`).
-3. **Lanes** of a band (`lanes.py`): who goes first is who stands lower, then who arrived first. A full long
-   lane holds back only itself.
+3. **Lanes** of a band (`lanes.py`): the head whose tenant's counter is lower goes first, then the one that
+   arrived first. A full long lane holds back only itself.
 4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
    that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
    stayed below its share and was hardly ever without a request keeps its lag, within bounds (`in_flight.py`).
-5. **The window** (`window.py`), wider for who is owed service (`RequestQueue.is_owed`): where the first of
-   the ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
-   that finds none, the room is kept on one replica, and others go on beside it.
+5. **The window** (`window.py`), wider for requests that are owed service (`RequestQueue.is_owed`): where the
+   first of the ordinary lane finds no room, none behind it goes, whatever the size. For a long or a reserved
+   request that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
 """
 

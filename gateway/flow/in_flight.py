@@ -1,18 +1,18 @@
-"""What is under way, what has it been charged, and whose place does one more take?
+"""Dispatched requests: their charges, their tenants' lag, and which of them one more would displace.
 
-The predicted cost is charged when a request goes, output beyond the prediction as it comes, and the
-difference to what really happened at the end. Cost = computed input tokens + 2 x output tokens.
+The predicted cost is charged at the dispatch, output beyond the prediction as it comes, and the difference to
+the real cost at the end. Cost = computed input tokens + 2 x output tokens.
 
-**Lag.** A tenant whose line is empty while requests of it are under way is not idle: it asks for less than
-its share. So when it comes back to the line it may stand below those who wait there, by as much less as it
-had meanwhile, but at most by what the KV tokens under way on all replicas cost (VTC's U; lag as in Stoica et
-al., "A proportional share resource allocation algorithm", RTSS 1996). Two tenants that wait then differ over
-any time by at most U and two requests. Its requests go first until it has caught up: who stays below its
-share hardly waits behind who floods.
+**Lag.** A tenant without a waiting request whose requests still run is not idle: it asks for less than its
+share. So when it returns to the queue it may stand below the waiting tenants, by as much less as it had
+meanwhile, but at most by the cost of the KV tokens in flight on all replicas (VTC's U; lag as in Stoica et
+al., "A proportional share resource allocation algorithm", RTSS 1996). Two waiting tenants then differ over
+any time by at most U and two requests. Its requests go first until it has caught up: a tenant below its share
+hardly waits behind one that floods.
 
-Requests that come at random leave a tenant with nothing under way for moments, the more often the fewer
-places there are. So it counts as idle, and is owed nothing, only when everybody together has had service of U
-since its last request ended: as much as it takes to serve all that is under way.
+Requests that come at random leave a tenant with nothing in flight for moments, the more often the fewer
+places there are. So it counts as idle, and is owed nothing, only when all tenants together have had service
+of U since its last request ended: as much as it takes to serve all that is in flight.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Which requests run in a lane of their own, and how much of a replica may that hold?
+"""The long lane: long requests and the batch tier, and the share of a replica that they may hold.
 
-Very long requests and the whole batch tier. Each tier has an ordinary and a long lane, with lines of their
-own, so that a long request which finds no place holds up only long ones. What the long lane of a tier may
-hold of one replica is a share of its sequences and of its KV cache; as in the window, only work of that tier
-and above counts, so a lane full of batch never keeps a long interactive request out. One request may always
-go.
+Each tier has an ordinary and a long lane with lines of their own, so that a long request which finds no place
+holds up only long ones. The long lane of a tier may hold a share of one replica's sequences and of its KV
+cache; as in the window, only work of that tier and above counts, so a lane full of batch never keeps a long
+interactive request out. One request may always go.
 
-The lowest tier has a share of its own, by default all: nobody feels it, since it does not count in the
-windows of the tiers above, and idle capacity is there to be used.
+The lowest tier has a share of its own, by default all of a replica: it does not count in the windows of the
+tiers above, and idle capacity is there to be used.
 """
 
 from __future__ import annotations

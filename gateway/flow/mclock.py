@@ -1,4 +1,4 @@
-"""Whose paid-for service is due?
+"""Reserved service by mClock tags: which tenant's reservation is due.
 
 The first phase of mClock (Gulati, Merchant and Varman, OSDI 2010), with a tenant's cost tokens per second in
 the place of I/O operations. A tenant with a reservation of `rate` has a tag, the instant when its next
@@ -7,9 +7,9 @@ request is due:
 - at an arrival of a tenant with nothing waiting, and nothing running on its reservation, the tag is at least
   now: idle time earns nothing;
 - a tenant that waits is *due* when its tag has come; the smallest tag goes first, then the tenant's name;
-- a request that goes for this reason moves the tag by its cost / rate, and corrections of its cost move it,
-  too. What a tenant gets by its weight does not (mClock subtracts it again, which is the same), so that its
-  share of the rest never eats what it reserved;
+- a request that goes for this reason moves the tag by its cost / rate, and so do corrections of its cost.
+  What a tenant gets by its weight does not (mClock subtracts it again, which is the same), so that its share
+  of the rest never eats what it reserved;
 - a tenant that was held back is owed at most `burst_s` of its rate.
 
 Pure: time is passed in.

@@ -1,4 +1,4 @@
-"""On which replica does a request find room, and if on none, what stands in its way?"""
+"""Finds a replica with room for a request, or names what is in the way."""
 
 from __future__ import annotations
 

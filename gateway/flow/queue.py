@@ -1,4 +1,4 @@
-"""What waits, in which band and lane, and who stands first there?
+"""The waiting requests, by band and lane.
 
 A request waits in the band of its effective tier (`ageing.py`) and in the lane of its size (`lanes.py`); the
 order of each lane is the policy's. One writer: the flow controller.

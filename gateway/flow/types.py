@@ -1,4 +1,4 @@
-"""What is said about a request on its way through the queue?"""
+"""Values that pass through the queue: tickets, dispatches, refusals."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Has a replica room for one more request of this tier?
+"""The dispatch window: how much of a tier may be sent to a replica.
 
 Late dispatch: a request leaves the queue only when the engine can soon run it, so that the queue, which
-sees all tenants, decides who is next, and not the engine's backlog. A tier's window counts only work of
-that tier and above: a window full of batch never keeps an interactive request out (the engine then makes
-room by itself).
+sees all tenants, decides the order, and not the engine's backlog. A tier's window counts only work of that
+tier and above: a window full of batch never keeps an interactive request out (the engine then makes room by
+itself).
 
-For a request that is owed service in its own tier (`Backlog.is_owed`) the window is wider by a part of what
-runs at once: the engine pauses somebody who has had more than its share.
+For a request that is owed service in its own tier (`RequestQueue.is_owed`) the window is wider by a part of
+the engine's places: the engine pauses a sequence of a tenant that has had more than its share.
 """
 
 from __future__ import annotations

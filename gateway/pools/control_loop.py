@@ -1,10 +1,9 @@
-"""What does the control loop see of one pool, and which of its moves can be made?
+"""The control loop of one pool: observes, decides, applies.
 
-The edge of `flow/control_rules.py`: every `EVERY_S` it puts what the engines and the queue say into an
-`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs that there are
-setters for (`setters_of`: those of this gateway, and those of its queue and its engines unless others share
-them, for all would have to turn them alike); with advice it has all of them. Every move is logged with its
-reason.
+The edge of `flow/control_rules.py`: every `EVERY_S` it puts the state of the engines and the queue into an
+`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs with setters
+(`setters_of`: those of this gateway, and those of its queue and its engines unless other gateways share them,
+for all would have to turn them alike); with advice it has all of them. Every move is logged with its reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is a pool made of, and how do requests find theirs?
+"""A pool: one served model with its replicas, queue, forecasts and lifecycle.
 
-One pool for each served model: its replicas, one queue in front of them, forecasts of its own, and the
-sequence of its requests. What tenants hold and pay is shared by all pools.
+What tenants hold and pay is shared by all pools.
 """
 
 from __future__ import annotations

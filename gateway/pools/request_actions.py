@@ -1,6 +1,6 @@
-"""What can be asked of a request that is under way in this gateway, and what is the answer?
+"""Actions on the running requests of this gateway: show, list, cancel, offer, move.
 
-One table of acts, whoever asks: a route of this gateway, or another gateway for one of its clients
+One table for every caller: a route of this gateway, or another gateway on behalf of one of its clients
 (`gateway/cluster/peer_requests.py`). With a tenant's id only that tenant's requests exist.
 """
 

@@ -1,9 +1,8 @@
-"""How does a request that has its turn become tokens, and how do they stop?
+"""Execution of a dispatched request: its sequences on an upstream, from submission to the last token.
 
-Its sequences are submitted together, with what is covered for each; their deltas are read as they come and
-handed to whoever writes the answer, while `gateway/budget/top_up.py` keeps the leases ahead. The first
-failure, or an interruption, ends them all; what ends always leaves the engine's final count, if the engine
-still has a word.
+The sequences are submitted together, with what is covered for each; their deltas are passed on to the
+response writer as they come, while `gateway/budget/top_up.py` keeps the leases ahead. The first failure, or
+an interruption, ends them all; each one's final count is taken from the engine, if it still answers.
 """
 
 from __future__ import annotations

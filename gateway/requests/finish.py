@@ -1,7 +1,7 @@
-"""What becomes of a request that is over: charged, written down, told to its listener, and learned from?
+"""Finish of a request: charge, settlement, notification, learning.
 
 The last two steps of `lifecycle.py`, the same for every outcome. They cannot be cut short: a cancellation
-ends the wait for the books, which are written all the same, and the listener hears of the end in any case.
+ends the wait for the ledger, which is written all the same, and the listener always gets `Closed`.
 """
 
 from __future__ import annotations

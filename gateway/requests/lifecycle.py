@@ -1,22 +1,22 @@
-"""What happens to a request, from the key to the ledger?
+"""The lifecycle of a request, from the key to the ledger.
 
 This module owns the sequence:
 
      1 authenticate   `gateway/http/authentication.py`, before the body is read
-     2 understand     `parse.py`: a `Call`
-     3 quote          what it will probably wait, take and cost
+     2 parse          `parse.py`: a `Call`
+     3 quote          its probable wait, times and cost
      4 reserve        wait until its tenant's rate can feed it; hold what it probably needs on every limit,
                       and make that durable
      5 queue          behind the tenants that had less
      6 dispatch       when an engine has room
      7 decode         the engine's deltas; more is held before what is held runs out
-     8 stream         handed to whoever writes the answer
+     8 stream         handed to the response writer
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
 
-A request runs in a task of its own that nothing but the gateway's end can cancel. The HTTP side only
-listens; a client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is
-one named outcome of the same sequence, and `finish.py` settles every one of them.
+A request runs in a task of its own that only the gateway's end can cancel. The HTTP side only listens; a
+client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is one named
+outcome of the same sequence, and `finish.py` settles every one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What exactly is asked for? A parsed body becomes a `Call`, or a refusal that names the field.
+"""Parses a decoded body into a `Call`, or refuses it with the field's name.
 
 Pure but for tokenising: the route runs it in a thread when the body is large.
 """

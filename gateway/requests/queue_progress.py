@@ -1,10 +1,10 @@
-"""What does a client hear while its request waits?
+"""Progress of a waiting request, as comments in its event stream.
 
-A streaming client that sends `X-Fairgate-Progress: 1` gets its headers at once and then, as long as it waits,
-comments among its server-sent events: `: fairgate {...}`, which SDKs skip and a curious client may read.
+A streaming client that sends `X-Fairgate-Progress: 1` gets its headers immediately and then, as long as it
+waits, comments among its server-sent events: `: fairgate {...}`, which SDKs skip.
 
-Pure. The forecast says what a request that came now would wait for. Ours came earlier: what its own tenant
-sent after it in the same tier is behind it, and does not count.
+Pure. The forecast is of a request that arrives now. Ours arrived earlier: what its own tenant sent after it
+in the same tier is behind it, and does not count.
 """
 
 from __future__ import annotations

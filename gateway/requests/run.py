@@ -1,4 +1,4 @@
-"""What is known of a request under way, and what may its listener hear?"""
+"""State of a running request, and the events that its listener gets."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""How does a request that stands in line change its tier, and at what price?
+"""Moves a waiting request to another tier, and prices the move.
 
-Its price book stays the one that it came with; another tier is another multiplier (and may weight tokens
-differently). The hold is corrected first and made durable, then it moves: a move that the budget cannot cover
-is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends, as always.
+Its price book stays the one of its arrival; another tier is another multiplier (and may weight tokens
+differently). The hold is corrected first and made durable, then the request moves: a move that the budget
+cannot cover is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends,
+as always.
 
-A move takes effect as long as the request has no turn. Should that come while the ledger writes, the request
-keeps its tier, and the ledger is told so.
+A move takes effect as long as the request waits. Should its turn come while the ledger writes, the request
+keeps its tier, and the ledger records that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does every way in which a request can end settle it exactly once, and give everything back?
+"""Every outcome of a request settles it exactly once and gives everything back.
 
 The real lifecycle, queue, quota store and ledger, in front of an upstream that does what each test says.
 """

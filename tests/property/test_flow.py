@@ -1,4 +1,4 @@
-"""What does the flow controller promise, whatever arrives, leaves, ends and expires?
+"""Invariants of the flow controller under any history of arrivals, departures, ends and expiries.
 
 Random histories against the real controller. Each rule is checked after every step, and the counters at
 the end of the module say that the interesting cases were really met.

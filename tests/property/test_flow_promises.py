@@ -1,4 +1,4 @@
-"""Does everybody get from the queue what was promised, whatever the others send?
+"""Guarantees of the queue to each tenant, whatever the others send.
 
 The real controller in front of an ideal engine (`tests/support/flow_pool.py`), on virtual time. Each promise
 is shown beside what happens without it, so that a test in which nothing was at stake fails.

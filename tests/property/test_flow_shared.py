@@ -1,4 +1,4 @@
-"""Do two gateways that share a queue in Redis do what one flow controller does that sees everything?
+"""Two gateways that share a queue in Redis act as one flow controller that sees everything.
 
 Random histories through two gateways and, in the same order, into one controller, on one virtual clock. After
 every step the same requests had their turns, in the same order, on the same replicas and with the same

@@ -1,4 +1,4 @@
-"""Does the queue keep its promises in front of real engine cores, on virtual time?
+"""Guarantees of the queue in front of real engine cores, on virtual time.
 
 The scenarios of `fairgate bench fairness --virtual`, and what a jump does to an engine full of batch.
 """

@@ -1,6 +1,6 @@
-"""How do a gateway's words travel to its pool, and the pool's answers back?
+"""Encodes messages to a shared pool and decodes its answers.
 
-As MessagePack: what `lua/7_exchange.lua` reads and writes. No I/O.
+MessagePack, as `lua/9_exchange.lua` reads and writes it. No I/O.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What does one of several gateways keep of the shared queue in its own process?
+"""One gateway's part of a shared queue.
 
-Its own requests, in an ordinary flow controller, which decides nothing while the pool does: it is told whose
-turn it was. It is what status pages look at, what is said again when Redis has lost its memory, and what
-decides while Redis is away, if that is allowed. Forecasts see what other gateways have waiting, too, as it
-was when the pool was last looked at (`see`): so many requests of each tenant, all of its mean size.
+Its own requests, in an ordinary flow controller, which decides nothing while the pool does: turns are passed
+in. Status pages read it; it is sent again when Redis has lost its memory, and decides while Redis is away, if
+that is allowed. Forecasts also see what other gateways have waiting, as of the last look at the pool (`see`):
+a number of requests of each tenant, all of its mean size.
 """
 
 from __future__ import annotations

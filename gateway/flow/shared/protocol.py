@@ -1,12 +1,12 @@
-"""What has this gateway to say to its pool, and what has it been told?
+"""One gateway's session with a shared pool: messages to send, answers to apply.
 
-Pure: one message is out at a time, and is repeated under its number until an answer came, so that losing an
-answer changes nothing. Whoever does not belong to the pool (at the start, after Redis lost its memory, after
-it was taken for dead) joins: it says everything that waits and runs here, under a new life; turns that were
-given to an earlier life are void. Without an engine nothing of it waits in the pool, because the head of the
-line would hold up everybody else's.
+Pure: one message is in flight at a time, and is repeated under its number until an answer came, so that
+losing an answer changes nothing. A gateway that does not belong to the pool (at the start, after Redis lost
+its memory, after it was declared dead) joins: it sends everything that waits and runs here, under a new life;
+turns that were given to an earlier life are void. Without an engine none of its requests wait in the pool,
+because the head of the line would hold up the other gateways'.
 
-Waits are told as durations: the pool's clock is the Redis server's, and those of gateways may disagree.
+Waits are sent as durations: the pool's clock is the Redis server's, and those of gateways may disagree.
 """
 
 from __future__ import annotations

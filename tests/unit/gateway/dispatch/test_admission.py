@@ -1,4 +1,4 @@
-"""Who is refused at the gate: for a deadline always, for a target only where the control loop says so?"""
+"""Refusals on arrival: for a deadline always, for a target only where the control loop says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is charged for what happened?"""
+"""Charges for what happened."""
 
 from __future__ import annotations
 

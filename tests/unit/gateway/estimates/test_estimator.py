@@ -1,4 +1,4 @@
-"""Do estimates follow the queue, and stay within their share of the process?"""
+"""Estimates follow the queue and stay within their share of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the control loop move the right knobs, within bounds, without swinging, and only when it may?"""
+"""The control loop moves the right knobs, within bounds, without oscillation, and only in acting mode."""
 
 from __future__ import annotations
 

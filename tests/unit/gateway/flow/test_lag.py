@@ -1,4 +1,4 @@
-"""Who comes back to the line below the others, by how much, and who gets a place at the engine for it?
+"""Lag: tenants that return to the queue below the others, by how much, and their places at the engine.
 
 The flow controller alone, on one replica of eight places; service is charged directly where only counters
 matter.

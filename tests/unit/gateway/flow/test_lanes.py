@@ -1,4 +1,4 @@
-"""What may the long lane hold, whose place does a jump take, and what is kept for whom?"""
+"""The long lane's share, displacement by a jump, and room that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica is chosen, and what is believed to be in its cache?"""
+"""The choice of a replica, and the index of its prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a gateway say to its pool, and what does it make of the answers? Without Redis: answers are made
+"""Messages of a gateway to its pool, and its handling of the answers. Without Redis: answers are made
 here."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which names do models have, what do the settings of other servers say, and how do they become pools?"""
+"""Names of models, settings of other servers, and the pools made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the control loop see what engines say, and move only what it may?"""
+"""The control loop's view of the engines, and its setters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a request become the call that it means? (What is refused: `tests/e2e/test_bad_input.py`.)"""
+"""Parsing of requests into calls. (Refusals: `tests/e2e/test_bad_input.py`.)"""
 
 from __future__ import annotations
 
