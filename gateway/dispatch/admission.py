@@ -23,11 +23,6 @@ from gateway.flow.deadline_check import (
 from gateway.statistics import RecentShare
 from tenants.types import Tier
 
-# Whom does a target keep out, and was the forecast right about those that it let in?
-#
-# What the control loop turns and watches (`control_rules.py`): how strict it is, how many would be late, and
-# how many were late though they were expected in time. Pure; one writer, whoever lets requests in.
-
 
 class NotInTime(Exception):
     """By the forecast the request would be late."""
@@ -46,11 +41,12 @@ class TargetUnreachable(NotInTime):
 
 
 class TargetGate:
-    """Of one pool."""
+    """Refuses requests that would miss a target. The control loop sets its strictness and reads its averages
+    (`control_rules.py`). Pure; one writer."""
 
     def __init__(self) -> None:
         self.strictness = 0.0
-        """Times what is expected, compared with targets; 0: nobody is refused for a target."""
+        """Times what is expected, compared with targets; 0: no request is refused for a target."""
         self.expected_late = RecentShare()
         """Of the last requests with a target, refused or not, those expected to miss it."""
         self.mistaken = RecentShare()
@@ -81,26 +77,26 @@ METRICS = {"first token": "ttft", "answer": "e2e"}
 
 
 def no_targets(tenant_id: str, tier: Tier) -> Mapping[str, float]:
-    """Nobody has any."""
+    """No targets."""
     return {}
 
 
-def nobody(tenant_id: str, tier: Tier, metric: str) -> None:
-    """Need be told."""
+def ignore(tenant_id: str, tier: Tier, metric: str) -> None:
+    """Does nothing."""
 
 
 class Admission(TargetGate):
     """Of one pool. Use from one event loop."""
 
     def __init__(
-        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = nobody
+        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = ignore
     ) -> None:
-        """`on_refused` is told whose target of which metric a request was refused for."""
+        """`on_refused` is called with tenant, tier and metric of a target that refused a request."""
         super().__init__()
         self._targets = targets
         self._on_refused = on_refused
         self.factor = 1.0
-        """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
+        """On the expected wait, where it is compared with a deadline; above 1 more is refused."""
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
         """Raises `NotInTime` for a request that would be late. `expires_s`: when it leaves the queue."""

@@ -56,7 +56,7 @@ class Turn(msgspec.Struct, frozen=True):
     """Its rank at the engine, where a long wait or a reservation made it a higher one than its tier's."""
     by_reservation: bool = False
     displaced: tuple[Displaced, ...] = ()
-    """Whose place it takes, of this gateway's requests."""
+    """This gateway's requests whose places it takes."""
     is_owed: bool = False
     """At the engine it may take the place of a tenant of its tier that has had more."""
 
@@ -75,7 +75,7 @@ class Dispatcher:
     ) -> None:
         """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
-        self._state = state or LocalQueue(flow)
+        self._backend = state or LocalQueue(flow)
         self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
         self._clock = clock
         self._engine_grace_s = engine_grace_s
@@ -84,7 +84,7 @@ class Dispatcher:
         self._closing = False
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
-        self._state.bind(self.replicas, self._woken, self._refused)
+        self._backend.bind(self.replicas, self._woken, self._refused)
         for upstream in upstreams:
             upstream.watch(partial(self._changed, upstream))
 
@@ -113,8 +113,8 @@ class Dispatcher:
         return sizes
 
     def start(self) -> None:
-        """Begins to give turns, and to watch deadlines."""
-        self._state.start()
+        """Begins to dispatch, and to watch deadlines."""
+        self._backend.start()
         self._task = asyncio.create_task(self._sweep(), name="gateway dispatcher")
 
     async def close(self) -> None:
@@ -122,11 +122,11 @@ class Dispatcher:
         self.refuse_waiting(Closing())
         if self._task is not None:
             await stop([self._task])
-        await self._state.close()
+        await self._backend.close()
 
     def require_order(self, name: str) -> None:
         """Raises `UnknownPolicy` for an order that does not work where the queue lives."""
-        self._state.require_order(name)
+        self._backend.require_order(name)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Ends every wait with `error`, and all later ones if that is `Closing`."""
@@ -135,8 +135,8 @@ class Dispatcher:
             self._fail(entry_id, error)
 
     def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
-        """Its turn, which may have come already; whoever gets it `leave`s afterwards, or when the wait is
-        given up. If its turn came at that very moment, it counts as dispatched and not begun, and the
+        """Queues a request; its turn may have come already. The caller must `leave` afterwards, also when it
+        gives up. If its turn came at that very moment, it counts as dispatched and not begun, and the
         caller's `finish` ends it.
 
         The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`, `Closing`.
@@ -144,7 +144,7 @@ class Dispatcher:
         if self._closing:
             raise Closing
         entry_id = ticket.entry.entry_id
-        full = self._state.enqueue(ticket, self._clock())
+        full = self._backend.enqueue(ticket, self._clock())
         if full is not None:
             raise QueueRefused(full)
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
@@ -155,22 +155,22 @@ class Dispatcher:
     def leave(self, entry_id: str) -> None:
         """It waits no more."""
         self._turns.pop(entry_id, None)
-        self._state.cancel(entry_id, self._clock())
+        self._backend.cancel(entry_id, self._clock())
 
     def move(self, entry_id: str, tier: int) -> bool:
         """Gives a waiting request another tier, by its rank; False when it does not wait (any more)."""
-        moved = self._state.move(entry_id, tier, self._clock())
+        moved = self._backend.move(entry_id, tier, self._clock())
         self.pump()
         return moved
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """Tells the controller what came; a sequence that ended may make room."""
-        self._state.progress(entry_id, output_tokens, live_sequences)
+        """Passes progress on; a sequence that ended may make room."""
+        self._backend.progress(entry_id, output_tokens, live_sequences)
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         """The dispatched request is over."""
-        self._state.finish(entry_id, input_tokens, output_tokens, self._clock())
+        self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 
     def _changed(self, upstream: Upstream) -> None:
@@ -180,8 +180,8 @@ class Dispatcher:
         self.pump_soon()
 
     def pump_soon(self) -> None:
-        """`pump` once, at the loop's next turn: a step ends many sequences at once."""
-        if not self._pump_scheduled and self._state.may_have_turns:
+        """`pump` once, at the loop's next iteration: one step ends many sequences."""
+        if not self._pump_scheduled and self._backend.may_have_turns:
             self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump_scheduled_now)
 
@@ -191,7 +191,7 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Lets go what may go now."""
-        self._state.pump(self._clock())
+        self._backend.pump(self._clock())
 
     def _woken(self, turns: list[Dispatch]) -> None:
         now_s = self._clock()
@@ -207,8 +207,8 @@ class Dispatcher:
         entry_id = turn.ticket.entry.entry_id
         future = self._turns.get(entry_id)
         if future is None or future.done():
-            # Its reader left between the decision and now: the place is free again.
-            self._state.finish(entry_id, 0, 0, now_s)
+            # Its client left between the decision and now: the place is free again.
+            self._backend.finish(entry_id, 0, 0, now_s)
             return
         future.set_result(
             Turn(
@@ -223,7 +223,7 @@ class Dispatcher:
         )
 
     def _fail(self, entry_id: str, error: Exception) -> None:
-        self._state.cancel(entry_id, self._clock())
+        self._backend.cancel(entry_id, self._clock())
         future = self._turns.get(entry_id)
         if future is not None and not future.done():
             future.set_exception(error)
@@ -237,7 +237,7 @@ class Dispatcher:
                 log.exception("the dispatcher's sweep failed; it goes on")
 
     def _look_at_deadlines(self, now_s: float) -> None:
-        for ticket in self._state.expire(now_s):
+        for ticket in self._backend.expire(now_s):
             self._fail(ticket.entry.entry_id, QueueExpired())
         if self.has_engine:
             self._down_since_s = None

@@ -17,8 +17,8 @@ OnRefused = Callable[[str, QueueFull], None]
 
 
 class QueueBackend(Protocol):
-    """Contract: a request that got in line has its turn once, or is refused once, or leaves. Turns and late
-    refusals are told from `pump` or between two calls, never from within another call."""
+    """Contract: a queued request has its turn once, or is refused once, or leaves. Turns and late refusals
+    are passed on from `pump` or between two calls, never from within another call."""
 
     @property
     def flow(self) -> FlowController:
@@ -28,11 +28,11 @@ class QueueBackend(Protocol):
     def bind(
         self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
     ) -> None:
-        """Whom to ask and to tell, before anything else; `replicas` are the ones that serve now."""
+        """Sets the callbacks, before anything else; `replicas` returns the ones that serve now."""
         ...
 
     def start(self) -> None:
-        """Begins to talk to others. Needs a running event loop."""
+        """Connects to other gateways. Needs a running event loop."""
         ...
 
     async def close(self) -> None:
@@ -40,7 +40,7 @@ class QueueBackend(Protocol):
         ...
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Gets in line, or is refused at once. Raises `ValueError` when its id is known already."""
+        """Queues a request, or refuses it. Raises `ValueError` when its id is known already."""
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
@@ -91,10 +91,10 @@ class LocalQueue:
         self._replicas, self._on_turns = replicas, on_turns
 
     def start(self) -> None:
-        """There is nobody to talk to."""
+        """Nothing to connect to."""
 
     async def close(self) -> None:
-        """There is nobody to tell."""
+        """Nothing to disconnect from."""
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
         return self.flow.enqueue(ticket, now_s)

@@ -63,7 +63,7 @@ class QueueSharing:
         return queue
 
     def board(self) -> Passenger | None:
-        """What some queue has to say now, for whoever sends something to Redis anyway."""
+        """The next message of some queue, for a caller that sends something to Redis anyway."""
         for queue in self.queues:
             passenger = queue.board()
             if passenger is not None:

@@ -36,7 +36,7 @@ from tenants.storage.redis_options import redis_options
 from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
-"""What is not urgent waits so long for something to ride along with."""
+"""What is not urgent waits this long to be sent along with something else."""
 RETRY_S = 0.25
 LOOK_S = 0.5
 """How often forecasts learn what waits at other gateways."""
@@ -90,7 +90,7 @@ class RedisQueue:
         self.is_away = False
         """Redis does not answer."""
         self.is_listening = False
-        """What is published to this gateway is heard."""
+        """The subscription to this gateway's channel works."""
         self._replicas: Callable[[], Sequence[Replica]] = list
         self._on_turns: OnTurns = lambda turns: None
         self._on_refused: OnRefused = lambda entry_id, full: None
@@ -112,7 +112,7 @@ class RedisQueue:
 
     @property
     def pool_queued(self) -> list[int]:
-        """Waiting requests of all gateways: tier by tier, ordinary and long; as last heard."""
+        """Waiting requests of all gateways: tier by tier, ordinary and long; as of the last answer."""
         return self._session.queued
 
     def bind(
@@ -195,10 +195,10 @@ class RedisQueue:
     def require_order(self, name: str) -> None:
         require_shared(name)
 
-    # ------------------------------------------------------------ riding along
+    # ------------------------------------------------------------ sent along with the quota store
 
     def board(self) -> Passenger | None:
-        """What is to be said now, for whoever sends something to the same Redis anyway; None: nothing."""
+        """The next message, for a caller that sends something to the same Redis anyway; None: nothing."""
         if self.is_away or not self._session.belongs or not self._session.has_news:
             return None
         message = self._session.message(self._clock(), self._replicas())
@@ -211,16 +211,16 @@ class RedisQueue:
         try:
             self._arrived(packed)
         except Exception:
-            # Whoever took us along must not suffer from it.
+            # The carrying call must not fail for it.
             log.exception("the shared queue's answer is not understood")
             self._ride_failed()
 
     def _ride_failed(self) -> None:
-        """Said again by ourselves: then it shows whether Redis is away."""
+        """Sends it again on its own, which shows whether Redis is away."""
         self._session.failed()
         self._news.set()
 
-    # ------------------------------------------------------------ the conversation
+    # ------------------------------------------------------------ exchanges
 
     def _defer(self) -> None:
         if self._deferred is None:
@@ -250,12 +250,12 @@ class RedisQueue:
     async def _exchange(self) -> None:
         message = self._session.message(self._clock(), self._replicas())
         if message is None:
-            return  # a passenger is under way: its answer looks for what came meanwhile
+            return  # a message is in flight: its answer checks for what came meanwhile
         self.round_trips += 1
         try:
             self._arrived(await self._script(keys=self._keys, args=self._arguments(message)))
         except ResponseError:
-            # Redis is there, and will not take this message: it is told everything anew instead.
+            # Redis answers and rejects this message: everything is sent anew instead.
             log.exception("the shared queue (Redis) refuses what this gateway says")
             self._session.lost()
             self._failed()
@@ -288,7 +288,7 @@ class RedisQueue:
         self._session.failed()
         was_away, self.is_away = self.is_away, True
         if self._may_go_alone:
-            # What is decided here from now on, the pool learns when this gateway joins again.
+            # The pool learns of decisions made here when this gateway rejoins.
             self._session.lost()
             self.pump(self._clock())
         if not was_away:
@@ -327,7 +327,7 @@ class RedisQueue:
                             self._published(heard["data"])
             except (RedisError, OSError, TimeoutError):
                 self.is_listening = False
-                # Perhaps it has lost everything: the sooner it is told, the better.
+                # It may have lost everything: rejoin soon.
                 self._news.set()
                 await asyncio.sleep(RETRY_S)
 

@@ -1,4 +1,4 @@
-"""The account of a request: what it was told and what became of it."""
+"""The account of a request: its estimate, its times, its charge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TierMove:
 
 
 class Account(msgspec.Struct, frozen=True):
-    """The last word on a request: what it was promised, what it got, what it paid."""
+    """What a request was promised, what it got, what it paid."""
 
     request_id: str
     tenant: str

@@ -24,7 +24,7 @@ from gateway.domain.outcomes import RequestOutcome
 VERSION = 1
 MAX_EVENTS = 64
 MAX_NOTES = 64
-"""Noted while it is under way."""
+"""Noted while it runs."""
 OUTCOMES = tuple(RequestOutcome)
 """By the number in `ENDED`. New ones are added at the end."""
 _IN_ORDER = itemgetter(1, 0)
@@ -131,7 +131,7 @@ Note = tuple[int, float, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Timeline:
-    """What is noted while a request is under way. `note` is all that the path of a request pays for it."""
+    """Notes taken while a request runs. `note` is its only cost on the request's path."""
 
     notes: list[Note]
 

@@ -83,7 +83,7 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
     for start in range(0, len(sequences), choices):
         of_prompt = sequences[start : start + choices]
         input_tokens += max([sequence.input_tokens for sequence in of_prompt])
-        # Choices after the first may find what the first computed: only what nobody computed was cached.
+        # Later choices may find what the first computed: only what none of them computed was cached.
         begun = [sequence.cached_tokens for sequence in of_prompt if sequence.input_tokens]
         if begun:
             cached_tokens += min(begun)

@@ -35,8 +35,8 @@ def displacement(
     in_flight: Iterable[InFlight],
     places: int,
 ) -> Displacement:
-    """Of a request of `tenant_id` in tier `rank` that emits `output_tokens` in all, where engines run
-    `places` sequences at once."""
+    """Of a request of `tenant_id` in tier `rank` that emits `output_tokens` in all, where engines have
+    `places` places."""
     passes = sum(
         ticket.entry.predicted_cost
         for ticket in waiting

@@ -50,20 +50,20 @@ class Estimator:
         note: str = "",
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model`: the one that all upstreams serve; `note` is said with every forecast's basis; `stopwatch`
-        tells what a replay takes."""
+        """`model`: the one that all upstreams serve; `note` is appended to every forecast's basis;
+        `stopwatch` times replays."""
         self.lengths = lengths
         self.observed = 0
         """Answers learned from since the start."""
         self.calibration = Calibration()
-        """What puts the forecasts right."""
+        """Corrects the forecasts."""
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
         self.are_told = are_told
-        """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
+        """Whether requests get estimates, and replays run for them. May change at any time."""
         self._note = note
-        self._paces = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
+        self._scales = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
         self.surfaces = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),
@@ -74,8 +74,8 @@ class Estimator:
         self._flow = flow
         self._judged = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
-        self._rate: tuple[Snapshot, StepTime, int] | None = None
-        """What `_pace_now` said of the latest snapshot."""
+        self._latest: tuple[Snapshot, StepTime, int] | None = None
+        """What `_step_time_now` said of the latest snapshot."""
 
     # ------------------------------------------------------------ lengths
 
@@ -85,7 +85,7 @@ class Estimator:
         return self.predicted_lengths(call, (quantile,), emitted_tokens)[0]
 
     def predicted_lengths(self, call: Call, quantiles: Sequence[float], emitted_tokens: int = 0) -> list[int]:
-        """Several of them at once."""
+        """Several quantiles of it."""
         if call.sampling.ignore_eos:
             return [call.max_tokens] * len(quantiles)
         tenant_id = call.principal.tenant_id
@@ -94,8 +94,8 @@ class Estimator:
         )
 
     def predicted_gpu_ms(self, call: Call, output_tokens: int) -> int:
-        """Device time of the call with so many output tokens, all sequences, beside what runs now."""
-        step_time, width = self._pace_now()
+        """Device time of the call with `output_tokens` over all sequences, beside what runs now."""
+        step_time, width = self._step_time_now()
         each = -(-output_tokens // call.sequences)
         return sum(
             predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), each)
@@ -104,23 +104,23 @@ class Estimator:
 
     def stream_tokens_per_s(self) -> float:
         """How fast one sequence decodes beside what runs now."""
-        step_time, width = self._pace_now()
+        step_time, width = self._step_time_now()
         return 1 / predict_step_s(step_time, width, 0, width)
 
     @property
     def step_time(self) -> StepTime:
         """The engines' step-time model, at the pace that they really have."""
-        return self._pace_now()[0]
+        return self._step_time_now()[0]
 
-    def _pace_now(self) -> tuple[StepTime, int]:
+    def _step_time_now(self) -> tuple[StepTime, int]:
         """The step-time model of an upstream that serves, and how many sequences it runs."""
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is None:
                 continue
-            if self._rate is None or self._rate[0] is not snapshot:
-                self._rate = snapshot, self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
-            return self._rate[1:]
+            if self._latest is None or self._latest[0] is not snapshot:
+                self._latest = snapshot, self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
+            return self._latest[1:]
         return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int, now_s: float) -> None:
@@ -132,16 +132,16 @@ class Estimator:
             self.observed += 1
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request gets in line: more like it are to be expected."""
+        """A request is queued: more like it are to be expected."""
         if self.are_told:
             self.surfaces.arrived(entry)
 
     def watch(self, now_s: float) -> None:
-        """Looks at the engines' latest snapshots, and replays where that is due; to be called some twenty
-        times a second, beside the requests."""
-        self._rate = None
+        """Takes the engines' latest snapshots, and replays where that is due. Call about twenty times a
+        second, beside the requests."""
+        self._latest = None
         for upstream in self._upstreams:
-            self._paces[upstream.replica_id].see(upstream.snapshot)
+            self._scales[upstream.replica_id].see(upstream.snapshot)
         if self.are_told:
             self.surfaces.refresh(now_s)
 
@@ -151,7 +151,7 @@ class Estimator:
         self, call: Call, arrived_s: float, lengths: tuple[int, int] | None = None
     ) -> Estimate | None:
         """The estimate made on arrival; `lengths`: p50 and p90 of one sequence's output, where they are
-        known. None where none is told, and where forecasting itself fails: a request never does for it."""
+        known. None where estimates are off, and where forecasting fails: that never fails a request."""
         if not self.are_told:
             return None
         principal = call.principal
@@ -195,7 +195,7 @@ class Estimator:
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
         raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
-        return self._told(model, tenant_id, tier, size, raw, "plain")
+        return self._priced(model, tenant_id, tier, size, raw, "plain")
 
     def offers(
         self, model: str, tenant_id: str, weight: float, tiers: Sequence[Tier], size: Size, now_s: float
@@ -206,7 +206,7 @@ class Estimator:
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.surfaces.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
         return {
-            tier: self._told(model, tenant_id, tier, size, raw, "binding")
+            tier: self._priced(model, tenant_id, tier, size, raw, "binding")
             for tier, raw in zip(tiers, found, strict=True)
         }
 
@@ -223,8 +223,8 @@ class Estimator:
         )
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
-        """A request that was told `estimate` has had its answer: what came of it? Of plain requests no more
-        than `JUDGED_PER_S` are looked at, evenly chosen: that is enough to follow."""
+        """Learns from a request that was told `estimate` and has had its answer. Of plain requests at most
+        `JUDGED_PER_S` are used, evenly chosen."""
         ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
         is_plain = estimate.promise is not None and estimate.promise.bucket.kind == "plain"
         if is_plain and not self._judged.takes(ended_s):
@@ -232,12 +232,12 @@ class Estimator:
         calibrate(self.calibration, estimate, times, output_tokens)
 
     def refused(self, estimate: Estimate, waited_s: float) -> None:
-        """A request that was told `estimate` left the line without its turn."""
+        """A request that was told `estimate` left the queue without its turn."""
         if estimate.promise is not None:
             promise = estimate.promise
             self.calibration.refuse(promise.bucket, promise.raw, estimate, waited_s)
 
-    def _told(
+    def _priced(
         self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
@@ -289,4 +289,4 @@ class Estimator:
         return self._adjusted(upstream, upstream.snapshot)
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
-        return self._paces[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
+        return self._scales[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)

@@ -24,21 +24,21 @@ from engine.messages import TIER_RANKS
 from gateway.flow.controller import FlowController
 
 REST = 49.0
-"""After a replay none is wanted for so many times what it took."""
+"""Pause after a replay, in multiples of its duration."""
 CALM = 8.0
-"""While nobody waits a surface says how fast the engines are, and lasts so many times as long."""
+"""With an empty queue a surface depends on the engines alone, and lasts this many times as long."""
 PAUSE_S = 0.5
-"""An older surface is from before a pause: whoever comes first pays for a new one."""
+"""An older surface is from before a pause: the next request rebuilds it."""
 STALE_S = 5.0
-"""An older one is of no use, however busy we are."""
+"""An older one is not used, however busy the process is."""
 QUOTE_DEBT_S = 0.25
-"""A quote may go into debt by so much time before it, too, has to do with an older answer."""
+"""The debt of replay time up to which a quote still gets a replay of its own."""
 QUOTE_EVENTS = 50
 """Of the engines, in a replay for one quote."""
 LONG_QUEUE = 200
 """Where more wait, to copy the queue takes longer than a quote may: it is read off the surface."""
 FORGET_S = 30.0
-"""Lines that nobody asked about for so long have no probes any more."""
+"""Lines not asked about for this long lose their probes."""
 NOTED_EVERY_S = 1.0
 """How often it is noted that a line is asked about."""
 MAX_COMING = 256
@@ -83,7 +83,7 @@ class ForecastCache:
         self._stopwatch = stopwatch
         self._rates = ArrivalRates()
         self._coming: list[QueueEntry] = []
-        """Arrivals that `_rates` has not heard of: it is told of many at once, off the path of each."""
+        """Arrivals that `_rates` has not seen yet: passed on in batches, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
         """With the instant at which each was last asked about, the latest last."""
         self._surface: Surface | None = None
@@ -97,7 +97,7 @@ class ForecastCache:
         self._rest_until_s = float("-inf")
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request gets in line: more like it are to be expected."""
+        """A request is queued: more like it are to be expected."""
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:
             self._note_arrivals()
@@ -115,7 +115,7 @@ class ForecastCache:
         self._coming.clear()
 
     def refresh(self, now_s: float) -> None:
-        """Replays if anybody asked since the last time, and if there is time for it."""
+        """Replays if a forecast was read since the last time, and the share of time allows it."""
         if not self._is_asked or now_s < self._rest_until_s:
             return
         surface = self._surface
@@ -171,7 +171,7 @@ class ForecastCache:
         ]
 
     def _is_calm(self) -> bool:
-        """Nobody waits, and nobody did."""
+        """The queue is empty, and was when the surface was built."""
         return not self._queued_then and not len(self._flow)
 
     def _is_too_old(self, surface: Surface, now_s: float) -> bool:

@@ -50,16 +50,16 @@ class Knob(StrEnum):
     """What can be moved."""
 
     BATCH_CAP = "batch_cap"
-    """Share of an engine's sequences that run at once."""
+    """Share of an engine's sequences that may run."""
     TOKEN_BUDGET = "token_budget"
     """Share of the tokens of a step."""
     LOOKAHEAD = "lookahead"
-    """Sequences sent beyond what runs at once."""
+    """Sequences sent beyond the engine's places."""
     AGEING = "ageing"
     """Factor on the times after which requests move up."""
     ADMISSION = "admission"
-    """Strictness towards targets: a request is refused if so many times what is expected (p90) is beyond its
-    target; 0: nobody is."""
+    """Strictness towards targets: a request is refused if this factor times its expected time (p90) is beyond
+    its target; 0: none is."""
     EARLY_REFUSAL = "early_refusal"
     """Factor on the expected wait that admission compares with a deadline: above 1 it refuses earlier."""
     BATCH_SHARE = "batch_share"
@@ -192,7 +192,7 @@ RULES = (
 
 
 class Control:
-    """One pool's loop. One writer: whoever looks at the traffic."""
+    """One pool's loop. One writer: the caller that observes."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ class FlowController:
     # ------------------------------------------------------------ arrivals and departures
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Puts a request in line. Raises `ValueError` when its id is known already."""
+        """Queues a request. Raises `ValueError` when its id is known already."""
         entry = ticket.entry
         if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
@@ -146,7 +146,7 @@ class FlowController:
         return None
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Takes a waiting request out of line; False when it does not wait (any more)."""
+        """Takes a waiting request out; False when it does not wait (any more)."""
         ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return False
@@ -177,7 +177,7 @@ class FlowController:
         return late
 
     def drain(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, all that waits, the oldest first; what is under way goes on."""
+        """Takes out, and returns, all that waits, the oldest first; running requests go on."""
         waiting = sorted(self.queue.tickets(), key=lambda ticket: ticket.entry.arrived_s)
         for ticket in waiting:
             self.cancel(ticket.entry.entry_id, now_s)
@@ -231,7 +231,7 @@ class FlowController:
         self._last_dispatch_s = now_s
         counter = self.queue.tiers.counter(entry.tenant_id, band, lane)
         if by_reservation:
-            # At the engine it must not stand behind those who wait here: they would be sent for ever.
+            # At the engine it must not stand behind requests that wait here: those would be sent for ever.
             counter = int(min(counter, self.queue.lowest_counter(RESERVED_RANK, now_s)))
         return Dispatch(
             ticket, replica.replica_id, counter, rank, by_reservation, displaced, reason is Reason.OWED
@@ -326,8 +326,8 @@ class FlowController:
         return self.queue.tiers.clone(counters)
 
     def check(self, now_s: float | None = None) -> None:
-        """Audits itself; raises `AssertionError` when its books do not agree. With `now_s`, right after a
-        `dispatch` at that instant, also that nobody was forgotten who should have moved up."""
+        """Audits itself; raises `AssertionError` when its state is inconsistent. With `now_s`, right after a
+        `dispatch` at that instant, also that every due request has moved up."""
         self.queue.check(now_s)
         self.placement.check(list(self.dispatched))
         queued = {tenant.tenant_id: tenant.num_queued for tenant in self._tenants.all()}

@@ -22,7 +22,7 @@ LENIENT = 0.5
 """Strictness that refuses only those whose 90th percentile is twice their target."""
 STRICT = 1.5
 TRIED_ONE_IN = 20
-"""Of those that a target refuses, so many are let in all the same: a forecast that nobody tries is never put
+"""One in this many refused by a target is admitted all the same: a forecast that is never tried is never put
 right."""
 
 
@@ -61,7 +61,7 @@ def early_refusal(
     deadline_s: float | None = None,
     factor: float = 1.0,
 ) -> TooLate | None:
-    """Why a request is refused at once; None: it may get in line.
+    """Why a request is refused on arrival; None: it may be queued.
 
     `expires_s` (its turn) and `deadline_s` (its complete answer) are instants of the clock of `now_s`. An
     instant that has passed refuses by itself; without a forecast (`ahead` None) nothing else does. What is
@@ -83,7 +83,7 @@ def out_of_reach(
     ahead: TimesAhead | None, targets_s: Mapping[str, float], strictness: float
 ) -> TooLate | None:
     """The target that a request is expected to miss: `strictness` times the 90th percentile of what is
-    expected is beyond it. At 0 nobody misses any; nor without a forecast.
+    expected is beyond it. None at 0, and without a forecast.
 
     A target is there to be kept, and under overload the line becomes as long as is allowed: who stands at its
     end needs room for the forecast's error, and more where that is larger. So not by the median.

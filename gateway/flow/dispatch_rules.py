@@ -35,7 +35,7 @@ Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
 
 
 class DispatchRules:
-    """Decides; the books are changed by `grant` alone."""
+    """Decides; state changes only through `grant`."""
 
     def __init__(self, queue: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
         self._queue = queue

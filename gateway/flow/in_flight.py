@@ -39,9 +39,9 @@ class InFlightRequests:
         self._reservations = reservations
         self._by_id: dict[str, InFlight] = {}
         self._of_tenant: dict[str, int] = {}
-        """Requests under way; who has none is not named."""
+        """In-flight requests by tenant; tenants with none are absent."""
         self._ended: Recent[int] = Recent(MAX_TENANTS)
-        """How much everybody had been served when a tenant's last request ended."""
+        """Service of all tenants when a tenant's last request ended."""
 
     def begin(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         """A request goes; its predicted cost is charged."""
@@ -105,7 +105,7 @@ class InFlightRequests:
         self, rank: int, sequences: int, kv_tokens: int, replica: Replica
     ) -> tuple[Displaced, ...]:
         """Whose places a request of `rank` at the engine takes there: of the lower tiers, the lowest first
-        and of those who came last, until it fits. Nobody's, where there is room for all."""
+        and of those who came last, until it fits. Empty where there is room for all."""
         load = self._placement.load(replica.replica_id)
         places = min(sum(load.sequences), replica.max_sequences) + sequences - replica.max_sequences
         kv_over = sum(load.kv_tokens) + kv_tokens - replica.kv_tokens * self._placement.window.kv_window
@@ -137,7 +137,7 @@ class InFlightRequests:
         return scaled(most, weight)
 
     def get(self, entry_id: str) -> InFlight | None:
-        """A request under way."""
+        """An in-flight request."""
         return self._by_id.get(entry_id)
 
     def __len__(self) -> int:

@@ -59,7 +59,7 @@ class LaneRule:
             if rank >= LOWEST_RANK
             else (self.share_sequences, self.share_kv)
         )
-        # All of it is what the window allows, which may be more than runs at once.
+        # All of it is what the window allows, which may exceed the engine's places.
         fits_sequences = share_sequences == 1 or (
             sequences_ahead + sequences <= max(1, int(replica.max_sequences * share_sequences))
         )

@@ -108,7 +108,7 @@ class MclockReservations:
         return None if reserved is None or reserved.rate <= 0 else reserved.tag_s
 
     def check(self, waiting: dict[str, int], running: dict[str, int]) -> None:
-        """Raises `AssertionError` when the books differ from these counts by tenant."""
+        """Raises `AssertionError` when its counts differ from these, by tenant."""
         for tenant_id, reserved in self._reserved.items():
             assert reserved.waiting == waiting.get(tenant_id, 0), "waiting on a reservation"
             assert reserved.running == running.get(tenant_id, 0), "running on a reservation"

@@ -92,7 +92,7 @@ class RequestQueue:
         return ticket
 
     def age(self, now_s: float) -> int:
-        """Moves up who has waited long enough, who arrived first first; returns how many moved."""
+        """Moves up requests that have waited long enough, by arrival; returns how many."""
         due = self._ageing.due(now_s)
         moves: dict[tuple[int, int], list[QueueEntry]] = {}
         for entry_id in due:
@@ -109,7 +109,7 @@ class RequestQueue:
         return len(due)
 
     def set_ageing(self, ageing_s: Sequence[float]) -> None:
-        """Other times, also for what waits: who is due by them moves up at the next `age`, and nobody moves
+        """Other times, also for what waits: requests due by them move up at the next `age`; none moves
         down. Raises `ValueError` for one that is not positive."""
         before, self._ageing = self._ageing, Ageing(ageing_s)
         self._was_slowed |= any(
@@ -122,12 +122,12 @@ class RequestQueue:
     # ------------------------------------------------------------ who is first
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
-        """The first of each lane of a band, who goes first first: (lane, ticket)."""
+        """The first of each lane of a band, in order of dispatch: (lane, ticket)."""
         return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
 
     def firsts_of(self, tenant_id: str, now_s: float) -> Iterator[tuple[int, Ticket]]:
-        """A tenant's own first of each band and lane, the highest band first, of the lanes who arrived first:
-        (lane, ticket)."""
+        """A tenant's own first of each band and lane, the highest band first, lanes by arrival: (lane,
+        ticket)."""
         for tier in range(NUM_RANKS):
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
@@ -215,7 +215,7 @@ class RequestQueue:
         ]
 
     def lowest_counter(self, band: int, now_s: float) -> float:
-        """Of the tenants whose turn is next in a band; infinite where nobody waits."""
+        """Of the tenants whose turn is next in a band; infinite where none waits."""
         return min(
             (
                 self.tiers.counter(ticket.entry.tenant_id, band, lane)
@@ -225,8 +225,8 @@ class RequestQueue:
         )
 
     def check(self, now_s: float | None = None) -> None:
-        """Raises `AssertionError` when the books disagree; with `now_s`, also when somebody who should have
-        moved up by then has not."""
+        """Raises `AssertionError` when its state is inconsistent; with `now_s`, also when a due request has
+        not moved up."""
         assert len(self.tiers) == len(self._tickets) == len(self._places), "queue and tickets disagree"
         standing: dict[str, tuple[int, int]] = {}
         for place, lines in self._lines.items():

@@ -39,7 +39,7 @@ MAX_AGE_S = 1800.0
 
 @dataclass(slots=True)
 class _Under:
-    """One request under way at a replica."""
+    """One request in flight at a replica."""
 
     rank: int
     prefill_tokens: int
@@ -122,7 +122,7 @@ class PrefixRouter:
             index.note(ticket.prefix_hashes, now_s)
 
     def first_token(self, entry_id: str) -> None:
-        """Nobody waits for its prompt any more."""
+        """Its prompt is computed."""
         replica_id = self._replica_of.get(entry_id)
         if replica_id is not None:
             self._under[replica_id][entry_id].prefill_tokens = 0

@@ -18,7 +18,7 @@ from engine.step_time.model import PRIOR
 
 NUM_RANKS = len(TIER_RANKS)
 OWED_PART = 2
-"""Of a replica's places, one in so many may be taken twice over by requests that are owed service."""
+"""One in this many of a replica's places may be taken twice over by requests that are owed service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Replica:
     """As last fitted."""
     max_batched_tokens: int = 512
     pauses: bool = True
-    """Its engine gives a place to who is owed one, and pauses somebody for it; others' engines do not."""
+    """Its engine pauses a sequence to place a request that is owed service; foreign servers do not."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """`lookahead_sequences` beyond what runs at once; `kv_window` as a share of the KV capacity; `batch_cap`
-    as a share of what may run at once, below 1 without any lookahead."""
+    """`lookahead_sequences` beyond the engine's places; `kv_window` as a share of the KV capacity;
+    `batch_cap` as a share of the places, below 1 without any lookahead."""
 
     lookahead_sequences: int
     kv_window: float

@@ -94,7 +94,7 @@ class ControlLoop:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: nobody knows."""
+        expected to keep it, that missed one; None: unknown."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self._setters = setters
         self._model = model

@@ -90,7 +90,7 @@ class Lifecycles:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests that have not ended."""
         return sum(pool.lifecycle.running for pool in self._pools.values())
 
     def begin(self, call: Call) -> Run:
@@ -98,7 +98,7 @@ class Lifecycles:
         return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        """A request that is under way here."""
+        """A request of this gateway that has not ended."""
         found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
         return next((run for run in found if run is not None), None)
 

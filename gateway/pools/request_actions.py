@@ -79,7 +79,7 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
 
 class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of an act. Not `is_found`: no such request is under way in that gateway."""
+    """Result of an action. Not `is_found`: that gateway runs no such request."""
 
     is_found: bool
     value: Any = None

@@ -44,9 +44,9 @@ class RequestFinisher:
 
     def __init__(
         self,
-        books: Holds,
+        holds: Holds,
         dispatcher: Dispatcher,
-        feed: StreamLimiter,
+        stream_limiter: StreamLimiter,
         estimates: Estimator,
         metrics: Metrics,
         observer: RequestObserver | None,
@@ -56,9 +56,9 @@ class RequestFinisher:
         settle_wait_s: float,
         quote_credit_share: float,
     ) -> None:
-        self._books = books
+        self._holds = holds
         self._dispatcher = dispatcher
-        self._feed = feed
+        self._stream_limiter = stream_limiter
         self._estimates = estimates
         self._metrics = metrics
         self._observer = observer
@@ -70,21 +70,21 @@ class RequestFinisher:
     async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
         """Frees the place in the window, settles durably, and notifies the listener. `cause`: what kept the
         answer from being complete."""
-        await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
+        await _acquire_for_good(run.accounts)  # a running tier change ends, and no other begins
         call = run.call
         run.times.ended_s = self._clock()
         taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
         use = use_of(run.uses, call.choices, dispatched=taken_up)
-        charged, redemption, is_booked = NOTHING, None, False
+        charged, redemption, is_settled = NOTHING, None, False
         try:
-            self._feed.leave(call.request_id)
+            self._stream_limiter.leave(call.request_id)
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
-            if call.request_id in self._books.live:
+            if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
                 redemption = self._redemption(run, outcome, charged)
                 credit = 0 if redemption is None else redemption.credit_nanousd
-                cause = await self._write_books(run, outcome, charged, use, credit) or cause
-                is_booked = True
+                cause = await self._settle_holds(run, outcome, charged, use, credit) or cause
+                is_settled = True
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
             cause = SettlementFailed()
@@ -95,8 +95,8 @@ class RequestFinisher:
         if cause is not None:
             cause.__traceback__ = None  # its frames hold the request: a cycle until the next collection
         run.events.put(Closed(account, cause))
-        if is_booked:
-            # The answer goes out first; whoever waits for this task hears of its end after this.
+        if is_settled:
+            # After the answer: what waits for this task resumes before.
             asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
 
     def _charge(self, run: Run, use: Use) -> Amounts:
@@ -110,7 +110,7 @@ class RequestFinisher:
         return charged
 
     def _redemption(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> Redemption | None:
-        """What came of the quote that it was held to; one who moved to another tier gave it up."""
+        """The verdict on its quote; a move to another tier gives the quote up."""
         binding = run.call.binding
         if binding is None or run.moves:
             return None
@@ -143,7 +143,7 @@ class RequestFinisher:
             gpu_ms=charged.gpu_ms,
         )
 
-    async def _write_books(
+    async def _settle_holds(
         self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
     ) -> SettlementPending | None:
         """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself)."""
@@ -168,7 +168,7 @@ class RequestFinisher:
             "finish": sorted({each.finish for each in outcomes}),
             "most_buffered_events": run.events.most_waiting,
             "engine_counted": len(outcomes),
-            # Whose place it took, or who took its own, and how many tokens were sat out: operators may know.
+            # Displacement either way, and the tokens paused: for operators.
             "displaced": [
                 [decision.kind, decision.others, decision.displaced_tokens]
                 for each in outcomes
@@ -182,7 +182,7 @@ class RequestFinisher:
             if is_known
             else max(0, held.output_tokens - use.output_tokens),
         }
-        settlement = self._books.settle(
+        settlement = self._holds.settle(
             run.call,
             charged,
             outcome,
@@ -232,7 +232,7 @@ class RequestFinisher:
 
 
 async def _acquire_for_good(lock: asyncio.Lock) -> None:
-    """Whoever cancels this has to wait, too."""
+    """Acquires the lock even when cancelled meanwhile."""
     while True:
         try:
             await lock.acquire()

@@ -110,13 +110,13 @@ class Lifecycle:
         admission: Admission | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
-        self._books = books
+        self._holds = books
         self._dispatcher = dispatcher
         self._estimates = estimates
         self._prices = prices
         self._clock = clock
         self._wall_clock = wall_clock
-        self._rule = rule
+        self._limits = rule
         self._sleep = sleep
         self._observer = observer
         self.reserve_quantile = rule.reserve_quantile
@@ -124,20 +124,20 @@ class Lifecycle:
         self.admission = admission or Admission()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._feed = StreamLimiter(max_waiting=rule.max_fed_waiting)
-        self._decoding = Execution(
+        self._stream_limiter = StreamLimiter(max_waiting=rule.max_fed_waiting)
+        self._execution = Execution(
             dispatcher,
-            self._topping,
+            self._top_up_task,
             clock,
             require_presence=books.require_presence,
             outcome_wait_s=rule.outcome_wait_s,
             slow_reader_s=rule.slow_reader_s,
         )
-        self._moving = TierChange(books, dispatcher, clock, wall_clock)
-        self._ending = RequestFinisher(
+        self._tier_change = TierChange(books, dispatcher, clock, wall_clock)
+        self._finisher = RequestFinisher(
             books,
             dispatcher,
-            self._feed,
+            self._stream_limiter,
             estimates,
             metrics,
             observer,
@@ -146,35 +146,35 @@ class Lifecycle:
             settle_wait_s=rule.settle_wait_s,
             quote_credit_share=rule.quote_credit_share,
         )
-        self._runs: dict[Run, asyncio.Task[None]] = {}
+        self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
 
     @property
     def running(self) -> int:
-        """Requests under way."""
-        return len(self._runs)
+        """Requests that have not ended."""
+        return len(self._tasks)
 
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         uses = [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
-        events = Events(self._rule.max_buffered_events, is_whole=not call.stream)
+        events = Events(self._limits.max_buffered_events, is_whole=not call.stream)
         prices = self._prices() if call.binding is None else call.binding.prices
         run = Run(call, Times(self._clock()), uses, prices, events)
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
         task = asyncio.create_task(self._run(run), name=f"request {call.request_id}")
-        self._runs[run] = task
+        self._tasks[run] = task
         self._by_id[call.request_id] = run
         task.add_done_callback(lambda _: self._forget(run))
         return run
 
     def find(self, request_id: str) -> Run | None:
-        """A request that is under way here."""
+        """A request of this gateway that has not ended."""
         return self._by_id.get(request_id)
 
     def under_way(self, tenant_id: str) -> list[Run]:
         """A tenant's requests, the oldest first."""
-        return [run for run in self._runs if run.call.principal.tenant_id == tenant_id]
+        return [run for run in self._tasks if run.call.principal.tenant_id == tenant_id]
 
     def cancel(self, run: Run) -> None:
         """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""
@@ -184,12 +184,12 @@ class Lifecycle:
         """What a move to `tier` would change. Raises `NotWaiting`, `UnknownPrice`."""
         if run.status != "waiting":
             raise NotWaiting(run.status)
-        return self._moving.offer(run, tier)
+        return self._tier_change.offer(run, tier)
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
         """Moves a request that stands in line to another tier (`tier_change.py`, which says what it
         raises)."""
-        offer = await self._moving.move(run, tier, by)
+        offer = await self._tier_change.move(run, tier, by)
         run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
         return offer
 
@@ -200,23 +200,23 @@ class Lifecycle:
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
 
     def _forget(self, run: Run) -> None:
-        self._runs.pop(run, None)
+        self._tasks.pop(run, None)
         self._by_id.pop(run.call.request_id, None)
 
     async def close(self, grace_s: float) -> None:
         """Lets running requests go on for `grace_s`, then interrupts and settles them."""
         self._dispatcher.refuse_waiting(Closing())
-        if self._runs and grace_s > 0:
-            await asyncio.wait(list(self._runs.values()), timeout=grace_s)
-        for run in list(self._runs):
+        if self._tasks and grace_s > 0:
+            await asyncio.wait(list(self._tasks.values()), timeout=grace_s)
+        for run in list(self._tasks):
             run.interrupt(RequestOutcome.SHUTDOWN)
-        if self._runs:
-            wait_s = self._rule.outcome_wait_s + self._rule.settle_wait_s
-            await asyncio.wait(list(self._runs.values()), timeout=wait_s)
-        for task in self._runs.values():
+        if self._tasks:
+            wait_s = self._limits.outcome_wait_s + self._limits.settle_wait_s
+            await asyncio.wait(list(self._tasks.values()), timeout=wait_s)
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._runs.values(), return_exceptions=True)
-        await self._decoding.close()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._execution.close()
 
     # ------------------------------------------------------------ the sequence
 
@@ -239,7 +239,7 @@ class Lifecycle:
             self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
             await self._reserve(run)
             await self._wait_for_turn(run)
-            outcome = await self._decoding.decode(run)
+            outcome = await self._execution.decode(run)
         except BaseException as exception:
             outcome, cause = outcome_of(exception), exception
             if outcome is RequestOutcome.FAILED:
@@ -247,21 +247,21 @@ class Lifecycle:
             if not isinstance(exception, Exception):
                 raise
         finally:
-            await self._ending.settle(run, outcome, cause)
+            await self._finisher.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
         """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
-        of_tier_s = run.times.arrived_s + self._rule.feed_wait_s[run.call.tier]
+        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[run.call.tier]
         return of_tier_s if run.expires_s is None else min(of_tier_s, run.expires_s)
 
     async def _reserve(self, run: Run) -> None:
         """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
-        counting = RequestMetering(call, run.prices, run.uses)
+        metering = RequestMetering(call, run.prices, run.uses)
         hold = lease.first_hold(
             limits,
-            counting.size,
+            metering.size,
             lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
             call.sequences,
             run.predicted_tokens_to_hold * call.sequences,
@@ -269,35 +269,35 @@ class Lifecycle:
             may_be_cut=not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE,
         )
         waits_since_s = self._clock()
-        is_patient = await self._wait_for_feed(
-            run, fed_streams(limits, counting.size, self._estimates.stream_tokens_per_s())
+        shares_rate = await self._wait_for_rate(
+            run, fed_streams(limits, metering.size, self._estimates.stream_tokens_per_s())
         )
         run.limited_s = self._clock() - waits_since_s
         until_s = self._expires_s(run)
         while True:
             try:
-                granted = await self._books.reserve(
-                    call, hold, price_version=run.prices.version, reported=lambda: counting.reported
+                granted = await self._holds.reserve(
+                    call, hold, price_version=run.prices.version, reported=lambda: metering.reported
                 )
                 break
             except BudgetDenied as refused:
                 denied = refused.denied
-                # Who shares a rate with others of its tenant is not sent away because they just emptied it.
-                if not is_patient or not denied.limit.is_bucket or denied.retry_after_s is None:
+                # A request that shares its tenant's rate is not refused because others just emptied it.
+                if not shares_rate or not denied.limit.is_bucket or denied.retry_after_s is None:
                     raise
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
-        run.leases = Leases(limits, counting, call.max_tokens)
+        run.leases = Leases(limits, metering, call.max_tokens)
         run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
 
-    async def _wait_for_feed(self, run: Run, needs: dict[str, int]) -> bool:
+    async def _wait_for_rate(self, run: Run, needs: dict[str, int]) -> bool:
         call = run.call
         try:
-            passing = self._feed.enter(call.request_id, needs, call.sequences)
+            passing = self._stream_limiter.enter(call.request_id, needs, call.sequences)
             return await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
         except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
@@ -349,7 +349,7 @@ class Lifecycle:
             else (),
         )
 
-    def _topping(self, run: Run, upstream: Upstream) -> TopUpTask | None:
+    def _top_up_task(self, run: Run, upstream: Upstream) -> TopUpTask | None:
         """None: all that can come is covered."""
         call = run.call
         assert run.leases is not None
@@ -359,22 +359,22 @@ class Lifecycle:
             call.request_id,
             run.leases,
             upstream,
-            self._books,
+            self._holds,
             predict=lambda emitted: self._estimates.predicted_output_tokens(
                 call, self.reserve_quantile, emitted
             ),
             sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
             clock=self._clock,
             sleep=self._sleep,
-            hold_wait_s=self._rule.hold_wait_s,
-            accounts_wait_s=self._rule.accounts_wait_s,
+            hold_wait_s=self._limits.hold_wait_s,
+            accounts_wait_s=self._limits.accounts_wait_s,
         )
 
 
 async def _unless_interrupted(
     run: Run, waiting: Coroutine[Any, Any, Result] | Awaitable[Result], timeout_s: float | None = None
 ) -> Result:
-    """The result of `waiting`. Raises `Interrupted` when nobody wants it any more, `QueueExpired` when it
+    """The result of `waiting`. Raises `Interrupted` when the request was interrupted, `QueueExpired` when it
     takes longer than `timeout_s`."""
     task = asyncio.ensure_future(waiting)
     if task.done():

@@ -22,7 +22,7 @@ from gateway.requests.run import Run
 
 HEADER = "x-fairgate-progress"
 HEADERS_AT_ONCE_S = 0.5
-"""So long it may take to hold the budget before headers go out: a refusal by then has a clean status."""
+"""Headers wait this long for the budget: a refusal by then has a clean status."""
 EVERY_S = 2.0
 """Between two comments."""
 

@@ -103,12 +103,12 @@ class TierChange:
 
     def __init__(
         self,
-        books: Holds,
+        holds: Holds,
         dispatcher: Dispatcher,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._books = books
+        self._holds = holds
         self._dispatcher = dispatcher
         self._clock = clock
         self._wall_clock = wall_clock
@@ -138,7 +138,7 @@ class TierChange:
             limits = _limits_of_both(before, tier, self._wall_clock())
             granted = await self._hold(run, after, limits)
             if not self._dispatcher.move(before.request_id, TIER_RANKS[tier]):
-                await self._books.move(before, NOTHING, NOTHING)
+                await self._holds.move(before, NOTHING, NOTHING)
                 raise NotWaiting("running")
             run.call = after
             run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
@@ -166,13 +166,13 @@ class TierChange:
             may_be_cut=may_be_cut,
         )
         if may_be_cut:
-            return await self._books.move(call, hold.first, hold.ahead)
+            return await self._holds.move(call, hold.first, hold.ahead)
         # What was promised to it was its worst case in the old tier; that of the new one is held whole.
         # But by a bucket which cannot: only a short answer is held whole there as well.
         is_in_part = hold.first != hold.most and any(
             limit.is_bucket and limit.mode is LimitMode.HARD for limit in limits
         )
-        granted = await self._books.move(call, hold.first if is_in_part else hold.most, hold.most)
+        granted = await self._holds.move(call, hold.first if is_in_part else hold.most, hold.most)
         promised = size_of(run.prices, run.call, call.max_output_tokens)
         for state in granted.states if is_in_part else ():
             limit = state.limit
@@ -180,7 +180,7 @@ class TierChange:
             is_window = limit.window is not None and limit.mode is LimitMode.HARD
             if is_window and wanted > promised.of(limit.meter) and state.available == 0:
                 # A bucket cannot hold the worst case, so a window was not made to either: it stopped short.
-                await self._books.move(run.call, NOTHING, NOTHING)
+                await self._holds.move(run.call, NOTHING, NOTHING)
                 raise BudgetDenied(Denied(limit, wanted, 0, None, granted.states))
         return granted
 

@@ -363,7 +363,7 @@ async def test_a_cancellation_costs_no_settlement_also_while_a_move_is_under_way
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
     await until(lambda: run.uses[0].outcome is not None)
-    task = house.lifecycle._runs[run]
+    task = house.lifecycle._tasks[run]
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -386,7 +386,7 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
     await until(lambda: house.books.pending)
-    house.lifecycle._runs[run].cancel()
+    house.lifecycle._tasks[run].cancel()
     closed, _ = await house.closed(run)
     assert closed.cause is not None
     assert told(run, closed).code == "settlement_pending"
@@ -945,7 +945,7 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
     house.flow.window = WindowRule(100, 100.0)
     runs = [house.begin(max_tokens=50, principal=principal) for _ in range(fed + 3)]
     await until(lambda: len(house.engine.submitted) == fed)
-    await until(lambda: len(house.lifecycle._feed) == 3)
+    await until(lambda: len(house.lifecycle._stream_limiter) == 3)
     assert await held_of(house, bucket) == 16 * fed, "those that wait hold nothing"
     runs[-1].interrupt(RequestOutcome.DISCONNECTED)
     closed, _ = await house.closed(runs[-1])
@@ -958,7 +958,7 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
         house.engine.end(one, "stop")
         closed, _ = await house.closed(run)
         assert closed.cause is None
-    assert len(house.lifecycle._feed) == 0
+    assert len(house.lifecycle._stream_limiter) == 0
 
 
 async def test_device_time_is_leased_reported_and_charged(house: House) -> None:

@@ -53,7 +53,7 @@ def keys(prefix: str, pool: str) -> list[str]:
 
 
 def channel(prefix: str, pool: str, gateway_id: str) -> str:
-    """Where a gateway hears of turns that others' words gave it."""
+    """The channel of turns that other gateways' exchanges gave to a gateway."""
     return f"{keys(prefix, pool)[0]}:{gateway_id}"
 
 
@@ -80,7 +80,7 @@ class PoolRule:
     """Of a replica, for the long lanes."""
     reservation_burst_s: float = 0.0
     hold_us: int = 1_000_000
-    """Where Redis has lost everything, nobody has a turn for so long: gateways tell it what they have."""
+    """After Redis lost everything nothing is dispatched for this time: gateways send what they have."""
     output_cost: int = OUTPUT_TOKEN_COST
     max_tenants: int = MAX_TENANTS
 
@@ -128,7 +128,7 @@ class PoolReply(msgspec.Struct, frozen=True, array_like=True):
     falls: int
     order: str
     held_us: int
-    """Nobody has a turn for so long: gateways join again after Redis has lost everything."""
+    """Nothing is dispatched for this time: gateways rejoin after Redis has lost everything."""
 
 
 class TenantWaiting(msgspec.Struct, frozen=True, array_like=True):

@@ -27,7 +27,7 @@ MAX_OTHERS = 1024
 
 
 class Mirror(FlowController):
-    """A flow controller that can be told of turns. `on_order` hears of every other order."""
+    """A flow controller that takes turns decided by the pool. `on_order` is called with every new order."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
     _others: Sequence[tuple[TenantWaiting, int]] = ()
@@ -88,11 +88,11 @@ class Mirror(FlowController):
     def admit(
         self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason
     ) -> Dispatch | None:
-        """This request's turn came, decided elsewhere; None when it does not wait (any more)."""
+        """Applies a turn that the pool decided; None when the request does not wait (any more)."""
         ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return None
-        # Its tenant may have a reservation that this gateway has not heard of yet.
+        # Its tenant may have a reservation that this gateway does not know yet.
         if reason is Reason.RESERVATION and self.reservation_tag_s(ticket.entry.tenant_id) is None:
             reason = Reason.ORDER
         return self.grant(ticket, replica, rank, now_s, reason)

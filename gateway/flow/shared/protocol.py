@@ -41,7 +41,7 @@ class PoolNews:
     """What an answer means here."""
 
     held_s: float = 0.0
-    """Ask again after so long: until then nobody has a turn."""
+    """Ask again after this time: until then the pool dispatches nothing."""
     turns: list[Dispatch] = field(default_factory=list)
     refused: list[tuple[str, QueueFull]] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class PoolSession:
 
     @property
     def belongs(self) -> bool:
-        """The pool knows this gateway, as far as we know."""
+        """The pool has this gateway as a member, as of the last answer."""
         return self._belongs
 
     @property
@@ -94,7 +94,7 @@ class PoolSession:
 
     @property
     def is_urgent(self) -> bool:
-        """Somebody here may get a turn by being heard."""
+        """A request here may be dispatched by the next exchange."""
         return self.has_news and (not self._belongs or self._is_urgent)
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
@@ -117,7 +117,7 @@ class PoolSession:
         self._is_urgent = True
 
     def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """A running request emitted so many tokens; only what changes the pool's books is said."""
+        """Progress of a running request; sent only where it changes the pool's charges."""
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
@@ -222,7 +222,7 @@ class PoolSession:
         return self._hear(wire.turns(packed), now_s)
 
     def _hear(self, turns: Iterable[GivenTurn], now_s: float) -> list[Dispatch]:
-        """Those that are news. A turn is told until it was confirmed, so most are told twice."""
+        """The new ones. A turn is repeated until it was confirmed, so most come twice."""
         heard: list[Dispatch] = []
         for turn in turns:
             if turn.life != self._life:
@@ -230,7 +230,7 @@ class PoolSession:
             if turn.entry_id not in self._confirmed:
                 self._confirmed.append(turn.entry_id)
             replica_id = self._own_names.get(turn.replica_id, turn.replica_id)
-            # Not in line: it was heard already, or it left, and the pool is about to hear that.
+            # Not waiting: the turn was applied already, or the request left, which the pool will learn.
             dispatch = self.mirror.admit(
                 turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
             )
