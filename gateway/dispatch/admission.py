@@ -54,7 +54,7 @@ class TargetGate:
         self._out_of_reach = 0
 
     def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
-        """Why a request that arrives is refused; None: it may get in line."""
+        """Why an arriving request is refused; None: it may be queued."""
         self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None))
         late = out_of_reach(ahead, targets_s, self.strictness)
         if late is None:

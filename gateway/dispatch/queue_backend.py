@@ -44,7 +44,7 @@ class QueueBackend(Protocol):
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Leaves the line; False when it does not wait (any more)."""
+        """Takes a request out; False when it does not wait (any more)."""
         ...
 
     def move(self, entry_id: str, tier: int, now_s: float) -> bool:
@@ -56,7 +56,7 @@ class QueueBackend(Protocol):
         ...
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """What a running request emitted so far, all sequences together."""
+        """Output tokens of a running request so far, all sequences together."""
         ...
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:

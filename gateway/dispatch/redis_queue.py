@@ -27,7 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
 from gateway.flow.window import Replica
@@ -74,15 +74,15 @@ class RedisQueue:
         self._virtual_clock = virtual_clock
         self._may_go_alone = may_go_alone
         self._gateway_id = gateway_id
-        self._keys = wire.keys(prefix, pool)
-        self._channel = wire.channel(prefix, pool, gateway_id)
+        self._keys = codec.keys(prefix, pool)
+        self._channel = codec.channel(prefix, pool, gateway_id)
         # An exchange is repeated by the session, under its number, never by the client library.
         self._redis: Any = redis_client.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
         )
-        self._script = self._redis.register_script(wire.script())
-        self._look_script = self._redis.register_script(wire.look_script())
-        self._look_keys = wire.look_keys(prefix, pool)
+        self._script = self._redis.register_script(codec.script())
+        self._look_script = self._redis.register_script(codec.look_script())
+        self._look_keys = codec.look_keys(prefix, pool)
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
         self._deferred: asyncio.TimerHandle | None = None

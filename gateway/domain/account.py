@@ -51,13 +51,13 @@ class Account(msgspec.Struct, frozen=True):
     upstream: str | None = None
     """The replica that ran it; None: it came to none."""
     basis: str = "engine"
-    """Who counted its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
+    """The counter of its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
     decisions: Sequence[Decision] = ()
     """What the engines' schedulers decided about it."""
     moves: Sequence[TierMove] = ()
     """Between tiers, while it waited."""
     redemption: Redemption | None = None
-    """What came of the quote that it was held to; None: there was none."""
+    """The verdict on its quote; None: it had none."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer, to be encoded."""

@@ -30,7 +30,7 @@ JUDGED = frozenset({RequestOutcome.COMPLETED})
 
 @dataclass(frozen=True, slots=True)
 class Redemption:
-    """What came of a quote."""
+    """The verdict on a redeemed quote."""
 
     offer_id: str
     is_kept: bool | None
@@ -62,8 +62,8 @@ def redemption_of(
     rested_s: float,
     credit_share: float,
 ) -> Redemption:
-    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: for so long its tenant's own
-    limits kept it out of line; `rested_s`: for so long it rested while it decoded, for those limits or for a
+    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: how long its tenant's
+    limits kept it out of the queue; `rested_s`: how long it rested while decoding, for those limits or for a
     client that did not read; `credit_share` of the charge is credited for a miss of ours."""
     if outcome in OURS:
         missed: tuple[str, ...] = (outcome.value,)

@@ -83,7 +83,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
 
 
 class Whose(IntEnum):
-    """Who took a request's place."""
+    """The request that took its place."""
 
     UNKNOWN = 0
     """Another gateway's, or one that had ended by then."""

@@ -46,7 +46,7 @@ class SequenceUse:
             self.computed_tokens = self.prompt_tokens - delta.cached_tokens
 
     def ended(self, outcome: SequenceOutcome) -> None:
-        """The engine's final word."""
+        """The engine's final count."""
         self.outcome = outcome
         self.input_tokens = min(self.prompt_tokens, outcome.computed_tokens + outcome.cached_tokens)
         self.computed_tokens = outcome.computed_tokens

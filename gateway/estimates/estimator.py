@@ -75,7 +75,7 @@ class Estimator:
         self._judged = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
         self._latest: tuple[Snapshot, StepTime, int] | None = None
-        """What `_step_time_now` said of the latest snapshot."""
+        """The latest snapshot, with its step time and width."""
 
     # ------------------------------------------------------------ lengths
 

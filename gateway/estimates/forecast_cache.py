@@ -40,7 +40,7 @@ LONG_QUEUE = 200
 FORGET_S = 30.0
 """Lines not asked about for this long lose their probes."""
 NOTED_EVERY_S = 1.0
-"""How often it is noted that a line is asked about."""
+"""How often reads of a line are noted."""
 MAX_COMING = 256
 """Arrivals that are noted together at most."""
 
@@ -56,7 +56,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
     is_exact: bool
     traits: Features | None = None
-    """What says how long each answer will be, where that is known."""
+    """Features for the length forecast, where known."""
 
 
 class ForecastCache:
@@ -85,12 +85,12 @@ class ForecastCache:
         self._coming: list[QueueEntry] = []
         """Arrivals that `_rates` has not seen yet: passed on in batches, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
-        """With the instant at which each was last asked about, the latest last."""
+        """With the instant at which each was last read, the latest last."""
         self._surface: Surface | None = None
         self._ahead_then: list[int] = []
-        """By tier: requests that stood in line or ran when the surface was built."""
+        """By tier: requests that waited or ran when the surface was built."""
         self._prompts_since: list[int] = []
-        """By tier: prompt tokens that got in line since."""
+        """By tier: prompt tokens queued since."""
         self._queued_then = 0
         """Requests that waited when it was built."""
         self._is_asked = False

@@ -37,7 +37,7 @@ class StepTimeScale:
         return min(SLOWEST, max(FASTEST, self._elapsed_s / self._predicted_s))
 
     def see(self, snapshot: Snapshot | None) -> None:
-        """Takes the engine's latest word; the same one twice changes nothing."""
+        """Takes the engine's latest snapshot; the same one twice changes nothing."""
         last, self._last = self._last, snapshot
         if last is None or snapshot is None or snapshot.step <= last.step:
             return

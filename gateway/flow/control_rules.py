@@ -31,7 +31,7 @@ MAX_MOVES = 1_000
 REVERSAL_S = 60.0
 """A knob that went one way goes the other way no sooner, nor sooner after another one did."""
 BURSTS_S = 300.0
-"""After an overload another one is likely for so long."""
+"""After an overload another one is likely for this long."""
 LOWEST, HIGHEST = -float("inf"), float("inf")
 """Goals of a rule: as far as the bounds of a knob allow."""
 TARGET = 0.9
@@ -151,7 +151,7 @@ class ControlRule:
     goals: tuple[tuple[Knob, float], ...]
     """Where it wants which knobs."""
     lingers_s: float = 0.0
-    """So long it holds on after it would have ended: bursts come again, and a knob turns back but once a
+    """How long it holds on after it would have ended: bursts come again, and a knob turns back but once a
     minute."""
 
     def holds(self, value: float, held: bool) -> bool:

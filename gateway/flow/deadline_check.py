@@ -27,7 +27,7 @@ right."""
 
 
 class TimesAhead(Protocol):
-    """What a forecast or an estimate says: (p50, p90) in seconds from its making."""
+    """Times of a forecast or an estimate: (p50, p90) in seconds from its making."""
 
     @property
     def wait_s(self) -> tuple[float, float]: ...

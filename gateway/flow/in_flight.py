@@ -104,7 +104,7 @@ class InFlightRequests:
     def displaced_by(
         self, rank: int, sequences: int, kv_tokens: int, replica: Replica
     ) -> tuple[Displaced, ...]:
-        """Whose places a request of `rank` at the engine takes there: of the lower tiers, the lowest first
+        """The requests that one of `rank` displaces at the engine: of the lower tiers, the lowest first
         and of those who came last, until it fits. Empty where there is room for all."""
         load = self._placement.load(replica.replica_id)
         places = min(sum(load.sequences), replica.max_sequences) + sequences - replica.max_sequences
@@ -127,7 +127,7 @@ class InFlightRequests:
         return tuple(displaced)
 
     def lag(self, tenant_id: str, weight: float) -> int:
-        """How far below the others a tenant of `weight` may stand that comes back to the line, on the
+        """How far below the others a returning tenant of `weight` may stand, on the
         counters' scale. O(replicas)."""
         most = self._placement.kv_tokens * OUTPUT_TOKEN_COST
         if tenant_id not in self._of_tenant:

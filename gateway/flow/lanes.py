@@ -49,7 +49,7 @@ class LaneRule:
     def has_room(
         self, replica: Replica, load: ReplicaLoad, rank: int, sequences: int, kv_tokens: int
     ) -> bool:
-        """Whether the long lane of tier `rank` may hold so much more; `load` is what the long lanes hold of
+        """Whether the long lane of tier `rank` may hold this much more; `load` is what the long lanes hold of
         the replica."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)
         if sequences_ahead == 0:

@@ -87,7 +87,7 @@ class MclockReservations:
         reserved.running += 1
 
     def corrected(self, tenant_id: str, cost: int) -> None:
-        """It takes so much more (negative: less) than was counted."""
+        """Corrects the cost of a running request by `cost` (negative: less)."""
         reserved = self._reserved.get(tenant_id)
         if reserved is not None and reserved.rate > 0:
             reserved.tag_s += cost / reserved.rate

@@ -35,7 +35,7 @@ class Scorer(Protocol):
         ...
 
     def first_token(self, entry_id: str) -> None:
-        """Its prompt is computed. May be said again."""
+        """Its prompt is computed. Idempotent."""
         ...
 
     def ended(self, entry_id: str) -> None:
@@ -87,7 +87,7 @@ class Blocked(Enum):
 
 
 class Placement:
-    """What every replica holds of whom. One writer: the flow controller."""
+    """The load of every replica. One writer: the flow controller."""
 
     def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
         self.window = window

@@ -40,7 +40,7 @@ class RequestQueue:
         queue_ttl_s: Sequence[float],
         lag: Lag = no_lag,
     ) -> None:
-        """Times by tier rank; `lag`: of a tenant that comes into an empty line. Raises `ValueError` for an
+        """Times by tier rank; `lag`: of a tenant that returns to an empty line. Raises `ValueError` for an
         unknown order or an ageing that is not positive."""
         self.tiers = TieredQueue(order_name, counters, lag=lag)
         self._lane_rule = lanes

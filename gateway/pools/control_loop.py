@@ -54,7 +54,7 @@ def queue_setters(flow: FlowController) -> Setters:
 def setters_of(
     flow: FlowController, lifecycle: Lifecycle, engines: Sequence[Upstream], *, is_shared: bool
 ) -> Setters:
-    """All the knobs that a gateway can move by itself. `engines`: whose steps are ours."""
+    """All knobs that a gateway can move by itself. `engines`: our own ones."""
 
     def token_budget(value: float) -> None:
         for engine in engines:
@@ -109,7 +109,7 @@ class ControlLoop:
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
-        """One look at the traffic, and what came of it."""
+        """Observes once, and applies or reports the moves."""
         if self.control.mode is ControlMode.OFF:
             return []
         moves = self.control.look(self._observe(now_s), now_s)

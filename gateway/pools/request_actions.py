@@ -26,7 +26,7 @@ SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
 
 
 class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One act. `tenant_id` None: any tenant's requests (an operator asks)."""
+    """One action. `tenant_id` None: any tenant's requests (an operator asks)."""
 
     act: str
     request_id: str = ""
@@ -86,7 +86,7 @@ class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer's JSON object; of `list` its items."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
-    """Whose request it is, for the audit."""
+    """The request's tenant, for the audit."""
     default_tier: str = ""
     """Of that tenant's key."""
     number: int = 0
@@ -107,7 +107,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswers:
-    """What the others said. `missing` of them did not answer in time."""
+    """Results of the other gateways. `missing` of them did not answer in time."""
 
     answers: list[ActionResult] = field(default_factory=list)
     missing: int = 0

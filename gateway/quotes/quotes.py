@@ -187,7 +187,7 @@ class Quotes:
         return chosen
 
     async def redeem(self, token: str, call: Call) -> Binding:
-        """The promise that `call` is held to, and we. Raises `ApiError` with the reason: 400 for a quote that
+        """The promise that binds `call` and us. Raises `ApiError` with the reason: 400 for a quote that
         is none, was altered, or is for another key or another request, 409 for one that has expired or is
         redeemed. Raises `DatabaseUnavailable`."""
         try:

@@ -66,7 +66,7 @@ from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
-"""When to come back if too many requests wait for their tenant's rate."""
+"""`Retry-After` when too many requests wait for their tenant's rate."""
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
 Result = TypeVar("Result")
@@ -74,7 +74,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LifecycleLimits:
-    """How long a request waits for what, and how much of it is held ahead."""
+    """Time limits of a request's waits, and how much is held ahead."""
 
     reserve_quantile: float
     """Of the predicted output, held before it runs."""
@@ -86,7 +86,7 @@ class LifecycleLimits:
     max_buffered_events: int
     max_fed_waiting: int
     feed_wait_s: Mapping[Tier, float]
-    """For its tenant's rate, before it gets in line."""
+    """For its tenant's rate, before it is queued."""
     quote_credit_share: float = 0.5
     """Of the charge, given back where a redeemed quote was not kept and that is ours."""
 
@@ -181,20 +181,19 @@ class Lifecycle:
         run.interrupt(RequestOutcome.CANCELLED)
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """What a move to `tier` would change. Raises `NotWaiting`, `UnknownPrice`."""
+        """The prices before and after a move to `tier`. Raises `NotWaiting`, `UnknownPrice`."""
         if run.status != "waiting":
             raise NotWaiting(run.status)
         return self._tier_change.offer(run, tier)
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """Moves a request that stands in line to another tier (`tier_change.py`, which says what it
-        raises)."""
+        """Moves a waiting request to another tier. Raises as `TierChange.move`."""
         offer = await self._tier_change.move(run, tier, by)
         run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
         return offer
 
     def outlook(self, run: Run) -> Outlook:
-        """What a request that waits may expect now."""
+        """The present outlook of a waiting request."""
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
@@ -250,12 +249,12 @@ class Lifecycle:
             await self._finisher.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
-        """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
+        """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier."""
         of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[run.call.tier]
         return of_tier_s if run.expires_s is None else min(of_tier_s, run.expires_s)
 
     async def _reserve(self, run: Run) -> None:
-        """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
+        """4: holds what it probably needs, or nothing. Waiting for its tenant's rate it holds nothing."""
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
         metering = RequestMetering(call, run.prices, run.uses)
@@ -303,7 +302,7 @@ class Lifecycle:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
     async def _wait_for_turn(self, run: Run) -> None:
-        """5 and 6: in line, until the controller lets it go or the client leaves."""
+        """5 and 6: queued, until it is dispatched or the client leaves."""
         call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
@@ -325,14 +324,14 @@ class Lifecycle:
         entry = QueueEntry(
             entry_id=call.request_id,
             tenant_id=call.principal.tenant_id,
-            # In line since now: a request that took longer to reserve stands behind those that were quicker.
+            # Queued since now: a request that took longer to reserve stands behind quicker ones.
             arrived_s=self._clock(),
             input_tokens=computed,
             predicted_output_tokens=run.predicted_output_tokens * call.sequences,
             tier=TIER_RANKS[call.tier],
             weight=call.principal.weight,
             predicted_high_tokens=run.predicted_high_tokens * call.sequences,
-            # An order by deadline puts those first whose clients wait least long, or were promised most.
+            # For orders by deadline.
             deadline_s=_target_s(run),
         )
         return Ticket(
@@ -341,7 +340,7 @@ class Lifecycle:
             computed + entry.predicted_output_tokens,
             max_tokens=call.max_tokens,
             is_exact=call.sampling.ignore_eos,
-            # The least of its client's word and its tier's; without the former the queue knows the latter.
+            # Without a timeout of its client the queue applies its tier's.
             expires_s=None if run.expires_s is None else self._expires_s(run),
             reserved_cost_per_s=call.principal.reserved_tokens_per_s,
             prefix_hashes=prefix_hashes(call.prompt_of(0), call.principal.tenant_id)
@@ -392,7 +391,7 @@ async def _unless_interrupted(
 
 
 def _target_s(run: Run) -> float | None:
-    """When its answer should be complete: as its client says, or as its quote does."""
+    """When its answer should be complete: by its client's timeout or its quote."""
     if run.call.binding is None:
         return run.expires_s
     promised_s = run.times.arrived_s + run.call.binding.estimate.e2e_s[1]

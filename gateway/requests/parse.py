@@ -379,9 +379,7 @@ def _integer(value: int | None, name: str, lowest: int, highest: int | None, *, 
     return value
 
 
-# What of a request says how long its answers will be?
-#
-# The gateway's side of `engine/forecast/length/features.py`: which text was last asked, and what else is
+# Features for the length forecast (`engine/forecast/length/features.py`): the last question, and what else is
 # known of the request before it runs.
 
 

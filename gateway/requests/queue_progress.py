@@ -29,14 +29,14 @@ EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How the wait stands."""
+    """The state of a wait."""
 
     status: str
     """As `Run.status`."""
     tier: str
     waited_s: float
     tokens_ahead: dict[str, int] | None
-    """Cost tokens that go first, by cause; None: it is not in line, or nothing is known."""
+    """Cost tokens that go first, by cause; None: it is not queued, or nothing is known."""
     time_left_s: tuple[float, float] | None
     """Until its turn, p50 and p90."""
 
@@ -61,7 +61,7 @@ def wants_progress(header: str | None) -> bool:
 
 
 def outlook(run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float) -> Outlook:
-    """`expected`: the forecast for one like it that came now; `waiting`: everything in line."""
+    """`expected`: the forecast for one like it that arrives now; `waiting`: all queued requests."""
     call = run.call
     waited_s = now_s - run.times.arrived_s
     if expected is None:

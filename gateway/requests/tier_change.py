@@ -33,7 +33,7 @@ from tenants.types import NOTHING, Limit, LimitMode, Meter, OnLowBudget, Tier
 
 
 class NotWaiting(Exception):
-    """The request does not stand in line (any more)."""
+    """The request does not wait (any more)."""
 
     def __init__(self, status: str) -> None:
         super().__init__(status)
@@ -76,7 +76,7 @@ class TierPrice:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a move changes for who pays."""
+    """The prices before and after a move."""
 
     before: TierPrice
     after: TierPrice
@@ -122,7 +122,7 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """Moves it; `by` says who asked (`tenant`, `operator`). To its own tier: nothing changes.
+        """Moves it on behalf of `by` (`tenant`, `operator`). To its own tier: nothing changes.
 
         Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`
         where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.

@@ -29,7 +29,7 @@ from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import Replica, WindowRule
@@ -91,7 +91,7 @@ class Histories(RuleBasedStateMachine):
             1,
             1.0,
             stale_us=10**12,
-            ageing_s=wire.never_is_zero(AGEING_S),
+            ageing_s=codec.never_is_zero(AGEING_S),
             share_sequences=LANES.share_sequences,
             share_kv=LANES.share_kv,
             batch_share=LANES.batch_share,

@@ -18,7 +18,7 @@ from gateway.flow.window import Replica
 from tenants.quota import scripts
 
 FALL = 2**51
-"""What all counters fall by where one comes near 2^53; an answer says how often that was."""
+"""What all counters fall by where one comes near 2^53; an answer has the number of falls."""
 NUM_KEYS = 16
 MAX_TENANTS = 10_000
 _NAMES = ("meta", "tenants", "tickets", "lines", "due", "ages", "loads", "gateways", "owned", "outbox")
@@ -64,7 +64,7 @@ def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """What every gateway of a pool must agree on; the one that joined last says it."""
+    """Settings common to all gateways of a pool; those of the last one to join apply."""
 
     max_queued: int
     max_queued_per_tenant: int
@@ -90,7 +90,7 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
 
     entry_id: str
     life: int
-    """Of the gateway, when it put the request in line."""
+    """Of the gateway, when it queued the request."""
     replica_id: str
     rank: int
     """At the engine."""

@@ -17,7 +17,7 @@ from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.routing import PrefixRouter
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import TenantWaiting
 from gateway.flow.types import Reason
 from gateway.flow.window import Replica
@@ -109,8 +109,8 @@ class Mirror(FlowController):
 
 def require_shared(order_name: str) -> None:
     """Raises `UnknownPolicy` for an order that gateways cannot share."""
-    if order_name not in wire.ORDERS:
+    if order_name not in codec.ORDERS:
         raise UnknownPolicy(
-            f"gateways that share a queue know the orders {' and '.join(wire.ORDERS)}, not {order_name}:"
+            f"gateways that share a queue know the orders {' and '.join(codec.ORDERS)}, not {order_name}:"
             " choose a policy with one of these, or give each gateway a queue of its own (gateway_queue=own)"
         )
