@@ -237,7 +237,7 @@ class FlowController:
             ticket, replica.replica_id, counter, rank, by_reservation, displaced, reason is Reason.OWED
         )
 
-    # ------------------------------------------------------------ what came of them
+    # ------------------------------------------------------------ progress and end
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction."""

@@ -119,7 +119,7 @@ class RequestQueue:
             entry, (band, _) = ticket.entry, self._places[entry_id]
             self._ageing.add(entry_id, entry.tier, band, entry.arrived_s)
 
-    # ------------------------------------------------------------ who is first
+    # ------------------------------------------------------------ heads
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
         """The first of each lane of a band, in order of dispatch: (lane, ticket)."""

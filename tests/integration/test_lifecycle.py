@@ -85,7 +85,7 @@ class ScriptedEngine:
         self.gpu_us: dict[str, int] = {}
         self.gpu_leases: dict[str, list[int | None]] = {}
         self.takes_no_commands = 0
-        """So many it does not hear."""
+        """How many commands it ignores."""
         self.answers_cancels = True
         self.hides_after_cancel = 2
         """Tokens emitted before a cancel took effect."""
@@ -346,7 +346,7 @@ async def test_a_listener_gets_ready_while_an_upstream_works_and_not_before(hous
     run.get_ready = get_ready
     await until(lambda: sent)
     assert sent == [(run, [sequence_id(run.call.request_id, 0)])]
-    assert run.limit_states, "what is told of limits is known by then"
+    assert run.limit_states, "limit states are known by then"
     assert not run.events.take()
     house.engine.is_up = False
     unsent = house.begin()
@@ -573,7 +573,7 @@ async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: H
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
     run, (name,) = await house.running()
     house.engine.end(name, "stop")
-    assert (await house.closed(run))[0].cause is None, "a target alone refuses nobody"
+    assert (await house.closed(run))[0].cause is None, "a target alone refuses no request"
     house.lifecycle.admission.strictness = 1.0
     refused = house.begin()
     closed, _ = await house.closed(refused)
@@ -698,7 +698,7 @@ async def test_holds_are_renewed_while_a_request_runs(house: House) -> None:
 
 
 async def test_a_listener_that_is_gone_changes_nothing(house: House, tmp_path: Path) -> None:
-    """Nobody reads the events: the request runs to its end and settles."""
+    """Without a reader the request runs to its end and settles."""
     run, (one,) = await house.running(principal=replace(PRINCIPAL, limits=LIMITS))
     for _ in range(20):
         house.engine.emit(one, 1)
@@ -782,7 +782,7 @@ async def test_a_top_up_reports_tokens_as_bills_have_them_beside_what_limits_cou
     house.engine.emit(one, first)
     await leased(house, one, first + 1)
     [found] = await house.ledger.open_requests()
-    # As if everybody had died now.
+    # As if every gateway had died now.
     reckoning = reckon(found, [], house.prices)
     cost_nanousd = 10 * 100 + 10 * 300
     assert reckoning.detail["basis"] == "last_report"
@@ -915,7 +915,7 @@ async def test_a_rate_lets_the_sequence_rest_until_the_bucket_has_refilled(sqlit
         count = house.engine.leases[one][-1] - emitted
         house.engine.emit(one, count)
         emitted += count
-    # 8 were there at once, the other 12 flowed in at 10 a second; nobody was cut.
+    # 8 were there from the start, the other 12 flowed in at 10 a second; none was cut.
     assert naps
     assert 1.199 <= now_s - 1e9 <= 2.0
     assert house.engine.cancelled == []

@@ -132,7 +132,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         for _ in range(count):
             self.number += 1
-            # No two at the very same time: who of those is first is told by names here and by numbers there.
+            # No two at the very same time: their order goes by names here and by numbers there.
             self.now_us += 1
             name = f"r{self.number}"
             size = (prompt * sequences, predicted * sequences)
@@ -184,7 +184,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 1))
     def an_answer_is_lost(self, at: int) -> None:
-        """What was said is said again, and counts once. (Nobody asks for a turn meanwhile.)"""
+        """A repeated message counts once. (No turn is asked for meanwhile.)"""
         self.gateways[at].lose_answer(self.now_s)
         self.exchange(at)
         self.met["answer lost"] += 1

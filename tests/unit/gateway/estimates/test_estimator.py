@@ -41,7 +41,7 @@ SIZE = Size(input_tokens=100, sequences=1, choices=1, max_tokens=300, is_exact=F
 
 
 class StillEngine:
-    """An upstream that says what it is told to say, and runs nothing."""
+    """An upstream with fixed reports, which runs nothing."""
 
     replica_id = "a"
     is_up = True
@@ -230,7 +230,7 @@ def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
     assert bench.estimates.surfaces.replays == 1, "no request after it does"
     bench.estimates.watch(0.4)
     bench.estimates.watch(0.49)
-    assert bench.estimates.surfaces.replays == 2, "nobody asked since"
+    assert bench.estimates.surfaces.replays == 2, "no read since"
     for tick in range(100):
         bench.estimates.watch(0.5 + tick * 0.01)
         bench.wait_s(0.5 + tick * 0.01)
@@ -303,7 +303,7 @@ def test_of_many_requests_twenty_a_second_are_judged_and_of_few_all() -> None:
         bench.estimates.judge(told, Times(0.0, 0.0, 0.1, 1.0 + number, 1.0 + number), 50)
     assert judged() == 100
     for number in range(20_000):
-        # Four at once, two thousand a second.
+        # Four at a time, two thousand a second.
         ended_s = 200.0 + number // 4 * 0.002
         bench.estimates.judge(told, Times(0.0, 0.0, 0.1, ended_s, ended_s), 50)
     assert 100 + 180 <= judged() <= 100 + 500, "it takes some three hundred to notice how many come"
