@@ -9,15 +9,13 @@ from typing import Any
 from litestar import Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
-from litestar.types import Send
 
 from gateway import errors
 from gateway.deps import GatewayDeps
 from gateway.error_mapping import as_api_error
 from gateway.gateway import Gateway
-from gateway.http.asgi import add_standard_headers, begin, encode_headers, send_json
+from gateway.http.asgi import add_standard_headers, begin
 from gateway.http.authentication import require_scope
-from gateway.http.fast_route import Application
 from gateway.http.request_body import declared_length
 from gateway.routes import admin_tenants, health, inference, openapi, quotes, requests
 
@@ -47,8 +45,7 @@ def create_app(deps: GatewayDeps) -> Litestar:
         finally:
             await gateway.stop()
 
-    return Application(
-        refuse=_send_refusal,
+    return Litestar(
         route_handlers=HANDLERS,
         guards=[require_scope],
         lifespan=[lifespan],
@@ -63,19 +60,7 @@ def create_app(deps: GatewayDeps) -> Litestar:
 
 
 def _refuse(request: Request[Any, Any, Any], exception: Exception) -> Response[bytes]:
-    """Answers every exception of every route in OpenAI's shape."""
-    status, body, headers = _refusal(request, exception)
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
-
-
-async def _send_refusal(send: Send, request: Request[Any, Any, Any], exception: Exception) -> None:
-    """The same answer where the framework does not send it."""
-    status, body, headers = _refusal(request, exception)
-    await send_json(send, status, body, encode_headers(headers))
-
-
-def _refusal(request: Request[Any, Any, Any], exception: Exception) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers."""
+    """Every exception of every route, in OpenAI's shape."""
     request_id = begin(request.scope)
     path = request.scope.get("path", "")
     match exception:
@@ -92,4 +77,4 @@ def _refusal(request: Request[Any, Any, Any], exception: Exception) -> tuple[int
     if declared is not None and declared > gateway.deps.config.max_body_bytes:
         # The body was not read and will not be.
         headers["connection"] = "close"
-    return error.status, error.body(), headers
+    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")

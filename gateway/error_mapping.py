@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from litestar.exceptions import HTTPException
 
 from gateway import errors
 from gateway.budget.holds import BudgetDenied
+from gateway.budget.top_up import AccountsLost
+from gateway.dispatch.admission import DeadlineUnreachable, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import LONGEST_RETRY_S, ApiError
+from gateway.requests.execution import StoppedByEngine
+from gateway.requests.finish import SettlementFailed, SettlementPending
+from gateway.requests.run import Closed, Interrupted, Run
+from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
 from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
@@ -27,9 +34,7 @@ _ENGINE_REFUSALS = {
 """Engine error codes that the caller caused, and the parameter they concern."""
 
 
-def as_api_error(
-    exception: BaseException, request_id: str, waited_s: float = 0.0, tier: str = ""
-) -> ApiError:
+def as_api_error(exception: BaseException, request_id: str) -> ApiError:
     """The API error for an exception. An unknown one is logged with its traceback and becomes a neutral
     500."""
     match exception:
@@ -46,8 +51,18 @@ def as_api_error(
                 full.retry_after_s,
                 tenant=full.of_tenant,
             )
-        case QueueExpired():
-            return errors.queue_timeout(tier, waited_s, errors.RETRY_SOON_S)
+        case DeadlineUnreachable(late=late):
+            return errors.deadline_unreachable(
+                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+            )
+        case TargetUnreachable(late=late):
+            return errors.target_unreachable(
+                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
+            )
+        case NotWaiting(status=status):
+            return errors.not_waiting(status)
+        case TierHasLimits(tier=tier, meter=meter):
+            return errors.tier_has_limits(tier, meter)
         case NoEngineAvailable() | UpstreamUnavailable():
             return errors.engine_unavailable()
         case Closing():
@@ -81,25 +96,35 @@ def as_api_error(
     return errors.internal(request_id)
 
 
-def outcome_of(exception: BaseException) -> RequestOutcome:
-    """The named outcome of a request that ended with `exception`."""
-    match exception:
-        case QueueExpired():
-            return RequestOutcome.EXPIRED
-        case NoEngineAvailable() | UpstreamUnavailable():
-            return RequestOutcome.NO_ENGINE
-        case Closing():
-            return RequestOutcome.SHUTDOWN
+def refusal_of(run: Run, closed: Closed) -> ApiError | None:
+    """What the client of a request that is over is told; None: the answer is complete."""
+    match closed.cause:
+        case None:
+            return None
+        case Interrupted(outcome=RequestOutcome.SHUTDOWN) | asyncio.CancelledError():
+            return errors.shutting_down()
+        case Interrupted(outcome=RequestOutcome.SLOW_READER):
+            return errors.slow_reader(run.output_tokens)
+        case Interrupted(outcome=RequestOutcome.CANCELLED):
+            return errors.request_cancelled(run.output_tokens)
+        case Interrupted():
+            return errors.client_left()
+        case SettlementPending():
+            return errors.settlement_pending()
+        case AccountsLost(cause=cause):
+            return as_api_error(cause, run.call.request_id)
         case UpstreamFailed():
-            return RequestOutcome.UPSTREAM_ERROR
-        case UpstreamLost():
-            return RequestOutcome.ENGINE_LOST
-        case (
-            ApiError() | BudgetDenied() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
-            | DatabaseUnavailable() | UnknownPrice()
-        ):  # fmt: skip
-            return RequestOutcome.REFUSED
-    return RequestOutcome.FAILED
+            return errors.upstream_error(run.output_tokens)
+        case StoppedByEngine(finish="cancelled") | UpstreamLost():
+            return errors.engine_lost(run.output_tokens)
+        case StoppedByEngine():
+            return errors.engine_failed()
+        case QueueExpired():
+            waited_s = (run.times.ended_s or 0.0) - run.times.arrived_s
+            return errors.queue_timeout(run.call.tier.value, waited_s, errors.RETRY_SOON_S)
+    if isinstance(closed.cause, SettlementFailed) or closed.account.outcome == RequestOutcome.FAILED.value:
+        return errors.internal(run.call.request_id)  # logged where it happened
+    return as_api_error(closed.cause, run.call.request_id)
 
 
 def budget_denied(denied: Denied) -> ApiError:

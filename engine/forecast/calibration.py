@@ -191,8 +191,6 @@ class Calibration:
         self.coverage: dict[tuple[Kind, What, float], Coverage] = {}
         """Of what was told, corrections included."""
         self.refused = RefusedForecasts()
-        self.changes = 0
-        """So often corrections may have changed."""
 
     def correct(self, raw: Forecast, bucket: Bucket) -> Figures:
         """The corrected times: no p50 above its p90, no first token before the dispatch, no last one
@@ -204,7 +202,7 @@ class Calibration:
         return Figures(wait, ttft, tpot, corrected(raw.e2e_s, of_e2e, ttft))
 
     def corrections(self, bucket: Bucket) -> Sequence[Correction]:
-        """What is made of the figures of a bucket's forecasts, by `WHATS`; the same until `changes` grows."""
+        """What is made of the figures of a bucket's forecasts, by `WHATS`."""
         return self._corrections.get(bucket) or self._look_up(bucket)
 
     def observe(self, bucket: Bucket, raw: HasTimes, told: HasTimes, actual: Mapping[What, float]) -> None:
@@ -271,7 +269,6 @@ class Calibration:
 
     def _follow(self, bucket: Bucket, what: What, raw: HasTimes, actual_s: float) -> None:
         self._corrections.clear()
-        self.changes += 1
         floor_s = FLOOR_S[what]
         raw_s = figure(raw, what)
         scores = (

@@ -19,7 +19,6 @@ from engine.entry import QueueEntry
 from engine.scheduling.bands import BandCounters, Lag, no_lag
 from engine.scheduling.claims import FAIRNESS_BOUND
 from engine.scheduling.order.base import Order, ServiceCountersLike
-from engine.scheduling.order.vtc import Vtc
 from engine.scheduling.policy import make_order
 
 __all__ = ["MAX_LANES", "BandCounters", "TieredQueue"]
@@ -145,21 +144,6 @@ class TieredQueue:
         elif self.order_name in KEEP_ARRIVALS:
             for tenant_id, ids in joined.items():
                 self._sort_line(number, lines.get(tenant_id, {}), ids)
-
-    def comes_alone(self, tenant_id: str, tier: int) -> bool:
-        """Somebody comes into the ordinary lane of a queue in which nobody waits, to have a turn at once: its
-        tenant stands from now on where `add` would let it stand. False: this order has to see the entry."""
-        band = self._band(tier * MAX_LANES)
-        if type(band) is not Vtc:
-            return False
-        band.comes_alone(tenant_id)
-        return True
-
-    def left_alone(self, tenant_id: str, tier: int) -> None:
-        """Who came alone had its turn."""
-        band = self._bands[tier * MAX_LANES]
-        assert isinstance(band, Vtc), "another order since it came"
-        band.left_alone(tenant_id)
 
     def had_turn(self, tenant_id: str, tier: int, lane: int = 0) -> None:
         """A turn in this band was charged to the tenant."""

@@ -52,7 +52,7 @@ class _WaitingStream:
     needs: Mapping[str, int]
     """How many streams each of its buckets feeds."""
     sequences: int
-    may_pass: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    may_pass: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class StreamLimiter:
@@ -71,28 +71,16 @@ class StreamLimiter:
         """Requests that wait."""
         return len(self._waiting)
 
-    async def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> bool:
-        """Waits until the buckets in `needs` feed `sequences` more; a request with more than they ever feed
-        goes alone. Every request that passed, and every one whose wait was cancelled, must `leave`. Returns
-        whether it has to be patient: others are fed by the same bucket, or were when it came. Raises
-        `StreamLimitReached`."""
-        passed = self.pass_at_once(request_id, needs, sequences)
-        if passed is not None:
-            return passed
-        await self.passing(request_id)
-        return True
-
-    def passing(self, request_id: str) -> asyncio.Future[None]:
-        """Done when a request that could not pass at once passes."""
-        return self._waiting[request_id].may_pass
-
-    def pass_at_once(self, request_id: str, needs: Mapping[str, int], sequences: int) -> bool | None:
-        """The part of `enter` that waits for nothing. None: it has to wait for `passing`."""
+    def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> asyncio.Future[bool]:
+        """Done, perhaps already, when the buckets in `needs` feed `sequences` more; a request with more than
+        they ever feed goes alone. Every request that passed, and every one whose wait was cancelled, must
+        `leave`. The result: whether it has to be patient, as others are fed by the same bucket, or were when
+        it came. Raises `StreamLimitReached`."""
         if not needs:
-            return False
+            return _done(False)
         if not self._waiting and self._feed(needs, sequences):
             self._pass(request_id, needs, sequences)
-            return self._is_shared(needs, sequences)
+            return _done(self._is_shared(needs, sequences))
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
         if max(crowds) >= self._max_waiting:
             raise StreamLimitReached(self._max_waiting)
@@ -100,7 +88,7 @@ class StreamLimiter:
             raise StreamLimitReached(self._max_waiting_in_all)
         waiting = self._waiting[request_id] = _WaitingStream(needs, sequences)
         self._let_pass()
-        return self._is_shared(needs, sequences) if waiting.may_pass.done() else None
+        return _done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
 
     def leave(self, request_id: str) -> None:
         """The request is over, or waits no more. Harmless to repeat."""
@@ -124,7 +112,7 @@ class StreamLimiter:
             if blocked.isdisjoint(waiting.needs) and self._feed(waiting.needs, waiting.sequences):
                 del self._waiting[request_id]
                 self._pass(request_id, waiting.needs, waiting.sequences)
-                waiting.may_pass.set_result(None)
+                waiting.may_pass.set_result(True)
             else:
                 blocked.update(waiting.needs)
 
@@ -144,3 +132,9 @@ class StreamLimiter:
     def _is_shared(self, needs: Mapping[str, int], sequences: int) -> bool:
         """Whether others are fed by one of the buckets of a request that has passed."""
         return any(self._running[bucket] > sequences for bucket in needs)
+
+
+def _done(result: bool) -> asyncio.Future[bool]:
+    future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future

@@ -1,9 +1,8 @@
-"""Which requests are refused before they get in line?
+"""Admission control: refuses requests that the forecast expects to be late.
 
-Those that the forecast says would not be in time (`flow/deadline_check.py`): by what their client allows or
-their tier does, always; by the targets of their tier and tenant only where the control loop says so, for many
-a client would rather have a late answer than none. What a quote promised is never refused by a target; nor is
-one in `TRIED_ONE_IN` of those that a target refuses.
+By the client's or the tier's deadline always (`flow/deadline_check.py`); by the targets of tier and tenant
+only while the control loop says so, for many a client prefers a late answer to none. A redeemed quote is
+never refused for a target; nor is one in `TRIED_ONE_IN` of the requests that a target refuses.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from gateway import errors
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
-from gateway.errors import LONGEST_RETRY_S
 from gateway.flow.deadline_check import (
     LENIENT,
     TRIED_ONE_IN,
@@ -26,18 +23,30 @@ from gateway.flow.deadline_check import (
 from gateway.statistics import RecentShare
 from tenants.types import Tier
 
-# Whom does a target keep out, and was the forecast right about those that it let in?
-#
-# What the control loop turns and watches (`control_rules.py`): how strict it is, how many would be late, and
-# how many were late though they were expected in time. Pure; one writer, whoever lets requests in.
+
+class NotInTime(Exception):
+    """By the forecast the request would be late."""
+
+    def __init__(self, late: TooLate) -> None:
+        super().__init__(late.what)
+        self.late = late
+
+
+class DeadlineUnreachable(NotInTime):
+    """For its client's deadline, or its tier's."""
+
+
+class TargetUnreachable(NotInTime):
+    """For a target of its tenant and tier."""
 
 
 class TargetGate:
-    """Of one pool."""
+    """Refuses requests that would miss a target. The control loop sets its strictness and reads its averages
+    (`control_rules.py`). Pure; one writer."""
 
     def __init__(self) -> None:
         self.strictness = 0.0
-        """Times what is expected, compared with targets; 0: nobody is refused for a target."""
+        """Times what is expected, compared with targets; 0: no request is refused for a target."""
         self.expected_late = RecentShare()
         """Of the last requests with a target, refused or not, those expected to miss it."""
         self.mistaken = RecentShare()
@@ -45,7 +54,7 @@ class TargetGate:
         self._out_of_reach = 0
 
     def keeps_out(self, ahead: TimesAhead, targets_s: Mapping[str, float]) -> TooLate | None:
-        """Why a request that arrives is refused; None: it may get in line."""
+        """Why an arriving request is refused; None: it may be queued."""
         self.expected_late.note(float(out_of_reach(ahead, targets_s, 1.0) is not None))
         late = out_of_reach(ahead, targets_s, self.strictness)
         if late is None:
@@ -68,43 +77,39 @@ METRICS = {"first token": "ttft", "answer": "e2e"}
 
 
 def no_targets(tenant_id: str, tier: Tier) -> Mapping[str, float]:
-    """Nobody has any."""
+    """No targets."""
     return {}
 
 
-def nobody(tenant_id: str, tier: Tier, metric: str) -> None:
-    """Need be told."""
+def ignore(tenant_id: str, tier: Tier, metric: str) -> None:
+    """Does nothing."""
 
 
 class Admission(TargetGate):
     """Of one pool. Use from one event loop."""
 
     def __init__(
-        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = nobody
+        self, targets: Targets = no_targets, on_refused: Callable[[str, Tier, str], None] = ignore
     ) -> None:
-        """`on_refused` is told whose target of which metric a request was refused for."""
+        """`on_refused` is called with tenant, tier and metric of a target that refused a request."""
         super().__init__()
         self._targets = targets
         self._on_refused = on_refused
         self.factor = 1.0
-        """On the expected wait, where it is compared with a deadline; above 1 more is refused at once."""
+        """On the expected wait, where it is compared with a deadline; above 1 more is refused."""
 
     def check(self, call: Call, estimate: Estimate | None, now_s: float, expires_s: float = math.inf) -> None:
-        """Raises `ApiError` for a request that is of no use in line. `expires_s`: when it leaves the line."""
+        """Raises `NotInTime` for a request that would be late. `expires_s`: when it leaves the queue."""
         late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=self.factor)
         if late is not None:
-            raise errors.deadline_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
-            )
+            raise DeadlineUnreachable(late)
         targets_s = self._targets(call.principal.tenant_id, call.tier)
         if call.binding is not None or estimate is None or not targets_s:
             return
         late = self.keeps_out(estimate, targets_s)
         if late is not None:
             self._on_refused(call.principal.tenant_id, call.tier, METRICS[late.what])
-            raise errors.target_unreachable(
-                late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
-            )
+            raise TargetUnreachable(late)
 
     def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
         """A request that was let in has ended, and has `missed` a target or kept all."""

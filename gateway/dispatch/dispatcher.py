@@ -1,7 +1,7 @@
-"""How does a waiting request learn that it is its turn?
+"""Wakes waiting requests when the queue dispatches them.
 
-The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes time and the engines'
-sizes in, and wakes the requests whose turn it is. It decides nothing.
+The asynchronous edge of the queue, wherever that lives (`queue_backend.py`): it passes in time and the
+engines' sizes, and resolves the futures of dispatched requests. It decides nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Turn(msgspec.Struct, frozen=True):
     """Its rank at the engine, where a long wait or a reservation made it a higher one than its tier's."""
     by_reservation: bool = False
     displaced: tuple[Displaced, ...] = ()
-    """Whose place it takes, of this gateway's requests."""
+    """This gateway's requests whose places it takes."""
     is_owed: bool = False
     """At the engine it may take the place of a tenant of its tier that has had more."""
 
@@ -76,7 +76,7 @@ class Dispatcher:
     ) -> None:
         """`state`: where the queue lives, of which `flow` is this gateway's part; None: in this process."""
         self.flow = flow
-        self._state = state or LocalQueue(flow)
+        self._backend = state or LocalQueue(flow)
         self._upstreams = {upstream.replica_id: upstream for upstream in upstreams}
         self._clock = clock
         self._engine_grace_s = engine_grace_s
@@ -85,7 +85,7 @@ class Dispatcher:
         self._closing = False
         self._pump_scheduled = False
         self._task: asyncio.Task[None] | None = None
-        self._state.bind(self.replicas, self._woken, self._refused)
+        self._backend.bind(self.replicas, self._woken, self._refused)
         for upstream in upstreams:
             upstream.watch(partial(self._changed, upstream))
 
@@ -114,8 +114,8 @@ class Dispatcher:
         return sizes
 
     def start(self) -> None:
-        """Begins to give turns, and to watch deadlines."""
-        self._state.start()
+        """Begins to dispatch, and to watch deadlines."""
+        self._backend.start()
         self._task = asyncio.create_task(
             every(SWEEP_S, self._sweep, log, "the dispatcher's sweep failed; it goes on"),
             name="gateway dispatcher",
@@ -126,11 +126,11 @@ class Dispatcher:
         self.refuse_waiting(Closing())
         if self._task is not None:
             await stop([self._task])
-        await self._state.close()
+        await self._backend.close()
 
     def require_order(self, name: str) -> None:
         """Raises `UnknownPolicy` for an order that does not work where the queue lives."""
-        self._state.require_order(name)
+        self._backend.require_order(name)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Ends every wait with `error`, and all later ones if that is `Closing`."""
@@ -138,18 +138,9 @@ class Dispatcher:
         for entry_id in list(self._turns):
             self._fail(entry_id, error)
 
-    def turn_at_once(self, ticket: Ticket) -> Turn | None:
-        """This request's turn, where nobody waits and a place is free; None: it has to `line_up`. Raises
-        `Closing`."""
-        if self._closing:
-            raise Closing
-        now_s = self._clock()
-        dispatch = self._state.at_once(ticket, now_s)
-        return None if dispatch is None else self._turn(dispatch, now_s)
-
     def line_up(self, ticket: Ticket) -> asyncio.Future[Turn]:
-        """Its turn, which may have come already; whoever gets it `leave`s afterwards, or when the wait is
-        given up. If its turn came at that very moment, it counts as dispatched and not begun, and the
+        """Queues a request; its turn may have come already. The caller must `leave` afterwards, also when it
+        gives up. If its turn came at that very moment, it counts as dispatched and not begun, and the
         caller's `finish` ends it.
 
         The future, or this call, raises `QueueRefused`, `QueueExpired`, `NoEngineAvailable`, `Closing`.
@@ -157,7 +148,7 @@ class Dispatcher:
         if self._closing:
             raise Closing
         entry_id = ticket.entry.entry_id
-        full = self._state.enqueue(ticket, self._clock())
+        full = self._backend.enqueue(ticket, self._clock())
         if full is not None:
             raise QueueRefused(full)
         future: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
@@ -168,22 +159,22 @@ class Dispatcher:
     def leave(self, entry_id: str) -> None:
         """It waits no more."""
         self._turns.pop(entry_id, None)
-        self._state.cancel(entry_id, self._clock())
+        self._backend.cancel(entry_id, self._clock())
 
     def move(self, entry_id: str, tier: int) -> bool:
         """Gives a waiting request another tier, by its rank; False when it does not wait (any more)."""
-        moved = self._state.move(entry_id, tier, self._clock())
+        moved = self._backend.move(entry_id, tier, self._clock())
         self.pump()
         return moved
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """Tells the controller what came; a sequence that ended may make room."""
-        self._state.progress(entry_id, output_tokens, live_sequences)
+        """Passes progress on; a sequence that ended may make room."""
+        self._backend.progress(entry_id, output_tokens, live_sequences)
         self.pump_soon()
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int) -> None:
         """The dispatched request is over."""
-        self._state.finish(entry_id, input_tokens, output_tokens, self._clock())
+        self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 
     def _changed(self, upstream: Upstream) -> None:
@@ -193,8 +184,8 @@ class Dispatcher:
         self.pump_soon()
 
     def pump_soon(self) -> None:
-        """`pump` once, at the loop's next turn: a step ends many sequences at once."""
-        if not self._pump_scheduled and self._state.may_have_turns:
+        """`pump` once, at the loop's next iteration: one step ends many sequences."""
+        if not self._pump_scheduled and self._backend.may_have_turns:
             self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump_scheduled_now)
 
@@ -204,7 +195,7 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Lets go what may go now."""
-        self._state.pump(self._clock())
+        self._backend.pump(self._clock())
 
     def _woken(self, turns: list[Dispatch]) -> None:
         now_s = self._clock()
@@ -220,31 +211,30 @@ class Dispatcher:
         entry_id = turn.ticket.entry.entry_id
         future = self._turns.get(entry_id)
         if future is None or future.done():
-            # Its reader left between the decision and now: the place is free again.
-            self._state.finish(entry_id, 0, 0, now_s)
+            # Its client left between the decision and now: the place is free again.
+            self._backend.finish(entry_id, 0, 0, now_s)
             return
-        future.set_result(self._turn(turn, now_s))
-
-    def _turn(self, dispatch: Dispatch, now_s: float) -> Turn:
-        return Turn(
-            self._upstreams[dispatch.replica_id],
-            dispatch.counter,
-            now_s,
-            dispatch.tier,
-            dispatch.by_reservation,
-            dispatch.displaced,
-            dispatch.is_owed,
+        future.set_result(
+            Turn(
+                self._upstreams[turn.replica_id],
+                turn.counter,
+                now_s,
+                turn.tier,
+                turn.by_reservation,
+                turn.displaced,
+                turn.is_owed,
+            )
         )
 
     def _fail(self, entry_id: str, error: Exception) -> None:
-        self._state.cancel(entry_id, self._clock())
+        self._backend.cancel(entry_id, self._clock())
         future = self._turns.get(entry_id)
         if future is not None and not future.done():
             future.set_exception(error)
 
     def _sweep(self) -> None:
         now_s = self._clock()
-        for ticket in self._state.expire(now_s):
+        for ticket in self._backend.expire(now_s):
             self._fail(ticket.entry.entry_id, QueueExpired())
         if self.has_engine:
             self._down_since_s = None

@@ -1,4 +1,4 @@
-"""Where does the queue in front of the engines live, and who decides whose turn it is?
+"""The queue's interface, and its implementation in this process.
 
 One Protocol: in this process (`LocalQueue`, the flow controller itself), or shared by several gateways in
 Redis (`redis_queue.py`).
@@ -17,8 +17,8 @@ OnRefused = Callable[[str, QueueFull], None]
 
 
 class QueueBackend(Protocol):
-    """Contract: a request that got in line has its turn once, or is refused once, or leaves. Turns and late
-    refusals are told from `pump` or between two calls, never from within another call."""
+    """Contract: a queued request has its turn once, or is refused once, or leaves. Turns and late refusals
+    are passed on from `pump` or between two calls, never from within another call."""
 
     @property
     def flow(self) -> FlowController:
@@ -28,11 +28,11 @@ class QueueBackend(Protocol):
     def bind(
         self, replicas: Callable[[], Sequence[Replica]], on_turns: OnTurns, on_refused: OnRefused
     ) -> None:
-        """Whom to ask and to tell, before anything else; `replicas` are the ones that serve now."""
+        """Sets the callbacks, before anything else; `replicas` returns the ones that serve now."""
         ...
 
     def start(self) -> None:
-        """Begins to talk to others. Needs a running event loop."""
+        """Connects to other gateways. Needs a running event loop."""
         ...
 
     async def close(self) -> None:
@@ -40,15 +40,11 @@ class QueueBackend(Protocol):
         ...
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Gets in line, or is refused at once. Raises `ValueError` when its id is known already."""
-        ...
-
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        """Its turn, where it need not get in line for it."""
+        """Queues a request, or refuses it. Raises `ValueError` when its id is known already."""
         ...
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Leaves the line; False when it does not wait (any more)."""
+        """Takes a request out; False when it does not wait (any more)."""
         ...
 
     def move(self, entry_id: str, tier: int, now_s: float) -> bool:
@@ -60,7 +56,7 @@ class QueueBackend(Protocol):
         ...
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """What a running request emitted so far, all sequences together."""
+        """Output tokens of a running request so far, all sequences together."""
         ...
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
@@ -95,16 +91,13 @@ class LocalQueue:
         self._replicas, self._on_turns = replicas, on_turns
 
     def start(self) -> None:
-        """There is nobody to talk to."""
+        """Nothing to connect to."""
 
     async def close(self) -> None:
-        """There is nobody to tell."""
+        """Nothing to disconnect from."""
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
         return self.flow.enqueue(ticket, now_s)
-
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        return self.flow.at_once(ticket, now_s, self._replicas)
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
         return self.flow.cancel(entry_id, now_s)

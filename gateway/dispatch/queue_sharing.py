@@ -1,4 +1,4 @@
-"""Which queues does this gateway share with others, and how is it told of one?
+"""Opens the queues that this gateway shares with others.
 
 Gateways share the queue of a pool when they have its model, its replicas and their Redis in common. A replica
 that only this gateway reaches (an engine that it supervises itself) has no name that others know, and its
@@ -63,7 +63,7 @@ class QueueSharing:
         return queue
 
     def board(self) -> Passenger | None:
-        """What some queue has to say now, for whoever sends something to Redis anyway."""
+        """The next message of some queue, for a caller that sends something to Redis anyway."""
         for queue in self.queues:
             passenger = queue.board()
             if passenger is not None:

@@ -1,14 +1,14 @@
-"""How does a gateway talk with the others about whose turn it is?
+"""A queue shared by several gateways in Redis.
 
 The asynchronous edge of `flow/shared/protocol.py`: one exchange with Redis at a time carries everything that
-happened here since the last one, and brings the turns. Turns that other gateways' words gave to requests of
-this one are published to it. So a request costs one round trip when it arrives; what it says later rides
-along with what the quota store sends anyway (`board`), and goes by itself only where nothing else is sent
-for `DEFER_S`. A heartbeat says that this gateway lives, and brings what a broken subscription missed.
+happened here since the last one, and brings the turns. Turns that another gateway's exchange gave to requests
+of this one are published to it. So a request costs one round trip when it arrives; later messages are sent
+along with the quota store's (`board`), and on their own only where nothing else is sent for `DEFER_S`. A
+heartbeat shows that this gateway lives, and brings what a broken subscription missed.
 
-While Redis does not answer nobody has a turn, unless this gateway may go on alone (`store_failure: local`):
-then its own controller decides about its own requests. When Redis answers again the gateway joins anew with
-everything it has; counters that were lost begin equal.
+While Redis does not answer no request is dispatched, unless this gateway may go on alone (`store_failure:
+local`): then its own controller decides about its own requests. When Redis answers again the gateway joins
+anew with everything it has; counters that were lost begin equal.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.background import every
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
-from gateway.flow.controller import Dispatch, QueueFull, Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.controller import QueueFull, Ticket
+from gateway.flow.shared import codec
 from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
 from gateway.flow.window import Replica
@@ -37,7 +37,7 @@ from tenants.storage.redis_options import redis_options
 from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
-"""What is not urgent waits so long for something to ride along with."""
+"""What is not urgent waits this long to be sent along with something else."""
 RETRY_S = 0.25
 LOOK_S = 0.5
 """How often forecasts learn what waits at other gateways."""
@@ -75,15 +75,15 @@ class RedisQueue:
         self._virtual_clock = virtual_clock
         self._may_go_alone = may_go_alone
         self._gateway_id = gateway_id
-        self._keys = wire.keys(prefix, pool)
-        self._channel = wire.channel(prefix, pool, gateway_id)
+        self._keys = codec.keys(prefix, pool)
+        self._channel = codec.channel(prefix, pool, gateway_id)
         # An exchange is repeated by the session, under its number, never by the client library.
         self._redis: Any = redis_client.Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), **redis_options(timeout_s)
         )
-        self._script = self._redis.register_script(wire.script())
-        self._look_script = self._redis.register_script(wire.look_script())
-        self._look_keys = wire.look_keys(prefix, pool)
+        self._script = self._redis.register_script(codec.script())
+        self._look_script = self._redis.register_script(codec.look_script())
+        self._look_keys = codec.look_keys(prefix, pool)
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
         self._deferred: asyncio.TimerHandle | None = None
@@ -91,7 +91,7 @@ class RedisQueue:
         self.is_away = False
         """Redis does not answer."""
         self.is_listening = False
-        """What is published to this gateway is heard."""
+        """The subscription to this gateway's channel works."""
         self._replicas: Callable[[], Sequence[Replica]] = list
         self._on_turns: OnTurns = lambda turns: None
         self._on_refused: OnRefused = lambda entry_id, full: None
@@ -113,7 +113,7 @@ class RedisQueue:
 
     @property
     def pool_queued(self) -> list[int]:
-        """Waiting requests of all gateways: tier by tier, ordinary and long; as last heard."""
+        """Waiting requests of all gateways: tier by tier, ordinary and long; as of the last answer."""
         return self._session.queued
 
     def bind(
@@ -152,9 +152,6 @@ class RedisQueue:
         if full is None and not self.is_alone:
             self._session.arrived(ticket)
         return full
-
-    def at_once(self, ticket: Ticket, now_s: float) -> Dispatch | None:
-        return None  # Who waits elsewhere is for Redis to say.
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
         waited = self.flow.cancel(entry_id, now_s)
@@ -202,10 +199,10 @@ class RedisQueue:
     def require_order(self, name: str) -> None:
         require_shared(name)
 
-    # ------------------------------------------------------------ riding along
+    # ------------------------------------------------------------ sent along with the quota store
 
     def board(self) -> Passenger | None:
-        """What is to be said now, for whoever sends something to the same Redis anyway; None: nothing."""
+        """The next message, for a caller that sends something to the same Redis anyway; None: nothing."""
         if self.is_away or not self._session.belongs or not self._session.has_news:
             return None
         message = self._session.message(self._clock(), self._replicas())
@@ -218,16 +215,16 @@ class RedisQueue:
         try:
             self._arrived(packed)
         except Exception:
-            # Whoever took us along must not suffer from it.
+            # The carrying call must not fail for it.
             log.exception("the shared queue's answer is not understood")
             self._ride_failed()
 
     def _ride_failed(self) -> None:
-        """Said again by ourselves: then it shows whether Redis is away."""
+        """Sends it again on its own, which shows whether Redis is away."""
         self._session.failed()
         self._news.set()
 
-    # ------------------------------------------------------------ the conversation
+    # ------------------------------------------------------------ exchanges
 
     def _defer(self) -> None:
         if self._deferred is None:
@@ -257,12 +254,12 @@ class RedisQueue:
     async def _exchange(self) -> None:
         message = self._session.message(self._clock(), self._replicas())
         if message is None:
-            return  # a passenger is under way: its answer looks for what came meanwhile
+            return  # a message is in flight: its answer checks for what came meanwhile
         self.round_trips += 1
         try:
             self._arrived(await self._script(keys=self._keys, args=self._arguments(message)))
         except ResponseError:
-            # Redis is there, and will not take this message: it is told everything anew instead.
+            # Redis answers and rejects this message: everything is sent anew instead.
             log.exception("the shared queue (Redis) refuses what this gateway says")
             self._session.lost()
             self._failed()
@@ -295,7 +292,7 @@ class RedisQueue:
         self._session.failed()
         was_away, self.is_away = self.is_away, True
         if self._may_go_alone:
-            # What is decided here from now on, the pool learns when this gateway joins again.
+            # The pool learns of decisions made here when this gateway rejoins.
             self._session.lost()
             self.pump(self._clock())
         if not was_away:
@@ -329,7 +326,7 @@ class RedisQueue:
                             self._published(heard["data"])
             except (RedisError, OSError, TimeoutError):
                 self.is_listening = False
-                # Perhaps it has lost everything: the sooner it is told, the better.
+                # It may have lost everything: rejoin soon.
                 self._news.set()
                 await asyncio.sleep(RETRY_S)
 

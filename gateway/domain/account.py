@@ -1,4 +1,4 @@
-"""The account of a request: what it was told and what became of it."""
+"""The account of a request: its estimate, its times, its charge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TierMove:
 
 
 class Account(msgspec.Struct, frozen=True):
-    """The last word on a request: what it was promised, what it got, what it paid."""
+    """What a request was promised, what it got, what it paid."""
 
     request_id: str
     tenant: str
@@ -51,13 +51,13 @@ class Account(msgspec.Struct, frozen=True):
     upstream: str | None = None
     """The replica that ran it; None: it came to none."""
     basis: str = "engine"
-    """Who counted its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
+    """The counter of its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
     decisions: Sequence[Decision] = ()
     """What the engines' schedulers decided about it."""
     moves: Sequence[TierMove] = ()
     """Between tiers, while it waited."""
     redemption: Redemption | None = None
-    """What came of the quote that it was held to; None: there was none."""
+    """The verdict on its quote; None: it had none."""
 
     def as_json(self) -> dict[str, Any]:
         """The `fairgate` object of the answer, to be encoded."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What must be known of the model to understand a request."""
+    """What parsing needs to know of a model."""
 
     name: str
     context_tokens: int
@@ -28,11 +28,11 @@ class ServedModel:
     is_estimated: bool = False
     """No tokenizer is known here: prompts are counted by their bytes, with a margin."""
     pool: str = ""
-    """Whose replicas run it; empty: those of the model of that name."""
+    """The pool that runs it; empty: the pool of that model name."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request, understood: whose it is, its tokens, and how its answers are to be made.
+    """One parsed request: its principal, its tokens, its sampling.
 
     Its sequences are `choices` for each prompt, in OpenAI's order: all choices of the first prompt, then
     those of the next.
@@ -59,13 +59,13 @@ class Call(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
     wants_progress: bool = False
-    """Its stream tells how the wait goes on."""
+    """Its stream reports the progress of its wait."""
     wordings: tuple[Wording, ...] = ()
-    """What the client wrote, by prompt, for servers that tokenise by themselves."""
+    """The client's text, by prompt, for servers that tokenise by themselves."""
     pool: str = ""
-    """Whose replicas run it; empty: those of `model`."""
+    """The pool that runs it; empty: the pool of `model`."""
     traits: Features | None = None
-    """What says how long its answers will be."""
+    """Features for the length forecast."""
     names_tier: bool = False
     """The client asked for this tier; it is not only its key's default."""
     binding: Binding | None = None

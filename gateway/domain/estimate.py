@@ -1,19 +1,15 @@
-"""What was promised, and what came of it? The estimate made on arrival and the account beside it."""
+"""The estimate made on a request's arrival, and the times it is compared with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from engine.forecast.calibration import Bucket, Calibration, What
 from engine.forecast.wait.forecast import Figures, Forecast
-
-if TYPE_CHECKING:
-    pass
-
 
 Seconds = tuple[float, float]
 """p50, p90."""

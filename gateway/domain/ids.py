@@ -1,4 +1,4 @@
-"""How are requests named?"""
+"""Ids of requests and sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_request_id(unix_s: float) -> str:
 
 
 _drawn: list[bytes] = []
-# A copy of this process would give the same ones.
+# A forked process would draw the same ones.
 os.register_at_fork(after_in_child=_drawn.clear)
 
 

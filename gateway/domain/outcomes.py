@@ -1,4 +1,4 @@
-"""In which ways can a request end? A closed set: every way settles, and metrics count by it."""
+"""The closed set of ways in which a request ends. Each one settles; metrics count by it."""
 
 from __future__ import annotations
 

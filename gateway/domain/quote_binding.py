@@ -1,4 +1,4 @@
-"""What a quote binds a request to."""
+"""A redeemed quote: the promise that a request is held to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenants.pricing.pricing import PriceBook
 
 
 async def _keep() -> None:
-    """What nobody has claimed need not be released."""
+    """Nothing was claimed, so nothing is released."""
 
 
 @dataclass(frozen=True, slots=True)

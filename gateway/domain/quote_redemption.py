@@ -1,10 +1,9 @@
-"""Was a binding quote kept, and what does a miss of ours come to?
+"""Judges whether a redeemed quote was kept, and computes the credit for a miss.
 
-The quoted p90 of the time to the first token is the promise for every request. That of the whole answer
-counts where the answer was no longer than the quoted p90 of its length: what the client asked for more than
-that is not ours. Nor is time for which its tenant's own limits held it back or its client did not read, or
-what its client ended. Time that our stores took is; a fault of ours breaks the promise whatever the clock
-said. Pure.
+The quoted p90 of TTFT is the promise for every request. That of the whole answer counts only where the answer
+was no longer than the quoted p90 of its length. Not ours: time for which the tenant's own limits held the
+request back or its client did not read, and what the client ended. Time that our stores took is ours; a fault
+of ours breaks the promise whatever the clock says. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ JUDGED = frozenset({RequestOutcome.COMPLETED})
 
 @dataclass(frozen=True, slots=True)
 class Redemption:
-    """What came of a quote."""
+    """The verdict on a redeemed quote."""
 
     offer_id: str
     is_kept: bool | None
@@ -63,8 +62,8 @@ def redemption_of(
     rested_s: float,
     credit_share: float,
 ) -> Redemption:
-    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: for so long its tenant's own
-    limits kept it out of line; `rested_s`: for so long it rested while it decoded, for those limits or for a
+    """`output_tokens` emitted and `cost_nanousd` charged in all; `limited_s`: how long its tenant's
+    limits kept it out of the queue; `rested_s`: how long it rested while decoding, for those limits or for a
     client that did not read; `credit_share` of the charge is credited for a miss of ours."""
     if outcome in OURS:
         missed: tuple[str, ...] = (outcome.value,)

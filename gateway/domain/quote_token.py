@@ -1,7 +1,7 @@
-"""What does a quote promise, and how is it known to be ours?
+"""Signed quote tokens.
 
-A token holds everything that was promised and to whom, signed with HMAC-SHA256 under a key derived from the
-server's pepper, so that every gateway of an installation knows it again without having kept it:
+A token holds the whole promise and its addressee, signed with HMAC-SHA256 under a key derived from the
+server's pepper, so that every gateway of an installation can verify it without having stored it:
 
     fgq1.<payload, base64url of msgpack>.<signature, base64url>
 

@@ -29,7 +29,7 @@ def tier_of(service_tier: str | None, principal: Principal) -> Tier:
 
 
 def tier_named(service_tier: str, default: Tier) -> Tier:
-    """The tier behind a name, whoever may use it. Raises `ApiError` (400)."""
+    """The tier behind a name, allowed or not. Raises `ApiError` (400)."""
     if service_tier not in SERVICE_TIERS:
         raise errors.bad_request(
             f"Invalid 'service_tier': '{service_tier[:64]}'. It is one of {', '.join(SERVICE_TIERS)}.",

@@ -1,10 +1,10 @@
-"""What happened to a request, and when? Numbers, no text.
+"""Timeline of a request: numbered events with their times.
 
-A timeline is a list of events: a kind, microseconds since the request's arrival, and up to four whole numbers
-whose meaning `FIELDS` has. While a request is under way only a few are noted, each an append to a list; the
-rest is put together at its end from what its times, its engine's outcome and its leases say (`assemble`).
-Stored it is a packed array of arrays, some 150 bytes. It is bounded: of a request with very many events the
-first and the last of each kind are kept, and how many were left out. Pure.
+An event is a kind, microseconds since the request's arrival, and up to four integers whose meaning `FIELDS`
+has. While a request runs only a few are noted, each an append to a list; the rest is assembled at its end
+from its times, its engine's outcome and its leases (`assemble`). Stored it is a packed array of arrays, some
+150 bytes. Bounded: of very many events the first and the last of each kind are kept, with the number left
+out. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.domain.outcomes import RequestOutcome
 VERSION = 1
 MAX_EVENTS = 64
 MAX_NOTES = 64
-"""Noted while it is under way."""
+"""Noted while it runs."""
 OUTCOMES = tuple(RequestOutcome)
 """By the number in `ENDED`. New ones are added at the end."""
 _IN_ORDER = itemgetter(1, 0)
@@ -83,7 +83,7 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
 
 
 class Whose(IntEnum):
-    """Who took a request's place."""
+    """The request that took its place."""
 
     UNKNOWN = 0
     """Another gateway's, or one that had ended by then."""
@@ -131,7 +131,7 @@ Note = tuple[int, float, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Timeline:
-    """What is noted while a request is under way. `note` is all that the path of a request pays for it."""
+    """Notes taken while a request runs. `note` is its only cost on the request's path."""
 
     notes: list[Note]
 

@@ -1,4 +1,4 @@
-"""What is charged for what happened?
+"""Usage of a request, and what is charged for it.
 
 Input tokens that were computed (or found in the prefix cache) plus output tokens that were emitted, the
 end-of-sequence token included, summed over all sequences of the request. A prompt is charged once, however
@@ -46,7 +46,7 @@ class SequenceUse:
             self.computed_tokens = self.prompt_tokens - delta.cached_tokens
 
     def ended(self, outcome: SequenceOutcome) -> None:
-        """The engine's final word."""
+        """The engine's final count."""
         self.outcome = outcome
         self.input_tokens = min(self.prompt_tokens, outcome.computed_tokens + outcome.cached_tokens)
         self.computed_tokens = outcome.computed_tokens
@@ -83,7 +83,7 @@ def use_of(sequences: Sequence[SequenceUse], choices: int, *, dispatched: bool) 
     for start in range(0, len(sequences), choices):
         of_prompt = sequences[start : start + choices]
         input_tokens += max([sequence.input_tokens for sequence in of_prompt])
-        # Choices after the first may find what the first computed: only what nobody computed was cached.
+        # Later choices may find what the first computed: only what none of them computed was cached.
         begun = [sequence.cached_tokens for sequence in of_prompt if sequence.input_tokens]
         if begun:
             cached_tokens += min(begun)

@@ -1,4 +1,4 @@
-"""What would a request's tier cost the others: whom would it pass, and whose place would it take?
+"""Estimates what a request's tier costs other tenants: tokens passed in the queue, tokens paused.
 
 Soft preemption gives a higher tier a lower one's place at the next step; from then on that one sits out a
 token a step. Pure.
@@ -35,8 +35,8 @@ def displacement(
     in_flight: Iterable[InFlight],
     places: int,
 ) -> Displacement:
-    """Of a request of `tenant_id` in tier `rank` that emits `output_tokens` in all, where engines run
-    `places` sequences at once."""
+    """Of a request of `tenant_id` in tier `rank` that emits `output_tokens` in all, where engines have
+    `places` places."""
     passes = sum(
         ticket.entry.predicted_cost
         for ticket in waiting

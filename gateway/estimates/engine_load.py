@@ -1,4 +1,4 @@
-"""What do the engines hold now, as a replay needs to know it?"""
+"""The engines' present load, in the form that replays take."""
 
 from __future__ import annotations
 

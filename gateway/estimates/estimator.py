@@ -1,6 +1,6 @@
-"""What will this request wait, take and cost?
+"""Estimates of a request's wait, times, output length and cost.
 
-Reads its forecast off the surface that replays keep up (`forecast_cache.py`), puts it right by what became of
+Reads the forecast off the surface that replays maintain (`forecast_cache.py`), corrects it by what became of
 earlier ones (`engine/forecast/calibration.py`), and prices it.
 """
 
@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from math import hypot
-
-import msgspec
 
 from engine.entry import QueueEntry
-from engine.forecast.calibration import AT_ONCE, Bucket, Calibration, Correction, Kind, bucket_of, corrected
+from engine.forecast.calibration import Calibration, Kind, bucket_of
 from engine.forecast.length.length import LengthForecast
-from engine.forecast.wait.forecast import Figures, Forecast, Seconds
-from engine.forecast.wait.surface import NOTHING_AHEAD, Point, Surface
+from engine.forecast.wait.forecast import Forecast
 from engine.messages import TIER_RANKS, Snapshot, StepTime
 from engine.step_time.model import PRIOR, predict_step_s
 from gateway.budget.lease import predicted_gpu_ms
@@ -30,7 +26,7 @@ from gateway.estimates.step_time_scale import StepTimeScale
 from gateway.flow.controller import FlowController
 from gateway.statistics import LEARNED_PER_S, EvenSample
 from gateway.upstream.base import Upstream
-from tenants.pricing.pricing import PriceBook, PriceEntry, check_counts
+from tenants.pricing.pricing import PriceBook, check_counts
 from tenants.types import Tier
 
 JUDGED_PER_S = 20.0
@@ -54,21 +50,20 @@ class Estimator:
         note: str = "",
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`model`: the one that all upstreams serve; `note` is said with every forecast's basis; `stopwatch`
-        tells what a replay takes."""
+        """`model`: the one that all upstreams serve; `note` is appended to every forecast's basis;
+        `stopwatch` times replays."""
         self.lengths = lengths
         self.observed = 0
         """Answers learned from since the start."""
         self.calibration = Calibration()
-        """What puts the forecasts right."""
+        """Corrects the forecasts."""
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
         self.are_told = are_told
-        """Requests get an estimate, and replays keep up what it is read off. May change at any time."""
+        """Whether requests get estimates, and replays run for them. May change at any time."""
         self._note = note
-        self._at_once = AtOnce(note)
-        self._paces = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
+        self._scales = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
         self.surfaces = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),
@@ -79,8 +74,8 @@ class Estimator:
         self._flow = flow
         self._judged = EvenSample(JUDGED_PER_S)
         self._learned = EvenSample(LEARNED_PER_S)
-        self._rate: tuple[Snapshot, StepTime, int] | None = None
-        """What `_pace_now` said of the latest snapshot."""
+        self._latest: tuple[Snapshot, StepTime, int] | None = None
+        """The latest snapshot, with its step time and width."""
 
     # ------------------------------------------------------------ lengths
 
@@ -90,7 +85,7 @@ class Estimator:
         return self.predicted_lengths(call, (quantile,), emitted_tokens)[0]
 
     def predicted_lengths(self, call: Call, quantiles: Sequence[float], emitted_tokens: int = 0) -> list[int]:
-        """Several of them at once."""
+        """Several quantiles of it."""
         if call.sampling.ignore_eos:
             return [call.max_tokens] * len(quantiles)
         tenant_id = call.principal.tenant_id
@@ -99,8 +94,8 @@ class Estimator:
         )
 
     def predicted_gpu_ms(self, call: Call, output_tokens: int) -> int:
-        """Device time of the call with so many output tokens, all sequences, beside what runs now."""
-        step_time, width = self._pace_now()
+        """Device time of the call with `output_tokens` over all sequences, beside what runs now."""
+        step_time, width = self._step_time_now()
         each = -(-output_tokens // call.sequences)
         return sum(
             predicted_gpu_ms(step_time, width, len(call.prompt_of(index)), each)
@@ -109,23 +104,23 @@ class Estimator:
 
     def stream_tokens_per_s(self) -> float:
         """How fast one sequence decodes beside what runs now."""
-        step_time, width = self._pace_now()
+        step_time, width = self._step_time_now()
         return 1 / predict_step_s(step_time, width, 0, width)
 
     @property
     def step_time(self) -> StepTime:
         """The engines' step-time model, at the pace that they really have."""
-        return self._pace_now()[0]
+        return self._step_time_now()[0]
 
-    def _pace_now(self) -> tuple[StepTime, int]:
+    def _step_time_now(self) -> tuple[StepTime, int]:
         """The step-time model of an upstream that serves, and how many sequences it runs."""
         for upstream in self._upstreams:
             snapshot = upstream.snapshot
             if snapshot is None:
                 continue
-            if self._rate is None or self._rate[0] is not snapshot:
-                self._rate = snapshot, self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
-            return self._rate[1:]
+            if self._latest is None or self._latest[0] is not snapshot:
+                self._latest = snapshot, self._adjusted(upstream, snapshot), max(1, len(snapshot.running))
+            return self._latest[1:]
         return PRIOR, 1
 
     def learn(self, call: Call, output_tokens: int, now_s: float) -> None:
@@ -137,16 +132,16 @@ class Estimator:
             self.observed += 1
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request gets in line: more like it are to be expected."""
+        """A request is queued: more like it are to be expected."""
         if self.are_told:
             self.surfaces.arrived(entry)
 
     def watch(self, now_s: float) -> None:
-        """Looks at the engines' latest snapshots, and replays where that is due; to be called some twenty
-        times a second, beside the requests."""
-        self._rate = None
+        """Takes the engines' latest snapshots, and replays where that is due. Call about twenty times a
+        second, beside the requests."""
+        self._latest = None
         for upstream in self._upstreams:
-            self._paces[upstream.replica_id].see(upstream.snapshot)
+            self._scales[upstream.replica_id].see(upstream.snapshot)
         if self.are_told:
             self.surfaces.refresh(now_s)
 
@@ -156,7 +151,7 @@ class Estimator:
         self, call: Call, arrived_s: float, lengths: tuple[int, int] | None = None
     ) -> Estimate | None:
         """The estimate made on arrival; `lengths`: p50 and p90 of one sequence's output, where they are
-        known. None where none is told, and where forecasting itself fails: a request never does for it."""
+        known. None where estimates are off, and where forecasting fails: that never fails a request."""
         if not self.are_told:
             return None
         principal = call.principal
@@ -199,16 +194,8 @@ class Estimator:
         """
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
-        rank, surfaces = TIER_RANKS[tier], self.surfaces
-        surface = surfaces.current(tenant_id, weight, rank, now_s)
-        line = self._at_once.line(
-            surface, self._prices(), self.calibration, tenant_id, tier, model, size.is_exact
-        )
-        if line is not None and surfaces.more_ahead(rank) < line.free_places:
-            samples = self.lengths.samples(tenant_id, self._model)
-            return line.estimate(size, output_tokens, surfaces.more_prompt_tokens(rank), samples)
-        raw = surfaces.read_off(surface, tenant_id, rank, size, output_tokens)
-        return self._told(model, tenant_id, tier, size, raw, "plain")
+        raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
+        return self._priced(model, tenant_id, tier, size, raw, "plain")
 
     def offers(
         self, model: str, tenant_id: str, weight: float, tiers: Sequence[Tier], size: Size, now_s: float
@@ -219,7 +206,7 @@ class Estimator:
         ranks = [TIER_RANKS[tier] for tier in tiers]
         found = self.surfaces.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
         return {
-            tier: self._told(model, tenant_id, tier, size, raw, "binding")
+            tier: self._priced(model, tenant_id, tier, size, raw, "binding")
             for tier, raw in zip(tiers, found, strict=True)
         }
 
@@ -236,8 +223,8 @@ class Estimator:
         )
 
     def judge(self, estimate: Estimate, times: Times, output_tokens: int) -> None:
-        """A request that was told `estimate` has had its answer: what came of it? Of plain requests no more
-        than `JUDGED_PER_S` are looked at, evenly chosen: that is enough to follow."""
+        """Learns from a request that was told `estimate` and has had its answer. Of plain requests at most
+        `JUDGED_PER_S` are used, evenly chosen."""
         ended_s = times.ended_s if times.ended_s is not None else times.arrived_s
         is_plain = estimate.promise is not None and estimate.promise.bucket.kind == "plain"
         if is_plain and not self._judged.takes(ended_s):
@@ -245,12 +232,12 @@ class Estimator:
         calibrate(self.calibration, estimate, times, output_tokens)
 
     def refused(self, estimate: Estimate, waited_s: float) -> None:
-        """A request that was told `estimate` left the line without its turn."""
+        """A request that was told `estimate` left the queue without its turn."""
         if estimate.promise is not None:
             promise = estimate.promise
             self.calibration.refuse(promise.bucket, promise.raw, estimate, waited_s)
 
-    def _told(
+    def _priced(
         self, model: str, tenant_id: str, tier: Tier, size: Size, raw: Forecast, kind: Kind
     ) -> Estimate:
         bucket = bucket_of(raw, TIER_RANKS[tier], is_exact=size.is_exact, kind=kind)
@@ -302,133 +289,4 @@ class Estimator:
         return self._adjusted(upstream, upstream.snapshot)
 
     def _adjusted(self, upstream: Upstream, snapshot: Snapshot | None) -> StepTime:
-        return self._paces[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)
-
-
-# What do all requests of a line that go at once have in common?
-#
-# The short way to an estimate where nobody waits, as is so for most requests of most days: what the surface,
-# the calibration and the price book say of such a line is looked up once, until one of the three changes. The
-# plain way, for everybody else, is `Surface.read`, `Calibration.correct` and `Estimator._told`; both say the
-# same.
-
-
-class LineAtOnce(msgspec.Struct, frozen=True):
-    """Requests of one tenant in one tier for one model, as long as they go at once."""
-
-    surface: Surface
-    point: Point
-    """What every probe of the line saw, whatever its size."""
-    free_places: int
-    bucket: Bucket
-    raw_tpot_s: Seconds
-    wait_s: Seconds
-    """As it is told, and so is `tpot_s`."""
-    tpot_s: Seconds
-    of_ttft: Correction
-    of_e2e: Correction
-    price: PriceEntry
-    basis: str
-
-    def estimate(
-        self, size: Size, output_tokens: tuple[int, int], more_prompt_tokens: int, samples: int
-    ) -> Estimate:
-        """As `Estimator.estimate` has it, for a request that finds a place free."""
-        surface, point, price = self.surface, self.point, self.price.cost_nanousd
-        p50, p90 = output_tokens
-        count, tokens = size.sequences, size.input_tokens
-        prompts_ahead = point.prompt_tokens_ahead + more_prompt_tokens
-        ttft_s = surface.start_up_s(point, tokens * size.choices, count, prompts_ahead) + point.place_s
-        tpot_s, off_alone = point.tpot_s, surface.off_alone
-        ttft_off_s = ttft_s * off_alone
-        rest_s = tpot_s * (p50 - 1)
-        e2e_s = ttft_s + rest_s
-        e2e_off_s = hypot(ttft_off_s, tpot_s * (p90 - p50), rest_s * off_alone)
-        raw = Figures(AT_ONCE, (ttft_s, ttft_s + ttft_off_s), self.raw_tpot_s, (e2e_s, e2e_s + e2e_off_s))
-        told_ttft_s = corrected(raw.ttft_s, self.of_ttft, self.wait_s)
-        most = size.max_tokens * count
-        check_counts(tokens, 0, most)
-        total = (p50 * count, p90 * count)
-        return Estimate(
-            wait_s=self.wait_s,
-            ttft_s=told_ttft_s,
-            tpot_s=self.tpot_s,
-            e2e_s=corrected(raw.e2e_s, self.of_e2e, told_ttft_s),
-            output_tokens=total,
-            cost_nanousd=(price(tokens, 0, total[0]), price(tokens, 0, total[1])),
-            max_cost_nanousd=price(tokens, 0, most),
-            tokens_ahead=NOTHING_AHEAD,
-            basis=self.basis,
-            samples=samples,
-            saturated=not point.is_reached,
-            promise=Promise(self.bucket, raw),
-        )
-
-
-class AtOnce:
-    """The lines of one surface. Use from one event loop."""
-
-    def __init__(self, note: str) -> None:
-        """`note` is said with every forecast's basis."""
-        self._note = note
-        self._surface: Surface | None = None
-        self._prices: PriceBook | None = None
-        self._calibration: Calibration | None = None
-        self._changes = 0
-        self._lines: dict[tuple[str, Tier, str, bool], LineAtOnce | None] = {}
-
-    def line(
-        self,
-        surface: Surface,
-        prices: PriceBook,
-        calibration: Calibration,
-        tenant_id: str,
-        tier: Tier,
-        model: str,
-        is_exact: bool,
-    ) -> LineAtOnce | None:
-        """None: somebody waits there, or sizes differ in what they see. Raises `UnknownPrice`."""
-        if (
-            surface is not self._surface
-            or prices is not self._prices
-            or calibration is not self._calibration
-            or calibration.changes != self._changes
-        ):
-            self._lines.clear()
-            self._surface, self._prices = surface, prices
-            self._calibration, self._changes = calibration, calibration.changes
-        key = (tenant_id, tier, model, is_exact)
-        if key not in self._lines:
-            price = prices.entry(model, tier)
-            self._lines[key] = self._look_up(surface, price, calibration, tenant_id, tier, is_exact)
-        return self._lines[key]
-
-    def _look_up(
-        self,
-        surface: Surface,
-        price: PriceEntry,
-        calibration: Calibration,
-        tenant_id: str,
-        tier: Tier,
-        is_exact: bool,
-    ) -> LineAtOnce | None:
-        rank = TIER_RANKS[tier]
-        point = surface.point_of_all(tenant_id, rank)
-        if point is None or point.wait_s > 0:
-            return None
-        bucket = Bucket("plain", is_exact, rank, 0)
-        of_wait, of_ttft, of_tpot, of_e2e = calibration.corrections(bucket)
-        tpot_s = (point.tpot_s, point.tpot_s * (1 + surface.off_alone))
-        return LineAtOnce(
-            surface=surface,
-            point=point,
-            free_places=surface.free_places.get(rank, 0),
-            bucket=bucket,
-            raw_tpot_s=tpot_s,
-            wait_s=corrected(AT_ONCE, of_wait, AT_ONCE),
-            tpot_s=corrected(tpot_s, of_tpot, AT_ONCE),
-            of_ttft=of_ttft,
-            of_e2e=of_e2e,
-            price=price,
-            basis=surface.basis + self._note,
-        )
+        return self._scales[upstream.replica_id].adjust(snapshot.step_time if snapshot is not None else PRIOR)

@@ -1,9 +1,9 @@
-"""Which replay's answer does for this request, and when is another one due?
+"""Cache of queue replays: one surface, off which all requests read their forecasts.
 
-One replay (`engine/forecast/wait/probing.py`) builds the surface off which requests of all tenants and tiers
-read their forecasts. It is built again beside the requests, at most once in `every_s`, and so seldom that
-replays take at most a fiftieth of the process. A request replays itself only where there is no surface yet,
-or only one from before a pause; a quote (`replay_for`) where the share allows it.
+One replay (`engine/forecast/wait/probing.py`) builds the surface for all tenants and tiers. It is rebuilt
+beside the requests, at most once in `every_s`, and so rarely that replays take at most a fiftieth of the
+process. A request replays itself only where there is no surface yet, or only one from before a pause; a quote
+(`replay_for`) where that share allows it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from engine.messages import TIER_RANKS
 from gateway.flow.controller import FlowController
 
 REST = 49.0
-"""After a replay none is wanted for so many times what it took."""
+"""Pause after a replay, in multiples of its duration."""
 CALM = 8.0
-"""While nobody waits a surface says how fast the engines are, and lasts so many times as long."""
+"""With an empty queue a surface depends on the engines alone, and lasts this many times as long."""
 PAUSE_S = 0.5
-"""An older surface is from before a pause: whoever comes first pays for a new one."""
+"""An older surface is from before a pause: the next request rebuilds it."""
 STALE_S = 5.0
-"""An older one is of no use, however busy we are."""
+"""An older one is not used, however busy the process is."""
 QUOTE_DEBT_S = 0.25
-"""A quote may go into debt by so much time before it, too, has to do with an older answer."""
+"""The debt of replay time up to which a quote still gets a replay of its own."""
 QUOTE_EVENTS = 50
 """Of the engines, in a replay for one quote."""
 LONG_QUEUE = 200
 """Where more wait, to copy the queue takes longer than a quote may: it is read off the surface."""
 FORGET_S = 30.0
-"""Lines that nobody asked about for so long have no probes any more."""
+"""Lines not asked about for this long lose their probes."""
 NOTED_EVERY_S = 1.0
-"""How often it is noted that a line is asked about."""
+"""How often reads of a line are noted."""
 MAX_COMING = 256
 """Arrivals that are noted together at most."""
 
@@ -56,7 +56,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
     is_exact: bool
     traits: Features | None = None
-    """What says how long each answer will be, where that is known."""
+    """Features for the length forecast, where known."""
 
 
 class ForecastCache:
@@ -83,21 +83,21 @@ class ForecastCache:
         self._stopwatch = stopwatch
         self._rates = ArrivalRates()
         self._coming: list[QueueEntry] = []
-        """Arrivals that `_rates` has not heard of: it is told of many at once, off the path of each."""
+        """Arrivals that `_rates` has not seen yet: passed on in batches, off the path of each."""
         self._lines: OrderedDict[tuple[str, int], tuple[Line, float]] = OrderedDict()
-        """With the instant at which each was last asked about, the latest last."""
+        """With the instant at which each was last read, the latest last."""
         self._surface: Surface | None = None
         self._ahead_then: list[int] = []
-        """By tier: requests that stood in line or ran when the surface was built."""
+        """By tier: requests that waited or ran when the surface was built."""
         self._prompts_since: list[int] = []
-        """By tier: prompt tokens that got in line since."""
+        """By tier: prompt tokens queued since."""
         self._queued_then = 0
         """Requests that waited when it was built."""
         self._is_asked = False
         self._rest_until_s = float("-inf")
 
     def arrived(self, entry: QueueEntry) -> None:
-        """A request gets in line: more like it are to be expected."""
+        """A request is queued: more like it are to be expected."""
         self._coming.append(entry)
         if len(self._coming) >= MAX_COMING:
             self._note_arrivals()
@@ -115,7 +115,7 @@ class ForecastCache:
         self._coming.clear()
 
     def refresh(self, now_s: float) -> None:
-        """Replays if anybody asked since the last time, and if there is time for it."""
+        """Replays if a forecast was read since the last time, and the share of time allows it."""
         if not self._is_asked or now_s < self._rest_until_s:
             return
         surface = self._surface
@@ -132,25 +132,6 @@ class ForecastCache:
         now_s: float,
     ) -> Forecast:
         """A request's own forecast, uncorrected. `output_tokens` (p50, p90) of its longest sequence."""
-        surface = self.current(tenant_id, weight, rank, now_s)
-        return self.read_off(surface, tenant_id, rank, size, output_tokens)
-
-    def read_off(
-        self, surface: Surface, tenant_id: str, rank: int, size: Size, output_tokens: tuple[int, int]
-    ) -> Forecast:
-        """As `read`, off the `current` surface."""
-        return surface.read(
-            tenant_id,
-            rank,
-            size.input_tokens * size.choices,
-            size.sequences,
-            output_tokens,
-            more_ahead=self.more_ahead(rank),
-            more_prompt_tokens=self.more_prompt_tokens(rank),
-        )
-
-    def current(self, tenant_id: str, weight: float, rank: int, now_s: float) -> Surface:
-        """The surface that a request of this line is to be read off."""
         self._is_asked = True
         asked = self._lines.get((tenant_id, rank))
         if asked is None or now_s - asked[1] >= NOTED_EVERY_S or asked[0].weight != weight:
@@ -158,15 +139,15 @@ class ForecastCache:
         surface = self._surface
         if surface is None or self._is_too_old(surface, now_s):
             surface = self._build(now_s)
-        return surface
-
-    def more_ahead(self, rank: int) -> int:
-        """By so many requests more than in the current surface stand before one of this tier, or run."""
-        return self._ahead(rank) - self._ahead_then[rank]
-
-    def more_prompt_tokens(self, rank: int) -> int:
-        """Prompt tokens of this tier and above that got in line since the current surface."""
-        return sum(self._prompts_since[: rank + 1])
+        return surface.read(
+            tenant_id,
+            rank,
+            size.input_tokens * size.choices,
+            size.sequences,
+            output_tokens,
+            more_ahead=self._ahead(rank) - self._ahead_then[rank],
+            more_prompt_tokens=sum(self._prompts_since[: rank + 1]),
+        )
 
     def replay_for(
         self,
@@ -190,7 +171,7 @@ class ForecastCache:
         ]
 
     def _is_calm(self) -> bool:
-        """Nobody waits, and nobody did."""
+        """The queue is empty, and was when the surface was built."""
         return not self._queued_then and not len(self._flow)
 
     def _is_too_old(self, surface: Surface, now_s: float) -> bool:

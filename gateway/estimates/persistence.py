@@ -1,4 +1,4 @@
-"""What did an earlier run learn about its forecasts' errors? A file beside the length forecast."""
+"""Saves and loads learned lengths and forecast corrections."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Does an engine really step as fast as its step-time model says?
+"""Scale from an engine's modelled to its measured step time.
 
 The model is fitted to typical steps, robustly: it ignores the rare slow ones. A wait is a sum over many
 steps, so for waits the mean counts, slow steps and the time between steps included. This measures it from
 the snapshots that the engine sends anyway: how much time passed, against what the model says for the steps
-that were taken meanwhile. Pure: snapshots are passed in.
+taken meanwhile. Pure: snapshots are passed in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepTimeScale:
         return min(SLOWEST, max(FASTEST, self._elapsed_s / self._predicted_s))
 
     def see(self, snapshot: Snapshot | None) -> None:
-        """Takes the engine's latest word; the same one twice changes nothing."""
+        """Takes the engine's latest snapshot; the same one twice changes nothing."""
         last, self._last = self._last, snapshot
         if last is None or snapshot is None or snapshot.step <= last.step:
             return

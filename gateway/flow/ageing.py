@@ -1,4 +1,4 @@
-"""Who has waited so long that it moves up a tier?
+"""Ageing: raises a request's effective tier with its wait.
 
 Tiers are strict, so a lower one would starve under an endless stream of higher ones. A request's *effective*
 tier is its own less one for every full `ageing_s` of its tier that it has waited, and never below 0. It is
@@ -52,7 +52,7 @@ class Ageing:
         self._due_s.pop(entry_id, None)
 
     def due(self, now_s: float) -> list[str]:
-        """Takes out those whose time to move up has come, the longest due first."""
+        """Takes out the requests that are due to move up, the longest due first."""
         due: list[str] = []
         while self._heap and self._heap[0][0] <= now_s:
             at_s, entry_id = heapq.heappop(self._heap)

@@ -1,21 +1,20 @@
-"""Which knobs should stand elsewhere, seeing how the traffic is?
+"""Rules of the control loop: from observed traffic to moves of the scheduling knobs.
 
-Scheduling as a control loop. A look at the traffic every few seconds (`Observation`) gives at most one move
-of each knob, within its bounds, with its reason. The rules, by their objective (attainment first, goodput
-second):
+An observation every few seconds (`Observation`) gives at most one move of each knob, within its bounds, with
+its reason. The rules, by their objective (attainment first, goodput second):
 
-1. KV nearly full: smaller batches, and less is sent ahead, so that nobody is evicted in mid-answer.
-2. Lengths widely spread: faster ageing, so that long answers do not starve whoever stands behind them.
-3. Prefix hits high: more at once, since what is cached need not be computed.
+1. KV nearly full: smaller batches, and less is sent ahead, so that no answer is evicted half-way.
+2. Lengths widely spread: faster ageing, so that long answers do not starve the requests behind them.
+3. Prefix hits high: more concurrent sequences, since what is cached need not be computed.
 
-and when none of them holds, back to where the operator put it. Targets that are missed while requests wait
-are for admission, as what is let in then is late in any case; and where many a request is expected to miss
-its target (overload), those are not let in, or all would miss theirs: the more strictly, the more often the
-forecast lets in whoever misses a target all the same. Every rule has two thresholds (hysteresis): it begins
-above the one, and ends below the other. At most one knob turns back in a minute.
+When none of them holds, the knobs return to the operator's settings. Targets that are missed while requests
+wait are for admission, as what is admitted then is late in any case; where many requests are expected to miss
+their targets (overload) those are refused, or all would miss theirs: the more strictly, the more often the
+forecast admits a request that misses its target. Every rule has two thresholds (hysteresis): it begins above
+the one, and ends below the other. At most one knob turns back in a minute.
 
-Off, it does nothing; with advice it says what it would do and changes nothing; acting it calls the setters.
-Pure: time is passed in, and what a move does is for whoever applies it.
+Modes: off does nothing; advice reports moves without making them; acting calls the setters. Pure: time is
+passed in, and the caller applies the moves.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAX_MOVES = 1_000
 REVERSAL_S = 60.0
 """A knob that went one way goes the other way no sooner, nor sooner after another one did."""
 BURSTS_S = 300.0
-"""After an overload another one is likely for so long."""
+"""After an overload another one is likely for this long."""
 LOWEST, HIGHEST = -float("inf"), float("inf")
 """Goals of a rule: as far as the bounds of a knob allow."""
 TARGET = 0.9
@@ -51,16 +50,16 @@ class Knob(StrEnum):
     """What can be moved."""
 
     BATCH_CAP = "batch_cap"
-    """Share of an engine's sequences that run at once."""
+    """Share of an engine's sequences that may run."""
     TOKEN_BUDGET = "token_budget"
     """Share of the tokens of a step."""
     LOOKAHEAD = "lookahead"
-    """Sequences sent beyond what runs at once."""
+    """Sequences sent beyond the engine's places."""
     AGEING = "ageing"
     """Factor on the times after which requests move up."""
     ADMISSION = "admission"
-    """Strictness towards targets: a request is refused if so many times what is expected (p90) is beyond its
-    target; 0: nobody is."""
+    """Strictness towards targets: a request is refused if this factor times its expected time (p90) is beyond
+    its target; 0: none is."""
     EARLY_REFUSAL = "early_refusal"
     """Factor on the expected wait that admission compares with a deadline: above 1 it refuses earlier."""
     BATCH_SHARE = "batch_share"
@@ -152,7 +151,7 @@ class ControlRule:
     goals: tuple[tuple[Knob, float], ...]
     """Where it wants which knobs."""
     lingers_s: float = 0.0
-    """So long it holds on after it would have ended: bursts come again, and a knob turns back but once a
+    """How long it holds on after it would have ended: bursts come again, and a knob turns back but once a
     minute."""
 
     def holds(self, value: float, held: bool) -> bool:
@@ -193,7 +192,7 @@ RULES = (
 
 
 class Control:
-    """One pool's loop. One writer: whoever looks at the traffic."""
+    """One pool's loop. One writer: the caller that observes."""
 
     def __init__(
         self,

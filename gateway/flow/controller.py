@@ -1,14 +1,14 @@
-"""Which waiting request goes to an engine next, and what has every tenant had so far?
+"""Flow controller: the fair queue in front of a model's replicas.
 
-Pure: time is passed in, decisions are returned. One writer: nobody else touches the queue or the service
-counters. Who goes is said by `dispatch_rules.py`; here are the books: what arrives and leaves (`queue.py`),
-what is under way and charged (`in_flight.py`), what people see of it (`tenant_stats.py`, `dispatch_log.py`).
+Pure: time is passed in, decisions are returned. One writer of the queue and the service counters. The order
+of dispatch is in `dispatch_rules.py`; here is the state: what waits (`queue.py`), what is dispatched and
+charged (`in_flight.py`), and the views for operators (`tenant_stats.py`, `dispatch_log.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine.entry import QueueEntry
@@ -67,13 +67,13 @@ class FlowController:
         self._ageing_s = tuple(ageing_s)
         self._ageing_factor = 1.0
         lanes = self._lanes = lanes or LaneRule()
-        self._backlog = RequestQueue(
+        self.queue = RequestQueue(
             order_name, counters, lanes=lanes, ageing_s=ageing_s, queue_ttl_s=queue_ttl_s, lag=self._lag
         )
-        self._placement = Placement(window, lanes, scorer or LeastLoaded())
+        self.placement = Placement(window, lanes, scorer or LeastLoaded())
         self._reservations = MclockReservations(reservation_burst_s)
-        self._flights = InFlightRequests(counters, self._placement, self._reservations)
-        self._rules = DispatchRules(self._backlog, self._placement, self._reservations)
+        self.dispatched = InFlightRequests(counters, self.placement, self._reservations)
+        self._rules = DispatchRules(self.queue, self.placement, self._reservations)
         self._tenants = TenantFlows()
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
@@ -81,11 +81,11 @@ class FlowController:
     @property
     def window(self) -> WindowRule:
         """How far ahead of the engines requests are sent."""
-        return self._placement.window
+        return self.placement.window
 
     @window.setter
     def window(self, window: WindowRule) -> None:
-        self._placement.window = window
+        self.placement.window = window
 
     @property
     def ageing_factor(self) -> float:
@@ -95,59 +95,59 @@ class FlowController:
     @ageing_factor.setter
     def ageing_factor(self, factor: float) -> None:
         self._ageing_factor = factor
-        self._backlog.set_ageing([seconds * factor for seconds in self._ageing_s])
+        self.queue.set_ageing([seconds * factor for seconds in self._ageing_s])
 
     @property
     def batch_share(self) -> float:
         """Of a replica's sequences and KV cache, what the lowest tier may hold."""
-        return self._placement.lanes.batch_share
+        return self.placement.lanes.batch_share
 
     @batch_share.setter
     def batch_share(self, share: float) -> None:
-        self._placement.lanes = replace(self._placement.lanes, batch_share=share)
+        self.placement.lanes = replace(self.placement.lanes, batch_share=share)
 
     @property
     def prefix_weight(self) -> float:
         """How much a cached prefix counts when a replica is chosen."""
-        return self._placement.scorer.prefix_weight
+        return self.placement.scorer.prefix_weight
 
     @prefix_weight.setter
     def prefix_weight(self, weight: float) -> None:
-        self._placement.scorer.prefix_weight = weight
+        self.placement.scorer.prefix_weight = weight
 
     @property
     def wants_prefixes(self) -> bool:
         """Whether tickets should carry the hashes of their prompts' blocks."""
-        return self._placement.scorer.wants_prefixes
+        return self.placement.scorer.wants_prefixes
 
     def set_order(self, order_name: str) -> None:
         """Another order for what waits and for what comes. Raises `UnknownPolicy`."""
-        self._backlog.queue.set_order(order_name)
+        self.queue.tiers.set_order(order_name)
         self.order_name = order_name
 
     # ------------------------------------------------------------ arrivals and departures
 
     def enqueue(self, ticket: Ticket, now_s: float) -> QueueFull | None:
-        """Puts a request in line. Raises `ValueError` when its id is known already."""
+        """Queues a request. Raises `ValueError` when its id is known already."""
         entry = ticket.entry
-        if entry.entry_id in self._backlog or entry.entry_id in self._flights:
+        if entry.entry_id in self.queue or entry.entry_id in self.dispatched:
             raise ValueError(f"request {entry.entry_id} is here already")
         tenant = self._tenants.of(entry)
         if tenant.num_queued >= self._max_queued_per_tenant:
             return QueueFull(True, self._max_queued_per_tenant, self._retry_after_s())
-        if len(self._backlog) >= self._max_queued:
+        if len(self.queue) >= self._max_queued:
             return QueueFull(False, self._max_queued, self._retry_after_s())
         self._reservations.arrives(
             entry.tenant_id, ticket.reserved_cost_per_s, now_s, already_waiting=tenant.num_queued
         )
-        self._backlog.add(ticket, now_s)
+        self.queue.add(ticket, now_s)
         tenant.queued[entry.tier] += 1
         self._note("arrive", entry, now_s, self._counter(entry))
         return None
 
     def cancel(self, entry_id: str, now_s: float) -> bool:
-        """Takes a waiting request out of line; False when it does not wait (any more)."""
-        ticket = self._backlog.ticket(entry_id)
+        """Takes a waiting request out; False when it does not wait (any more)."""
+        ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return False
         self._note("leave", ticket.entry, now_s, self._counter(ticket.entry))
@@ -157,11 +157,11 @@ class FlowController:
     def move(self, entry_id: str, tier: int, now_s: float) -> Ticket | None:
         """Gives a waiting request another tier; its arrival stays. Returns its ticket as it is now, None when
         it does not wait (any more). In the log it leaves the one line and arrives in the other."""
-        before = self._backlog.ticket(entry_id)
+        before = self.queue.ticket(entry_id)
         if before is None:
             return None
         self._note("leave", before.entry, now_s, self._counter(before.entry))
-        ticket = self._backlog.move(entry_id, tier, now_s)
+        ticket = self.queue.move(entry_id, tier, now_s)
         assert ticket is not None, "it waited a moment ago"
         queued = self._tenants.of(ticket.entry).queued
         queued[before.entry.tier] -= 1
@@ -171,14 +171,14 @@ class FlowController:
 
     def expire(self, now_s: float) -> list[Ticket]:
         """Takes out, and returns, what has waited longer than it, or its tier, may."""
-        late = self._backlog.expired(now_s)
+        late = self.queue.expired(now_s)
         for ticket in late:
             self.cancel(ticket.entry.entry_id, now_s)
         return late
 
     def drain(self, now_s: float) -> list[Ticket]:
-        """Takes out, and returns, all that waits, the oldest first; what is under way goes on."""
-        waiting = sorted(self._backlog.tickets(), key=lambda ticket: ticket.entry.arrived_s)
+        """Takes out, and returns, all that waits, the oldest first; running requests go on."""
+        waiting = sorted(self.queue.tickets(), key=lambda ticket: ticket.entry.arrived_s)
         for ticket in waiting:
             self.cancel(ticket.entry.entry_id, now_s)
         return waiting
@@ -187,41 +187,17 @@ class FlowController:
 
     def dispatch(self, now_s: float, replicas: Sequence[Replica]) -> list[Dispatch]:
         """Everything that may go now, in order."""
-        self._backlog.age(now_s)
-        if not replicas or not len(self._backlog):
+        self.queue.age(now_s)
+        if not replicas or not len(self.queue):
             return []
-        return self._rules.turns(now_s, replicas, self._grant)
+        return self._rules.turns(now_s, replicas, self.grant)
 
-    def at_once(
-        self, ticket: Ticket, now_s: float, replicas: Callable[[], Sequence[Replica]]
-    ) -> Dispatch | None:
-        """`enqueue` and `dispatch` in one, for a request that finds nobody waiting and a free place. None: it
-        has to get in line, and whatever comes of that is as if this had not been asked."""
+    def grant(self, ticket: Ticket, replica: Replica, rank: int, now_s: float, reason: Reason) -> Dispatch:
+        """Dispatches a waiting request, as `rank` at the engine, and charges its tenant."""
         entry = ticket.entry
-        if len(self._backlog) or min(self._max_queued, self._max_queued_per_tenant) < 1:
-            return None
-        if entry.entry_id in self._flights or self._reservations.knows(entry.tenant_id):
-            return None
-        self._tenants.of(entry)  # at its present weight, by which it may lag
-        stood = None if ticket.reserved_cost_per_s > 0 else self._backlog.comes_alone(entry, now_s)
-        if stood is None:
-            return None
-        is_owed = self._backlog.is_owed(entry, entry.tier, stood)
-        found = self._placement.find(ticket, entry.tier, ORDINARY, replicas(), {}, now_s, is_owed=is_owed)
-        if not isinstance(found, Replica):
-            return None
-        reason = Reason.OWED if is_owed else Reason.ORDER
-        self._backlog.left_alone(entry, stood, is_owed=is_owed)
-        self._note("arrive", entry, now_s, stood)
-        beside = [Waiting(entry.tenant_id, stood, entry.arrived_s, 1)]
-        self._note("dispatch", entry, now_s, stood, found.replica_id, beside, rule=reason.value)
-        return self._begin(ticket, found, entry.tier, (entry.tier, ORDINARY), now_s, reason)
-
-    def _grant(self, ticket: Ticket, replica: Replica, rank: int, now_s: float, reason: Reason) -> Dispatch:
-        entry = ticket.entry
-        band, lane = self._backlog.place(entry.entry_id)
+        band, lane = self.queue.place(entry.entry_id)
         if reason is Reason.ORDER:
-            self._backlog.had_turn_by_order(entry.entry_id)
+            self.queue.had_turn_by_order(entry.entry_id)
         rule = reason.value or ("aged" if band < entry.tier else "")
         self._note(
             "dispatch",
@@ -229,25 +205,12 @@ class FlowController:
             now_s,
             self._counter(entry),
             replica.replica_id,
-            self._backlog.beside(entry.entry_id),
+            self.queue.beside(entry.entry_id),
             rule=rule,
         )
         self._leave(ticket)
-        return self._begin(ticket, replica, rank, (band, lane), now_s, reason)
-
-    def _begin(
-        self,
-        ticket: Ticket,
-        replica: Replica,
-        rank: int,
-        place: tuple[int, int],
-        now_s: float,
-        reason: Reason,
-    ) -> Dispatch:
-        """A request that waits no longer, and stood at `place`, goes."""
-        entry, (band, lane) = ticket.entry, place
         by_reservation = reason is Reason.RESERVATION
-        displaced = self._flights.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
+        displaced = self.dispatched.displaced_by(rank, ticket.sequences, ticket.kv_tokens, replica)
         flight = InFlight(
             ticket,
             replica.replica_id,
@@ -259,80 +222,67 @@ class FlowController:
             is_long=lane == LONG,
             by_reservation=by_reservation,
         )
-        self._flights.begin(flight, replica, now_s)
-        self._backlog.queue.had_turn(entry.tenant_id, band, lane)
+        self.dispatched.begin(flight, replica, now_s)
+        self.queue.tiers.had_turn(entry.tenant_id, band, lane)
         self._tenants.dispatched(entry)
         if self._last_dispatch_s is not None:
             gap_s = now_s - self._last_dispatch_s
             self._dispatch_interval_s += 0.1 * (gap_s - self._dispatch_interval_s)
         self._last_dispatch_s = now_s
-        counter = self._backlog.queue.counter(entry.tenant_id, band, lane)
+        counter = self.queue.tiers.counter(entry.tenant_id, band, lane)
         if by_reservation:
-            # At the engine it must not stand behind those who wait here: they would be sent for ever.
-            counter = int(min(counter, self._backlog.lowest_counter(RESERVED_RANK, now_s)))
+            # At the engine it must not stand behind requests that wait here: those would be sent for ever.
+            counter = int(min(counter, self.queue.lowest_counter(RESERVED_RANK, now_s)))
         return Dispatch(
             ticket, replica.replica_id, counter, rank, by_reservation, displaced, reason is Reason.OWED
         )
 
-    def grant(
-        self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason = Reason.ORDER
-    ) -> Dispatch | None:
-        """A turn that was decided elsewhere, for `rank` at the engine: keeps the books of it. None when the
-        request does not wait (any more)."""
-        self._backlog.age(now_s)
-        ticket = self._backlog.ticket(entry_id)
-        if ticket is None:
-            return None
-        return self._grant(ticket, replica, rank, now_s, reason)
-
-    # ------------------------------------------------------------ what came of them
+    # ------------------------------------------------------------ progress and end
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction."""
-        flight = self._flights.get(entry_id)
+        flight = self.dispatched.get(entry_id)
         if flight is not None:
-            emitted = self._flights.progress(entry_id, output_tokens, live_sequences)
+            emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.of(flight.ticket.entry).running_output_tokens += emitted
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         """The request is over: corrects its charge to what was really computed and emitted."""
-        flight = self._flights.get(entry_id)
+        flight = self.dispatched.get(entry_id)
         if flight is None:
             return
         entry = flight.ticket.entry
         beyond = flight.charged_cost - entry.predicted_cost
-        counter = self._backlog.queue.counter(
-            entry.tenant_id, entry.tier, LONG if flight.is_long else ORDINARY
-        )
-        cost = self._flights.finish(flight, input_tokens, output_tokens, now_s)
+        counter = self.queue.tiers.counter(entry.tenant_id, entry.tier, LONG if flight.is_long else ORDINARY)
+        cost = self.dispatched.finish(flight, input_tokens, output_tokens, now_s)
         self._note("settle", entry, now_s, counter, flight.replica_id, cost=cost, beyond_cost=beyond)
         self._tenants.finished(flight, input_tokens, output_tokens, cost)
 
     def lost(self, replica_id: str) -> None:
         """An engine is gone: nothing is in its cache any more."""
-        self._placement.scorer.forget(replica_id)
+        self.placement.scorer.forget(replica_id)
 
     # ------------------------------------------------------------ views
 
     def __len__(self) -> int:
-        return len(self._backlog)
+        return len(self.queue)
 
     def ticket(self, entry_id: str) -> Ticket | None:
         """The ticket of a request that waits or runs."""
-        flight = self._flights.get(entry_id)
-        return flight.ticket if flight is not None else self._backlog.ticket(entry_id)
+        flight = self.dispatched.get(entry_id)
+        return flight.ticket if flight is not None else self.queue.ticket(entry_id)
 
     def tickets(self) -> Iterator[Ticket]:
         """Everything that waits, in no particular order."""
-        return self._backlog.tickets()
+        return self.queue.tickets()
 
     def effective_tier(self, entry_id: str) -> int | None:
         """The band in which a request waits; None when it does not wait (any more)."""
-        return self._backlog.place(entry_id)[0] if entry_id in self._backlog else None
+        return self.queue.place(entry_id)[0] if entry_id in self.queue else None
 
     def expires_s(self, ticket: Ticket) -> float:
         """When a ticket leaves the queue without a turn."""
-        return self._backlog.expires_s(ticket)
+        return self.queue.expires_s(ticket)
 
     def reservation_tag_s(self, tenant_id: str) -> float | None:
         """When the tenant's reservation is due next; None: it has none."""
@@ -340,24 +290,24 @@ class FlowController:
 
     def runs(self, entry_id: str) -> bool:
         """Whether a request had its turn and has not finished."""
-        return entry_id in self._flights
+        return entry_id in self.dispatched
 
     @property
     def num_in_flight(self) -> int:
         """Requests dispatched and not finished."""
-        return len(self._flights)
+        return len(self.dispatched)
 
     def in_flight(self) -> Iterator[InFlight]:
         """Everything dispatched and not finished, oldest first."""
-        return iter(self._flights)
+        return iter(self.dispatched)
 
     def load(self, replica_id: str) -> ReplicaLoad:
         """What one replica holds."""
-        return self._placement.load(replica_id)
+        return self.placement.load(replica_id)
 
     def queued_up_to(self, rank: int) -> int:
         """Requests that wait in band `rank` and above."""
-        return self._backlog.queued_up_to(rank)
+        return self.queue.queued_up_to(rank)
 
     def tenants(self) -> list[TenantFlow]:
         """Every tenant known here."""
@@ -365,7 +315,7 @@ class FlowController:
 
     def queued_by_tier(self) -> list[int]:
         """Waiting requests by the rank of the tier that they asked for."""
-        return self._backlog.queued_by_tier()
+        return self.queue.queued_by_tier()
 
     def lane(self, entry: QueueEntry) -> int:
         """Where in its tier's band a request of this size would wait."""
@@ -373,21 +323,21 @@ class FlowController:
 
     def queue_clone(self, counters: ServiceCounters) -> TieredQueue:
         """A copy of the queue that ranks by `counters`, for replays."""
-        return self._backlog.queue.clone(counters)
+        return self.queue.tiers.clone(counters)
 
     def check(self, now_s: float | None = None) -> None:
-        """Audits itself; raises `AssertionError` when its books do not agree. With `now_s`, right after a
-        `dispatch` at that instant, also that nobody was forgotten who should have moved up."""
-        self._backlog.check(now_s)
-        self._placement.check(list(self._flights))
+        """Audits itself; raises `AssertionError` when its state is inconsistent. With `now_s`, right after a
+        `dispatch` at that instant, also that every due request has moved up."""
+        self.queue.check(now_s)
+        self.placement.check(list(self.dispatched))
         queued = {tenant.tenant_id: tenant.num_queued for tenant in self._tenants.all()}
         running: dict[str, int] = {}
-        for flight in self._flights:
+        for flight in self.dispatched:
             if flight.by_reservation:
                 tenant_id = flight.ticket.entry.tenant_id
                 running[tenant_id] = running.get(tenant_id, 0) + 1
         self._reservations.check(queued, running)
-        assert sum(queued.values()) == len(self._backlog), "tenants and tickets disagree"
+        assert sum(queued.values()) == len(self.queue), "tenants and tickets disagree"
         for tenant in self._tenants.all():
             assert min(tenant.queued) >= 0, "a tenant's queue is negative"
             assert tenant.running >= 0, "a tenant's running requests are negative"
@@ -396,12 +346,12 @@ class FlowController:
 
     def _leave(self, ticket: Ticket) -> None:
         entry = ticket.entry
-        self._backlog.remove(entry.entry_id)
+        self.queue.remove(entry.entry_id)
         self._tenants.of(entry).queued[entry.tier] -= 1
         self._reservations.leaves(entry.tenant_id)
 
     def _lag(self, tenant_id: str) -> int:
-        return self._flights.lag(tenant_id, self._tenants.weight(tenant_id))
+        return self.dispatched.lag(tenant_id, self._tenants.weight(tenant_id))
 
     def _retry_after_s(self) -> float:
         """About the time until one place in the queue is free."""
@@ -409,7 +359,7 @@ class FlowController:
 
     def _counter(self, entry: QueueEntry) -> int:
         """The number by which a waiting request's tenant is ranked where it waits."""
-        return self._backlog.queue.counter(entry.tenant_id, *self._backlog.place(entry.entry_id))
+        return self.queue.tiers.counter(entry.tenant_id, *self.queue.place(entry.entry_id))
 
     def _note(
         self,

@@ -1,15 +1,14 @@
-"""Is it any use to put this request in line?
+"""Checks a forecast against deadlines and targets before a request is queued.
 
-A request that cannot be answered in time only makes others wait, and its client hears of it late. So it is
-refused at the gate when the forecast says that its turn would come after it expires in the queue, or its
-answer after its deadline; and, where the control loop says so, when it would miss a target
-(`out_of_reach`): under overload those at the end of the line only make sure that all others are late as well.
+A request that cannot be answered in time only makes others wait, and its client learns of it late. So it is
+refused on arrival when the forecast says that its turn would come after it expires in the queue, or its
+answer after its deadline; and, where the control loop says so, when it would miss a target (`out_of_reach`):
+under overload the requests at the end of the queue would only make all others late as well.
 
 Deadlines are judged by the median (p50): a request is refused when it would miss more likely than not. By
 the 90th percentile up to nine of ten that are refused would have been served in time; besides, the median is
 the replay itself, while the p90 adds the spread of lengths to it. A saturated forecast is a lower bound: what
-misses by it misses.
-Pure: time is passed in.
+misses by it misses. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ LENIENT = 0.5
 """Strictness that refuses only those whose 90th percentile is twice their target."""
 STRICT = 1.5
 TRIED_ONE_IN = 20
-"""Of those that a target refuses, so many are let in all the same: a forecast that nobody tries is never put
+"""One in this many refused by a target is admitted all the same: a forecast that is never tried is never put
 right."""
 
 
 class TimesAhead(Protocol):
-    """What a forecast or an estimate says: (p50, p90) in seconds from its making."""
+    """Times of a forecast or an estimate: (p50, p90) in seconds from its making."""
 
     @property
     def wait_s(self) -> tuple[float, float]: ...
@@ -62,7 +61,7 @@ def early_refusal(
     deadline_s: float | None = None,
     factor: float = 1.0,
 ) -> TooLate | None:
-    """Why a request is refused at once; None: it may get in line.
+    """Why a request is refused on arrival; None: it may be queued.
 
     `expires_s` (its turn) and `deadline_s` (its complete answer) are instants of the clock of `now_s`. An
     instant that has passed refuses by itself; without a forecast (`ahead` None) nothing else does. What is
@@ -84,7 +83,7 @@ def out_of_reach(
     ahead: TimesAhead | None, targets_s: Mapping[str, float], strictness: float
 ) -> TooLate | None:
     """The target that a request is expected to miss: `strictness` times the 90th percentile of what is
-    expected is beyond it. At 0 nobody misses any; nor without a forecast.
+    expected is beyond it. None at 0, and without a forecast.
 
     A target is there to be kept, and under overload the line becomes as long as is allowed: who stands at its
     end needs room for the forecast's error, and more where that is larger. So not by the median.

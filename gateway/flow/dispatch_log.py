@@ -1,4 +1,4 @@
-"""Who was dispatched when, and who stood in line at that moment? A bounded record for audits of fairness."""
+"""Bounded log of queue events, with the backlog at each dispatch, for audits of fairness."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 MAX_BACKLOG_TENANTS = 64
-"""A record names at most so many waiting tenants: those with the smallest counters."""
+"""The most waiting tenants of a record: those with the smallest counters."""
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +53,7 @@ class DispatchLog:
         self._appended = 0
 
     def append(self, record: LogRecord) -> None:
-        """Adds an event; the oldest gives way."""
+        """Adds an event; drops the oldest of a full log."""
         self._records.append(record)
         self._appended += 1
 

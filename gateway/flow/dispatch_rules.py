@@ -1,18 +1,18 @@
-"""Who goes now, and where?
+"""Rules of dispatch: which request goes next, and to which replica.
 
 Until nothing more may go, at one instant:
 
 1. **Due reservations** (`mclock.py`), across tiers: the tenant whose tag is the oldest sends its own
    first request. It counts and runs as one of the highest tier, so that no flood there can keep it waiting.
 2. **Bands**, strict: by the effective tier, which a long wait raises (`ageing.py`).
-3. **Lanes** of a band (`lanes.py`): who goes first is who stands lower, then who arrived first. A full long
-   lane holds back only itself.
+3. **Lanes** of a band (`lanes.py`): the head whose tenant's counter is lower goes first, then the one that
+   arrived first. A full long lane holds back only itself.
 4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
    that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
    stayed below its share and was hardly ever without a request keeps its lag, within bounds (`in_flight.py`).
-5. **The window** (`window.py`), wider for who is owed service (`RequestQueue.is_owed`): where the first of
-   the ordinary lane finds no room, nobody behind it goes, whatever the size. For a long or a reserved request
-   that finds none, the room is kept on one replica, and others go on beside it.
+5. **The window** (`window.py`), wider for requests that are owed service (`RequestQueue.is_owed`): where the
+   first of the ordinary lane finds no room, none behind it goes, whatever the size. For a long or a reserved
+   request that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
 """
 
@@ -35,10 +35,10 @@ Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
 
 
 class DispatchRules:
-    """Decides; the books are changed by `grant` alone."""
+    """Decides; state changes only through `grant`."""
 
-    def __init__(self, backlog: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
-        self._backlog = backlog
+    def __init__(self, queue: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
+        self._queue = queue
         self._placement = placement
         self._reservations = reservations
 
@@ -60,7 +60,7 @@ class DispatchRules:
     ) -> None:
         passed_over: set[str] = set()
         while (tenant_id := self._reservations.first_due(now_s, passed_over)) is not None:
-            for lane, ticket in self._backlog.firsts_of(tenant_id, now_s):
+            for lane, ticket in self._queue.firsts_of(tenant_id, now_s):
                 found = self._placement.find(ticket, RESERVED_RANK, lane, replicas, kept, now_s)
                 if found is Blocked.LANE:
                     continue
@@ -84,12 +84,12 @@ class DispatchRules:
         for tier in range(NUM_RANKS):
             held_back: set[int] = set()
             # For the most part a turn is that of the only one who waits.
-            while len(self._backlog):
-                heads = [each for each in self._backlog.heads(tier, now_s) if each[0] not in held_back]
+            while len(self._queue):
+                heads = [each for each in self._queue.heads(tier, now_s) if each[0] not in held_back]
                 if not heads:
                     break
                 lane, ticket = heads[0]
-                is_owed = lane != LONG and self._backlog.is_owed(ticket.entry, tier)
+                is_owed = lane != LONG and self._queue.is_owed(ticket.entry, tier)
                 found = self._placement.find(ticket, tier, lane, replicas, kept, now_s, is_owed=is_owed)
                 if isinstance(found, Replica):
                     reason = Reason.OWED if is_owed else Reason.ORDER

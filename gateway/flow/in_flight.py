@@ -1,18 +1,18 @@
-"""What is under way, what has it been charged, and whose place does one more take?
+"""Dispatched requests: their charges, their tenants' lag, and which of them one more would displace.
 
-The predicted cost is charged when a request goes, output beyond the prediction as it comes, and the
-difference to what really happened at the end. Cost = computed input tokens + 2 x output tokens.
+The predicted cost is charged at the dispatch, output beyond the prediction as it comes, and the difference to
+the real cost at the end. Cost = computed input tokens + 2 x output tokens.
 
-**Lag.** A tenant whose line is empty while requests of it are under way is not idle: it asks for less than
-its share. So when it comes back to the line it may stand below those who wait there, by as much less as it
-had meanwhile, but at most by what the KV tokens under way on all replicas cost (VTC's U; lag as in Stoica et
-al., "A proportional share resource allocation algorithm", RTSS 1996). Two tenants that wait then differ over
-any time by at most U and two requests. Its requests go first until it has caught up: who stays below its
-share hardly waits behind who floods.
+**Lag.** A tenant without a waiting request whose requests still run is not idle: it asks for less than its
+share. So when it returns to the queue it may stand below the waiting tenants, by as much less as it had
+meanwhile, but at most by the cost of the KV tokens in flight on all replicas (VTC's U; lag as in Stoica et
+al., "A proportional share resource allocation algorithm", RTSS 1996). Two waiting tenants then differ over
+any time by at most U and two requests. Its requests go first until it has caught up: a tenant below its share
+hardly waits behind one that floods.
 
-Requests that come at random leave a tenant with nothing under way for moments, the more often the fewer
-places there are. So it counts as idle, and is owed nothing, only when everybody together has had service of U
-since its last request ended: as much as it takes to serve all that is under way.
+Requests that come at random leave a tenant with nothing in flight for moments, the more often the fewer
+places there are. So it counts as idle, and is owed nothing, only when all tenants together have had service
+of U since its last request ended: as much as it takes to serve all that is in flight.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class InFlightRequests:
         self._counters = counters
         self._placement = placement
         self._reservations = reservations
-        self._flights: dict[str, InFlight] = {}
+        self._by_id: dict[str, InFlight] = {}
         self._of_tenant: dict[str, int] = {}
-        """Requests under way; who has none is not named."""
+        """In-flight requests by tenant; tenants with none are absent."""
         self._ended: Recent[int] = Recent(MAX_TENANTS)
-        """How much everybody had been served when a tenant's last request ended."""
+        """Service of all tenants when a tenant's last request ended."""
 
     def begin(self, flight: InFlight, replica: Replica, now_s: float) -> None:
         """A request goes; its predicted cost is charged."""
         entry = flight.ticket.entry
-        self._flights[entry.entry_id] = flight
+        self._by_id[entry.entry_id] = flight
         self._of_tenant[entry.tenant_id] = self._of_tenant.get(entry.tenant_id, 0) + 1
         self._counters.charge(entry.tenant_id, entry.weight, flight.charged_cost)
         if flight.by_reservation:
@@ -59,7 +59,7 @@ class InFlightRequests:
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> int:
         """`output_tokens` emitted so far, all sequences together; charges what passes the prediction.
         Returns how many are new."""
-        flight = self._flights.get(entry_id)
+        flight = self._by_id.get(entry_id)
         if flight is None:
             return 0
         entry = flight.ticket.entry
@@ -85,7 +85,7 @@ class InFlightRequests:
     def finish(self, flight: InFlight, input_tokens: int, output_tokens: int, now_s: float) -> int:
         """A request is over: corrects its charge to what was really computed and emitted, and returns it."""
         entry = flight.ticket.entry
-        del self._flights[entry.entry_id]
+        del self._by_id[entry.entry_id]
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         if cost != flight.charged_cost:
             self._charge(flight, cost - flight.charged_cost)
@@ -104,8 +104,8 @@ class InFlightRequests:
     def displaced_by(
         self, rank: int, sequences: int, kv_tokens: int, replica: Replica
     ) -> tuple[Displaced, ...]:
-        """Whose places a request of `rank` at the engine takes there: of the lower tiers, the lowest first
-        and of those who came last, until it fits. Nobody's, where there is room for all."""
+        """The requests that one of `rank` displaces at the engine: of the lower tiers, the lowest first
+        and of those who came last, until it fits. Empty where there is room for all."""
         load = self._placement.load(replica.replica_id)
         places = min(sum(load.sequences), replica.max_sequences) + sequences - replica.max_sequences
         kv_over = sum(load.kv_tokens) + kv_tokens - replica.kv_tokens * self._placement.window.kv_window
@@ -113,7 +113,7 @@ class InFlightRequests:
             return ()
         lower = [
             flight
-            for flight in self._flights.values()
+            for flight in self._by_id.values()
             if flight.replica_id == replica.replica_id and flight.tier > rank and flight.live_sequences
         ]
         lower.sort(key=lambda flight: (flight.tier, flight.dispatched_s))
@@ -127,7 +127,7 @@ class InFlightRequests:
         return tuple(displaced)
 
     def lag(self, tenant_id: str, weight: float) -> int:
-        """How far below the others a tenant of `weight` may stand that comes back to the line, on the
+        """How far below the others a returning tenant of `weight` may stand, on the
         counters' scale. O(replicas)."""
         most = self._placement.kv_tokens * OUTPUT_TOKEN_COST
         if tenant_id not in self._of_tenant:
@@ -137,18 +137,18 @@ class InFlightRequests:
         return scaled(most, weight)
 
     def get(self, entry_id: str) -> InFlight | None:
-        """A request under way."""
-        return self._flights.get(entry_id)
+        """An in-flight request."""
+        return self._by_id.get(entry_id)
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[InFlight]:
         """Oldest first."""
-        return iter(self._flights.values())
+        return iter(self._by_id.values())
 
     def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._flights
+        return entry_id in self._by_id
 
     def _charge(self, flight: InFlight, cost: int) -> None:
         entry = flight.ticket.entry

@@ -1,13 +1,12 @@
-"""Which requests run in a lane of their own, and how much of a replica may that hold?
+"""The long lane: long requests and the batch tier, and the share of a replica that they may hold.
 
-Very long requests and the whole batch tier. Each tier has an ordinary and a long lane, with lines of their
-own, so that a long request which finds no place holds up only long ones. What the long lane of a tier may
-hold of one replica is a share of its sequences and of its KV cache; as in the window, only work of that tier
-and above counts, so a lane full of batch never keeps a long interactive request out. One request may always
-go.
+Each tier has an ordinary and a long lane with lines of their own, so that a long request which finds no place
+holds up only long ones. The long lane of a tier may hold a share of one replica's sequences and of its KV
+cache; as in the window, only work of that tier and above counts, so a lane full of batch never keeps a long
+interactive request out. One request may always go.
 
-The lowest tier has a share of its own, by default all: nobody feels it, since it does not count in the
-windows of the tiers above, and idle capacity is there to be used.
+The lowest tier has a share of its own, by default all of a replica: it does not count in the windows of the
+tiers above, and idle capacity is there to be used.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class LaneRule:
     def has_room(
         self, replica: Replica, load: ReplicaLoad, rank: int, sequences: int, kv_tokens: int
     ) -> bool:
-        """Whether the long lane of tier `rank` may hold so much more; `load` is what the long lanes hold of
+        """Whether the long lane of tier `rank` may hold this much more; `load` is what the long lanes hold of
         the replica."""
         sequences_ahead, kv_ahead = load.ahead_of(rank)
         if sequences_ahead == 0:
@@ -60,7 +59,7 @@ class LaneRule:
             if rank >= LOWEST_RANK
             else (self.share_sequences, self.share_kv)
         )
-        # All of it is what the window allows, which may be more than runs at once.
+        # All of it is what the window allows, which may exceed the engine's places.
         fits_sequences = share_sequences == 1 or (
             sequences_ahead + sequences <= max(1, int(replica.max_sequences * share_sequences))
         )

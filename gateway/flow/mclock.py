@@ -1,4 +1,4 @@
-"""Whose paid-for service is due?
+"""Reserved service by mClock tags: which tenant's reservation is due.
 
 The first phase of mClock (Gulati, Merchant and Varman, OSDI 2010), with a tenant's cost tokens per second in
 the place of I/O operations. A tenant with a reservation of `rate` has a tag, the instant when its next
@@ -7,9 +7,9 @@ request is due:
 - at an arrival of a tenant with nothing waiting, and nothing running on its reservation, the tag is at least
   now: idle time earns nothing;
 - a tenant that waits is *due* when its tag has come; the smallest tag goes first, then the tenant's name;
-- a request that goes for this reason moves the tag by its cost / rate, and corrections of its cost move it,
-  too. What a tenant gets by its weight does not (mClock subtracts it again, which is the same), so that its
-  share of the rest never eats what it reserved;
+- a request that goes for this reason moves the tag by its cost / rate, and so do corrections of its cost.
+  What a tenant gets by its weight does not (mClock subtracts it again, which is the same), so that its share
+  of the rest never eats what it reserved;
 - a tenant that was held back is owed at most `burst_s` of its rate.
 
 Pure: time is passed in.
@@ -62,10 +62,6 @@ class MclockReservations:
         else:
             self._waiting.discard(tenant_id)
 
-    def knows(self, tenant_id: str) -> bool:
-        """The tenant has a reservation, or had one when it came."""
-        return tenant_id in self._reserved
-
     def leaves(self, tenant_id: str) -> None:
         """A request of the tenant left the queue, with a turn or without."""
         reserved = self._reserved.get(tenant_id)
@@ -91,7 +87,7 @@ class MclockReservations:
         reserved.running += 1
 
     def corrected(self, tenant_id: str, cost: int) -> None:
-        """It takes so much more (negative: less) than was counted."""
+        """Corrects the cost of a running request by `cost` (negative: less)."""
         reserved = self._reserved.get(tenant_id)
         if reserved is not None and reserved.rate > 0:
             reserved.tag_s += cost / reserved.rate
@@ -112,7 +108,7 @@ class MclockReservations:
         return None if reserved is None or reserved.rate <= 0 else reserved.tag_s
 
     def check(self, waiting: dict[str, int], running: dict[str, int]) -> None:
-        """Raises `AssertionError` when the books differ from these counts by tenant."""
+        """Raises `AssertionError` when its counts differ from these, by tenant."""
         for tenant_id, reserved in self._reserved.items():
             assert reserved.waiting == waiting.get(tenant_id, 0), "waiting on a reservation"
             assert reserved.running == running.get(tenant_id, 0), "running on a reservation"

@@ -1,4 +1,4 @@
-"""On which replica does a request find room, and if on none, what stands in its way?"""
+"""Finds a replica with room for a request, or names what is in the way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Score = tuple[float, ...]
 
 
 class Scorer(Protocol):
-    """Chooses among replicas with room; told of everything that is dispatched and ends."""
+    """Chooses among replicas with room; notified of every dispatch and end."""
 
     wants_prefixes: bool
     """Whether it looks at `Ticket.prefix_hashes`."""
@@ -35,7 +35,7 @@ class Scorer(Protocol):
         ...
 
     def first_token(self, entry_id: str) -> None:
-        """Its prompt is computed. May be said again."""
+        """Its prompt is computed. Idempotent."""
         ...
 
     def ended(self, entry_id: str) -> None:
@@ -83,11 +83,11 @@ class Blocked(Enum):
     LANE = "lane"
     """The long lane is full, everywhere."""
     WINDOW = "window"
-    """Some replica would take it if less were under way there; or none serves."""
+    """Some replica would take it if less were in flight there; or none serves."""
 
 
 class Placement:
-    """What every replica holds of whom. One writer: the flow controller."""
+    """The load of every replica. One writer: the flow controller."""
 
     def __init__(self, window: WindowRule, lanes: LaneRule, scorer: Scorer) -> None:
         self.window = window
@@ -102,7 +102,7 @@ class Placement:
 
     @property
     def kv_tokens(self) -> int:
-        """Predicted, of everything under way on all replicas."""
+        """Predicted, of everything in flight on all replicas."""
         return sum(sum(load.kv_tokens) for load in self._loads.values())
 
     def add(self, replica_id: str, rank: int, is_long: bool, sequences: int, kv_tokens: int) -> None:
@@ -156,7 +156,7 @@ class Placement:
         self, ticket: Ticket, rank: int, lane: int, replicas: Sequence[Replica], kept: dict[str, Kept]
     ) -> None:
         """Keeps the room for a request that found none, on one replica: the least loaded that its lane may
-        use and that is kept for nobody yet."""
+        use and that is not kept yet."""
         free = [
             (least_loaded(rank, replica, self.load(replica.replica_id)), replica.replica_id)
             for replica in replicas

@@ -1,8 +1,8 @@
-"""Which blocks of a prompt does a replica probably hold in its prefix cache?
+"""Approximate index of the prompt blocks in each replica's prefix cache.
 
-An approximate index, kept by who dispatches: what was sent to a replica is taken to be in its cache until it
-is older than `max_age_s` or until as many younger blocks went there as it can hold. The replica's own tree is
-the truth; a wrong guess costs time, never correctness.
+Kept by the dispatching side: what was sent to a replica is assumed to be in its cache until it is older than
+`max_age_s` or until as many younger blocks went there as it can hold. The replica's own tree is the truth; a
+wrong guess costs time, never correctness.
 
 Blocks are known by a chain of hashes: each covers its block and all before it, and the first one the tenant's
 salt, so that a hit of one prefix tells nothing of another tenant's.

@@ -1,4 +1,4 @@
-"""What waits, in which band and lane, and who stands first there?
+"""The waiting requests, by band and lane.
 
 A request waits in the band of its effective tier (`ageing.py`) and in the lane of its size (`lanes.py`); the
 order of each lane is the policy's. One writer: the flow controller.
@@ -40,9 +40,9 @@ class RequestQueue:
         queue_ttl_s: Sequence[float],
         lag: Lag = no_lag,
     ) -> None:
-        """Times by tier rank; `lag`: of a tenant that comes into an empty line. Raises `ValueError` for an
+        """Times by tier rank; `lag`: of a tenant that returns to an empty line. Raises `ValueError` for an
         unknown order or an ageing that is not positive."""
-        self.queue = TieredQueue(order_name, counters, lag=lag)
+        self.tiers = TieredQueue(order_name, counters, lag=lag)
         self._lane_rule = lanes
         self._ageing = Ageing(ageing_s)
         self._was_slowed = False
@@ -65,14 +65,14 @@ class RequestQueue:
         tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
         lane = self._lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
-        self.queue.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
+        self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
         self._stand(entry, tier, lane)
 
     def remove(self, entry_id: str) -> Ticket | None:
         """Takes a request out; None when it does not wait."""
         ticket = self._tickets.pop(entry_id, None)
         if ticket is not None:
-            self.queue.remove(entry_id)
+            self.tiers.remove(entry_id)
             self._ageing.remove(entry_id)
             self._leave_line(ticket.entry)
         return ticket
@@ -87,12 +87,12 @@ class RequestQueue:
         band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
         lane = self._lane_rule.lane(entry)
         self._leave_line(entry)
-        self.queue.move([entry_id], band, lane, lines=self._lines[band, lane])
+        self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane])
         self._stand(entry, band, lane)
         return ticket
 
     def age(self, now_s: float) -> int:
-        """Moves up who has waited long enough, who arrived first first; returns how many moved."""
+        """Moves up requests that have waited long enough, by arrival; returns how many."""
         due = self._ageing.due(now_s)
         moves: dict[tuple[int, int], list[QueueEntry]] = {}
         for entry_id in due:
@@ -102,14 +102,14 @@ class RequestQueue:
         for (tier, lane), entries in sorted(moves.items()):
             entries.sort(key=lambda entry: entry.arrived_s)
             ids = [entry.entry_id for entry in entries]
-            self.queue.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
+            self.tiers.move(ids, tier, lane, aged=True, lines=self._lines[tier, lane])
             for entry in entries:
                 self._leave_line(entry)
                 self._stand(entry, tier, lane)
         return len(due)
 
     def set_ageing(self, ageing_s: Sequence[float]) -> None:
-        """Other times, also for what waits: who is due by them moves up at the next `age`, and nobody moves
+        """Other times, also for what waits: requests due by them move up at the next `age`; none moves
         down. Raises `ValueError` for one that is not positive."""
         before, self._ageing = self._ageing, Ageing(ageing_s)
         self._was_slowed |= any(
@@ -119,15 +119,15 @@ class RequestQueue:
             entry, (band, _) = ticket.entry, self._places[entry_id]
             self._ageing.add(entry_id, entry.tier, band, entry.arrived_s)
 
-    # ------------------------------------------------------------ who is first
+    # ------------------------------------------------------------ heads
 
     def heads(self, tier: int, now_s: float) -> list[tuple[int, Ticket]]:
-        """The first of each lane of a band, who goes first first: (lane, ticket)."""
-        return [(lane, self._tickets[head.entry_id]) for lane, head in self.queue.heads(tier, now_s)]
+        """The first of each lane of a band, in order of dispatch: (lane, ticket)."""
+        return [(lane, self._tickets[head.entry_id]) for lane, head in self.tiers.heads(tier, now_s)]
 
     def firsts_of(self, tenant_id: str, now_s: float) -> Iterator[tuple[int, Ticket]]:
-        """A tenant's own first of each band and lane, the highest band first, of the lanes who arrived first:
-        (lane, ticket)."""
+        """A tenant's own first of each band and lane, the highest band first, lanes by arrival: (lane,
+        ticket)."""
         for tier in range(NUM_RANKS):
             firsts: list[tuple[float, int, str]] = []
             for lane in range(MAX_LANES):
@@ -138,43 +138,23 @@ class RequestQueue:
             for _, lane, first in sorted(firsts):
                 yield lane, self._tickets[first]
 
-    def is_owed(self, entry: QueueEntry, band: int, stands: int | None = None) -> bool:
+    def is_owed(self, entry: QueueEntry, band: int) -> bool:
         """Whether the first of a band's ordinary lane is of a tenant that has had less than its share: with
         this request paid for it would stand no higher than the last tenant that had its turn by order did
         before it. (Its finish tag is not above the virtual time, Goyal et al., SIGCOMM 1996: were service
-        divided like a fluid, it would be through.) Only of orders that go by the service counters. `stands`:
-        where its tenant does, where that is known."""
+        divided like a fluid, it would be through.) Only of orders that go by the service counters."""
         began = self._began.get(band)
-        if began is None or FAIRNESS_BOUND not in self.queue.claims:
+        if began is None or FAIRNESS_BOUND not in self.tiers.claims:
             return False
-        if stands is None:
-            stands = self.queue.counter(entry.tenant_id, band, ORDINARY)
+        stands = self.tiers.counter(entry.tenant_id, band, ORDINARY)
         return stands + scaled(entry.predicted_cost, entry.weight) <= began
-
-    def comes_alone(self, entry: QueueEntry, now_s: float) -> int | None:
-        """A request finds nobody waiting: its tenant stands from now on as after `add`, which is returned.
-        None: it has to be added, as it would wait in another band or lane than its tier's ordinary one, or by
-        another order."""
-        if len(self._tickets) or self._lane_rule.lane(entry) != ORDINARY:
-            return None
-        if effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s) != entry.tier:
-            return None
-        if not self.queue.comes_alone(entry.tenant_id, entry.tier):
-            return None
-        return self.queue.counter(entry.tenant_id, entry.tier, ORDINARY)
-
-    def left_alone(self, entry: QueueEntry, stood: int, *, is_owed: bool) -> None:
-        """It goes; whoever is not owed it is a measure for others, as `had_turn_by_order` has it."""
-        if not is_owed:
-            self._began[entry.tier] = stood
-        self.queue.left_alone(entry.tenant_id, entry.tier)
 
     def had_turn_by_order(self, entry_id: str) -> None:
         """A waiting request has its turn, and not because its tenant is owed it or has reserved it."""
         band, lane = self._places[entry_id]
         if lane == ORDINARY:
             tenant_id = self._tickets[entry_id].entry.tenant_id
-            self._began[band] = self.queue.counter(tenant_id, band, lane)
+            self._began[band] = self.tiers.counter(tenant_id, band, lane)
 
     def place(self, entry_id: str) -> tuple[int, int]:
         """The band and the lane of a waiting request. Raises KeyError when it does not wait."""
@@ -226,7 +206,7 @@ class RequestQueue:
         tier, lane = self._places[entry_id]
         lines = self._lines[tier, lane]
         # The lane's own view: the shared counter plus what the lane lifted the tenant by.
-        ranked = [(self.queue.counter(tenant_id, tier, lane), tenant_id) for tenant_id in lines]
+        ranked = [(self.tiers.counter(tenant_id, tier, lane), tenant_id) for tenant_id in lines]
         if len(ranked) > MAX_BACKLOG_TENANTS:
             ranked = heapq.nsmallest(MAX_BACKLOG_TENANTS, ranked)
         return [
@@ -235,26 +215,26 @@ class RequestQueue:
         ]
 
     def lowest_counter(self, band: int, now_s: float) -> float:
-        """Of the tenants whose turn is next in a band; infinite where nobody waits."""
+        """Of the tenants whose turn is next in a band; infinite where none waits."""
         return min(
             (
-                self.queue.counter(ticket.entry.tenant_id, band, lane)
+                self.tiers.counter(ticket.entry.tenant_id, band, lane)
                 for lane, ticket in self.heads(band, now_s)
             ),
             default=math.inf,
         )
 
     def check(self, now_s: float | None = None) -> None:
-        """Raises `AssertionError` when the books disagree; with `now_s`, also when somebody who should have
-        moved up by then has not."""
-        assert len(self.queue) == len(self._tickets) == len(self._places), "queue and tickets disagree"
+        """Raises `AssertionError` when its state is inconsistent; with `now_s`, also when a due request has
+        not moved up."""
+        assert len(self.tiers) == len(self._tickets) == len(self._places), "queue and tickets disagree"
         standing: dict[str, tuple[int, int]] = {}
         for place, lines in self._lines.items():
             for line in lines.values():
                 assert line, "an empty line was kept"
                 standing.update(dict.fromkeys(line, place))
         assert standing == self._places, "lines and places disagree"
-        for entry in self.queue.entries():
+        for entry in self.tiers.entries():
             assert entry.tier == self._places[entry.entry_id][0], "it waits in another band"
         for ticket in self._tickets.values() if now_s is not None else ():
             assert now_s is not None
@@ -267,7 +247,7 @@ class RequestQueue:
 
     def _rank(self, entry_id: str, tier: int, now_s: float) -> tuple[float, ...]:
         entry = self._tickets[entry_id].entry
-        return self.queue.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
+        return self.tiers.rank(entry if entry.tier == tier else replace(entry, tier=tier), now_s)
 
     def _stand(self, entry: QueueEntry, tier: int, lane: int) -> None:
         self._places[entry.entry_id] = (tier, lane)

@@ -1,17 +1,17 @@
-"""Which of several replicas gives a request its first token soonest?
+"""Prefix-aware routing: chooses the replica with the smallest predicted TTFT.
 
 The predicted TTFT: all prompt tokens that are to be computed there first and the request's own, without those
 that its prefix cache probably holds (`prefix_index.py`), at the replica's own step-time model, beside what
-decodes there now; and, where every place is taken, the wait for one. A hit makes its replica better by the
-time it saves and by no more: prompts under way count against it, so a prefix that everybody asks for spreads
-to as many replicas as the load needs. Beyond `MAX_IMBALANCE` more of its places in use than of the emptiest
-replica's, a hit counts for nothing.
+decodes there now; and, where every place is taken, the wait for one. A hit improves its replica by the time
+it saves and by no more: prompts in flight count against it, so a popular prefix spreads to as many replicas
+as the load needs. Beyond `MAX_IMBALANCE` more of its places in use than of the emptiest replica's, a hit
+counts for nothing.
 
-To its own time the request adds what it costs those who come after it: each second of work delays the
-others by p / (1 - p) seconds in all, where p is the share of time that a replica has prompts to compute (a
-busy period of M/G/1; what dispatches find there estimates p, since arrivals see time averages: Wolff, 1982).
-On an idle pool that is nothing, on a busy one a hit is worth waiting for. On the trace of `fairgate bench
-routing` this raises the hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides.
+To its own time the request adds its cost to later ones: each second of work delays the others by p / (1 - p)
+seconds in all, where p is the share of time that a replica has prompts to compute (a busy period of M/G/1;
+what dispatches find there estimates p, since arrivals see time averages: Wolff, 1982). On an idle pool that
+is nothing, on a busy one a hit is worth waiting for. On the trace of `fairgate bench routing` this raises the
+hits from 80 % to 92 % of one shared cache's, and lowers the p99 besides.
 
 Pure: time is passed in. O(replicas x blocks of the prompt) a request.
 """
@@ -39,7 +39,7 @@ MAX_AGE_S = 1800.0
 
 @dataclass(slots=True)
 class _Under:
-    """One request under way at a replica."""
+    """One request in flight at a replica."""
 
     rank: int
     prefill_tokens: int
@@ -122,7 +122,7 @@ class PrefixRouter:
             index.note(ticket.prefix_hashes, now_s)
 
     def first_token(self, entry_id: str) -> None:
-        """Nobody waits for its prompt any more."""
+        """Its prompt is computed."""
         replica_id = self._replica_of.get(entry_id)
         if replica_id is not None:
             self._under[replica_id][entry_id].prefill_tokens = 0

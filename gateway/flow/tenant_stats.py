@@ -1,4 +1,4 @@
-"""What waits, runs and was served of each tenant, for people? Decides nothing."""
+"""Per-tenant counts of waiting, running and served requests, for status pages. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a request on its way through the queue?"""
+"""Values that pass through the queue: tickets, dispatches, refusals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Dispatch(msgspec.Struct, frozen=True):
     """Its rank at the engine: its tier; a higher one after a long wait, the highest for reserved service."""
     by_reservation: bool = False
     displaced: tuple[Displaced, ...] = ()
-    """Whose place it takes, if the engine needs one."""
+    """The requests whose places it takes, if the engine needs them."""
     is_owed: bool = False
     """Of a tenant that has had less than its share: at the engine it takes the place of one that had more."""
 

@@ -1,12 +1,12 @@
-"""Has a replica room for one more request of this tier?
+"""The dispatch window: how much of a tier may be sent to a replica.
 
 Late dispatch: a request leaves the queue only when the engine can soon run it, so that the queue, which
-sees all tenants, decides who is next, and not the engine's backlog. A tier's window counts only work of
-that tier and above: a window full of batch never keeps an interactive request out (the engine then makes
-room by itself).
+sees all tenants, decides the order, and not the engine's backlog. A tier's window counts only work of that
+tier and above: a window full of batch never keeps an interactive request out (the engine then makes room by
+itself).
 
-For a request that is owed service in its own tier (`Backlog.is_owed`) the window is wider by a part of what
-runs at once: the engine pauses somebody who has had more than its share.
+For a request that is owed service in its own tier (`RequestQueue.is_owed`) the window is wider by a part of
+the engine's places: the engine pauses a sequence of a tenant that has had more than its share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.step_time.model import PRIOR
 
 NUM_RANKS = len(TIER_RANKS)
 OWED_PART = 2
-"""Of a replica's places, one in so many may be taken twice over by requests that are owed service."""
+"""One in this many of a replica's places may be taken twice over by requests that are owed service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Replica:
     """As last fitted."""
     max_batched_tokens: int = 512
     pauses: bool = True
-    """Its engine gives a place to who is owed one, and pauses somebody for it; others' engines do not."""
+    """Its engine pauses a sequence to place a request that is owed service; foreign servers do not."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """`lookahead_sequences` beyond what runs at once; `kv_window` as a share of the KV capacity; `batch_cap`
-    as a share of what may run at once, below 1 without any lookahead."""
+    """`lookahead_sequences` beyond the engine's places; `kv_window` as a share of the KV capacity;
+    `batch_cap` as a share of the places, below 1 without any lookahead."""
 
     lookahead_sequences: int
     kv_window: float

@@ -20,6 +20,7 @@ from litestar.types import Receive, Scope, Send
 from gateway.domain.account import Account
 from gateway.domain.call import Call
 from gateway.domain.outcomes import RequestOutcome
+from gateway.error_mapping import refusal_of
 from gateway.errors import ApiError
 from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
@@ -95,8 +96,9 @@ class CompletionResponse:
                     closed = event
         assert closed is not None, "a whole answer ends with `Closed`"
         self.closed = closed
-        if closed.error is not None:
-            await self._refuse(run, send, closed.error)
+        error = refusal_of(run, closed)
+        if error is not None:
+            await self._refuse(run, send, error)
             return
         account = closed.account
         body = openai_responses.encode(
@@ -112,19 +114,20 @@ class CompletionResponse:
             if isinstance(first, Closed):
                 # It never came to a token: still a clean status.
                 self.closed = first
-                assert first.error is not None, "a request without tokens has a reason"
-                await self._refuse(run, send, first.error)
+                refusal = refusal_of(run, first)
+                assert refusal is not None, "a request without tokens has a reason"
+                await self._refuse(run, send, refusal)
                 return
             await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         writer = self._writer or _ChunkWriter(run.call)
         batch = [first, *events.available()]
         while True:
-            body = b"".join([writer.write(event) for event in batch])
-            last = batch[-1]
+            last, refusal = batch[-1], None
             if isinstance(last, Closed):
-                self.closed = last
-                if last.error is not None:
-                    self._count(last.error)
+                self.closed, refusal = last, refusal_of(run, last)
+                if refusal is not None:
+                    self._count(refusal)
+            body = b"".join([writer.write(event, refusal) for event in batch])
             if body:
                 more = not isinstance(last, Closed)
                 await send({"type": "http.response.body", "body": body, "more_body": more})
@@ -143,7 +146,7 @@ class CompletionResponse:
             return event, False
         await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         while event is None or isinstance(event, InLine):
-            comment = self._gateway.lifecycle.outlook(run).comment()
+            comment = self._gateway.lifecycle.of(run.call).outlook(run).comment()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
             event = await events.within(queue_progress.EVERY_S)
         return event, True
@@ -200,7 +203,7 @@ class _ChunkWriter:
         )
         self._roles = b"".join(map(openai_responses.event, roles))
 
-    def write(self, event: Event) -> bytes:
+    def write(self, event: Event, refusal: ApiError | None = None) -> bytes:
         """The bytes of one event; empty where there is nothing to write yet."""
         call = self._call
         match event:
@@ -224,8 +227,8 @@ class _ChunkWriter:
                     self._last = (index, finish)
                     return b""
                 return openai_responses.event(openai_responses.finish_chunk(call, index, finish))
-            case Closed(account=account, error=error):
-                return self._close(account, error)
+            case Closed(account=account):
+                return self._close(account, refusal)
 
     def _close(self, account: Account, error: ApiError | None) -> bytes:
         if error is not None:

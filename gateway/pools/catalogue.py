@@ -1,4 +1,4 @@
-"""Which models may be asked for by name, and whose replicas run them?
+"""Model names: pools and their aliases.
 
 A *pool* is the replicas of one model, with one queue. A name is a pool's own, or an alias of one or several
 pools with weights. Pure: which of an alias's pools a request gets is drawn by its caller.

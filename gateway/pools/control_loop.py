@@ -1,10 +1,9 @@
-"""What does the control loop see of one pool, and which of its moves can be made?
+"""The control loop of one pool: observes, decides, applies.
 
-The edge of `flow/control_rules.py`: every `EVERY_S` it puts what the engines and the queue say into an
-`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs that there are
-setters for (`setters_of`: those of this gateway, and those of its queue and its engines unless others share
-them, for all would have to turn them alike); with advice it has all of them. Every move is logged with its
-reason.
+The edge of `flow/control_rules.py`: every `EVERY_S` it puts the state of the engines and the queue into an
+`Observation`, and applies the moves that are to be made. Acting, the loop has the knobs with setters
+(`setters_of`: those of this gateway, and those of its queue and its engines unless other gateways share them,
+for all would have to turn them alike); with advice it has all of them. Every move is logged with its reason.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def queue_setters(flow: FlowController) -> Setters:
 def setters_of(
     flow: FlowController, lifecycle: Lifecycle, engines: Sequence[Upstream], *, is_shared: bool
 ) -> Setters:
-    """All the knobs that a gateway can move by itself. `engines`: whose steps are ours."""
+    """All knobs that a gateway can move by itself. `engines`: our own ones."""
 
     def token_budget(value: float) -> None:
         for engine in engines:
@@ -95,7 +94,7 @@ class ControlLoop:
         """`rests`: where the operator put knobs that do not rest where `DEFAULT_BOUNDS` say; `attainment`:
         the share of the last targets that were met; `prefix_hits`: of the last prompt tokens, found in a
         cache; `expected_late`: of the last requests, expected to miss their target; `mistaken`: of those
-        expected to keep it, that missed one; None: nobody knows."""
+        expected to keep it, that missed one; None: unknown."""
         self.control = Control(mode, bounds_of(mode, setters, rests or {}))
         self._setters = setters
         self._model = model
@@ -110,7 +109,7 @@ class ControlLoop:
         self._preemptions = 0
 
     def look(self, now_s: float) -> list[Move]:
-        """One look at the traffic, and what came of it."""
+        """Observes once, and applies or reports the moves."""
         if self.control.mode is ControlMode.OFF:
             return []
         moves = self.control.look(self._observe(now_s), now_s)

@@ -1,7 +1,6 @@
-"""What is a pool made of, and how do requests find theirs?
+"""A pool: one served model with its replicas, queue, forecasts and lifecycle.
 
-One pool for each served model: its replicas, one queue in front of them, forecasts of its own, and the
-sequence of its requests. What tenants hold and pay is shared by all pools.
+What tenants hold and pay is shared by all pools.
 """
 
 from __future__ import annotations
@@ -11,18 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.messages import Ready
-from gateway import errors
-from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import Call, ServedModel
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
-from gateway.requests.queue_progress import Outlook
 from gateway.requests.run import Run
-from gateway.requests.tier_change import Offer
 from gateway.upstream.base import Upstream
-from tenants.types import Tier
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,12 @@ class ModelPool:
         return _context_tokens(self._announced())
 
     def served(self, name: str) -> ServedModel:
-        """What must be known to understand a request for `name`. Raises `ApiError` (503) before any replica
-        has announced itself."""
+        """What parsing a request for `name` needs. Raises `NoEngineAvailable` until a replica has announced
+        itself."""
         announced = self._announced()
         context_tokens = _context_tokens(announced)
         if context_tokens is None:
-            raise errors.engine_unavailable()
+            raise NoEngineAvailable
         vocabulary = announced[0].model.vocabulary
         return ServedModel(name, context_tokens, vocabulary, self.spec.is_estimated, self.name)
 
@@ -87,7 +82,7 @@ def _context_tokens(announced: Sequence[Ready]) -> int | None:
 
 
 class Lifecycles:
-    """The requests of all pools, to whoever starts one or ends them all."""
+    """The requests of all pools."""
 
     def __init__(self, pools: Mapping[str, ModelPool], default: str) -> None:
         self._pools = pools
@@ -95,15 +90,15 @@ class Lifecycles:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests that have not ended."""
         return sum(pool.lifecycle.running for pool in self._pools.values())
 
     def begin(self, call: Call) -> Run:
         """Starts a request in its pool."""
-        return self._of(call).begin(call)
+        return self.of(call).begin(call)
 
     def find(self, request_id: str) -> Run | None:
-        """A request that is under way here."""
+        """A request of this gateway that has not ended."""
         found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
         return next((run for run in found if run is not None), None)
 
@@ -112,28 +107,13 @@ class Lifecycles:
         found = [run for pool in self._pools.values() for run in pool.lifecycle.under_way(tenant_id)]
         return sorted(found, key=lambda run: run.times.arrived_s)
 
-    def cancel(self, run: Run) -> None:
-        """As `Lifecycle.cancel`."""
-        self._of(run.call).cancel(run)
-
-    def offer(self, run: Run, tier: Tier) -> Offer:
-        """As `Lifecycle.offer`."""
-        return self._of(run.call).offer(run, tier)
-
-    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """As `Lifecycle.move`."""
-        return await self._of(run.call).move(run, tier, by)
-
-    def outlook(self, run: Run) -> Outlook:
-        """As `Lifecycle.outlook`."""
-        return self._of(run.call).outlook(run)
+    def of(self, call: Call) -> Lifecycle:
+        """The sequence of the call's pool."""
+        return self._pools[call.pool or self._default].lifecycle
 
     async def close(self, grace_s: float) -> None:
-        """As `Lifecycle.close`, of all pools at once."""
+        """As `Lifecycle.close`, all pools concurrently."""
         await asyncio.gather(*(pool.lifecycle.close(grace_s) for pool in self._pools.values()))
-
-    def _of(self, call: Call) -> Lifecycle:
-        return self._pools[call.pool or self._default].lifecycle
 
 
 def pools_of(specs: Sequence[PoolSpec]) -> dict[str, PoolSpec]:

@@ -1,6 +1,6 @@
-"""What can be asked of a request that is under way in this gateway, and what is the answer?
+"""Actions on the running requests of this gateway: show, list, cancel, offer, move.
 
-One table of acts, whoever asks: a route of this gateway, or another gateway for one of its clients
+One table for every caller: a route of this gateway, or another gateway on behalf of one of its clients
 (`gateway/cluster/peer_requests.py`). With a tenant's id only that tenant's requests exist.
 """
 
@@ -26,7 +26,7 @@ SHOW, LIST, CANCEL, OFFER, MOVE = "show", "list", "cancel", "offer", "move"
 
 
 class RequestAction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One act. `tenant_id` None: any tenant's requests (an operator asks)."""
+    """One action. `tenant_id` None: any tenant's requests (an operator asks)."""
 
     act: str
     request_id: str = ""
@@ -79,14 +79,14 @@ class PeerRefusal(msgspec.Struct, frozen=True):
 
 
 class ActionResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of an act. Not `is_found`: no such request is under way in that gateway."""
+    """Result of an action. Not `is_found`: that gateway runs no such request."""
 
     is_found: bool
     value: Any = None
     """The answer's JSON object; of `list` its items."""
     refused: PeerRefusal | None = None
     tenant_id: str = ""
-    """Whose request it is, for the audit."""
+    """The request's tenant, for the audit."""
     default_tier: str = ""
     """Of that tenant's key."""
     number: int = 0
@@ -107,7 +107,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswers:
-    """What the others said. `missing` of them did not answer in time."""
+    """Results of the other gateways. `missing` of them did not answer in time."""
 
     answers: list[ActionResult] = field(default_factory=list)
     missing: int = 0
@@ -149,17 +149,17 @@ class RequestActions:
             case "cancel":
                 return self._cancelled(run)
             case "offer":
-                return _offered(run, self._lifecycle.offer(run, Tier(ask.tier)), moved=False)
+                return _offered(run, self._lifecycle.of(run.call).offer(run, Tier(ask.tier)), moved=False)
             case "move":
                 tier = Tier(ask.tier)
-                offer = await self._lifecycle.move(run, tier, ask.by)
+                offer = await self._lifecycle.of(run.call).move(run, tier, ask.by)
                 return _offered(run, offer, moved=offer.before.tier is not tier)
         raise errors.internal(ask.request_id)
 
     def _cancelled(self, run: Run) -> dict[str, Any]:
         shown = self._shown(run)
         if run.status != "ended":  # else it is only being settled
-            self._lifecycle.cancel(run)
+            self._lifecycle.of(run.call).cancel(run)
             shown["status"] = "cancelled"
         return shown
 

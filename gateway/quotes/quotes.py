@@ -1,12 +1,12 @@
-"""Which quotes are outstanding, and does this request redeem one of them?
+"""Issues quotes, and binds requests to the ones they redeem.
 
 A quote is known by its token alone (`gateway/domain/quote_token.py`), so a gateway that has not made it can
-honour it, too. That it is redeemed once, wherever and after whatever restart, is the database's to say
+honour it, too. That it is redeemed once, wherever and after whatever restart, is up to the database
 (`Redeemed`).
 
-What is remembered here is what was quoted and has neither been redeemed nor expired: it stands in the replays
-as requests that will probably come, so that the same slot is not sold twice, as many of them as are redeemed
-on the whole. It is bounded, for each key and in all.
+Quotes that were neither redeemed nor expired are remembered here: they stand in the replays as requests that
+will probably come, so that the same slot is not sold twice, as many of them as are redeemed on average.
+Bounded for each key and in all.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Quotes:
         return chosen
 
     async def redeem(self, token: str, call: Call) -> Binding:
-        """The promise that `call` is held to, and we. Raises `ApiError` with the reason: 400 for a quote that
+        """The promise that binds `call` and us. Raises `ApiError` with the reason: 400 for a quote that
         is none, was altered, or is for another key or another request, 409 for one that has expired or is
         redeemed. Raises `DatabaseUnavailable`."""
         try:

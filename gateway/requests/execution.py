@@ -1,9 +1,8 @@
-"""How does a request that has its turn become tokens, and how do they stop?
+"""Execution of a dispatched request: its sequences on an upstream, from submission to the last token.
 
-Its sequences are submitted together, with what is covered for each; their deltas are read as they come and
-handed to whoever writes the answer, while `gateway/budget/top_up.py` keeps the leases ahead. The first
-failure, or an interruption, ends them all; what ends always leaves the engine's final count, if the engine
-still has a word.
+The sequences are submitted together, with what is covered for each; their deltas are passed on to the
+response writer as they come, while `gateway/budget/top_up.py` keeps the leases ahead. The first failure, or
+an interruption, ends them all; each one's final count is taken from the engine, if it still answers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Execution:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        make_topping: Callable[[Run, Upstream], TopUpTask | None],
+        make_top_up_task: Callable[[Run, Upstream], TopUpTask | None],
         clock: Callable[[], float],
         *,
         require_presence: Callable[[], None],
@@ -55,7 +54,7 @@ class Execution:
         slow_reader_s: float,
     ) -> None:
         self._dispatcher = dispatcher
-        self._make_topping = make_topping
+        self._make_top_up_task = make_top_up_task
         self._clock = clock
         self._require_presence = require_presence
         self._outcome_wait_s = outcome_wait_s
@@ -63,14 +62,14 @@ class Execution:
         self._stragglers: set[asyncio.Task[None]] = set()
 
     async def decode(self, run: Run) -> RequestOutcome:
-        """All sequences at once, to the end. Raises `Interrupted`, `StoppedByEngine`, `AccountsLost` and what
-        upstreams raise; nothing of the request runs any more then."""
+        """Runs all sequences concurrently, to the end. Raises `Interrupted`, `StoppedByEngine`,
+        `AccountsLost` and what upstreams raise; nothing of the request runs any more then."""
         assert run.turn is not None
         # It waited: had this gateway stood still meanwhile, another one may have settled it by now.
         self._require_presence()
         upstream = run.turn.upstream
-        topping = self._make_topping(run, upstream)
-        keepers = [asyncio.create_task(topping.run())] if topping is not None else []
+        top_up_task = self._make_top_up_task(run, upstream)
+        top_ups = [asyncio.create_task(top_up_task.run())] if top_up_task is not None else []
         readers: list[asyncio.Task[None]] = []
         cancelled: set[int] = set()
 
@@ -82,10 +81,10 @@ class Execution:
         try:
             for index in range(run.call.sequences):
                 deltas = upstream.run(_submit(run, index), _wording(run, index))
-                readers.append(asyncio.create_task(self._read(run, index, deltas, topping, cancel)))
+                readers.append(asyncio.create_task(self._read(run, index, deltas, top_up_task, cancel)))
             if run.get_ready is not None:
                 asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
-            pending: list[asyncio.Future[Any]] = [*readers, *keepers]
+            pending: list[asyncio.Future[Any]] = [*readers, *top_ups]
             while not all(reader.done() for reader in readers):
                 await one_of(*pending, run.interrupted)
                 for task in pending:
@@ -96,11 +95,11 @@ class Execution:
                     raise Interrupted(run.interrupted.result())
         finally:
             await self._stop(run, upstream, readers, cancel)
-            # Asked once, unlike what `stop` does: a top-up under way must end before the request is settled.
-            for keeper in keepers:
-                keeper.cancel()
-            if keepers:
-                await asyncio.gather(*keepers, return_exceptions=True)
+            # Asked once, unlike what `stop` does: a running top-up must end before the request is settled.
+            for top_up in top_ups:
+                top_up.cancel()
+            if top_ups:
+                await asyncio.gather(*top_ups, return_exceptions=True)
         finishes = {use.outcome.finish for use in run.uses if use.outcome is not None}
         if "budget" in finishes:
             run.stop_cause = "budget"
@@ -116,7 +115,7 @@ class Execution:
         run: Run,
         index: int,
         deltas: AsyncIterator[Delta],
-        topping: TopUpTask | None,
+        top_up_task: TopUpTask | None,
         cancel: Callable[[int], None],
     ) -> None:
         use = run.uses[index]
@@ -126,8 +125,8 @@ class Execution:
                 if run.interrupted.done():
                     # Before the next delta is read, which would tell the engine that there is room for more.
                     cancel(index)
-                if topping is not None:
-                    topping.seen(index)
+                if top_up_task is not None:
+                    top_up_task.seen(index)
         except ReaderTooSlow:
             run.interrupt(RequestOutcome.SLOW_READER)
             raise Interrupted(RequestOutcome.SLOW_READER) from None

@@ -1,7 +1,7 @@
-"""What becomes of a request that is over: charged, written down, told to its listener, and learned from?
+"""Finish of a request: charge, settlement, notification, learning.
 
 The last two steps of `lifecycle.py`, the same for every outcome. They cannot be cut short: a cancellation
-ends the wait for the books, which are written all the same, and the listener hears of the end in any case.
+ends the wait for the ledger, which is written all the same, and the listener always gets `Closed`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from gateway import errors
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
@@ -20,7 +19,6 @@ from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
 from gateway.domain.usage import Use, charge, use_of
-from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.metrics.registry import Metrics
 from gateway.requests.observer import RequestObserver
@@ -33,14 +31,22 @@ from tenants.types import NOTHING, Amounts
 log = logging.getLogger("fairgate.gateway.lifecycle")
 
 
+class SettlementPending(Exception):
+    """The settlement is not durable yet."""
+
+
+class SettlementFailed(Exception):
+    """The settlement raised; the log has its trace."""
+
+
 class RequestFinisher:
     """Settles requests. Use from one event loop."""
 
     def __init__(
         self,
-        books: Holds,
+        holds: Holds,
         dispatcher: Dispatcher,
-        feed: StreamLimiter,
+        stream_limiter: StreamLimiter,
         estimates: Estimator,
         metrics: Metrics,
         observer: RequestObserver | None,
@@ -50,9 +56,9 @@ class RequestFinisher:
         settle_wait_s: float,
         quote_credit_share: float,
     ) -> None:
-        self._books = books
+        self._holds = holds
         self._dispatcher = dispatcher
-        self._feed = feed
+        self._stream_limiter = stream_limiter
         self._estimates = estimates
         self._metrics = metrics
         self._observer = observer
@@ -61,33 +67,36 @@ class RequestFinisher:
         self._settle_wait_s = settle_wait_s
         self._quote_credit_share = quote_credit_share
 
-    async def settle(self, run: Run, outcome: RequestOutcome, error: ApiError | None) -> None:
-        """Frees the place in the window, writes the books, and tells the listener."""
-        await _acquire_for_good(run.accounts)  # a move under way comes to its end, and no other begins
+    async def settle(self, run: Run, outcome: RequestOutcome, cause: BaseException | None) -> None:
+        """Frees the place in the window, settles durably, and notifies the listener. `cause`: what kept the
+        answer from being complete."""
+        await _acquire_for_good(run.accounts)  # a running tier change ends, and no other begins
         call = run.call
         run.times.ended_s = self._clock()
         taken_up = run.turn is not None and outcome not in (RequestOutcome.REFUSED, RequestOutcome.NO_ENGINE)
         use = use_of(run.uses, call.choices, dispatched=taken_up)
-        charged, redemption, is_booked = NOTHING, None, False
+        charged, redemption, is_settled = NOTHING, None, False
         try:
-            self._feed.leave(call.request_id)
+            self._stream_limiter.leave(call.request_id)
             self._dispatcher.finish(call.request_id, use.computed_tokens, use.output_tokens)
-            if call.request_id in self._books.live:
+            if call.request_id in self._holds.live:
                 charged = self._charge(run, use)
                 redemption = self._redemption(run, outcome, charged)
                 credit = 0 if redemption is None else redemption.credit_nanousd
-                error = await self._write_books(run, outcome, charged, use, credit) or error
-                is_booked = True
+                cause = await self._settle_holds(run, outcome, charged, use, credit) or cause
+                is_settled = True
         except Exception:
             log.exception("request %s: its settlement failed", call.request_id)
-            error = errors.internal(call.request_id)
+            cause = SettlementFailed()
         if call.binding is not None and not charged.output_tokens and not charged.cost_nanousd:
             with contextlib.suppress(asyncio.CancelledError):
                 await call.binding.release()
         account = _account(run, outcome, use, charged, redemption)
-        run.events.put(Closed(account, error))
-        if is_booked:
-            # The answer goes out first; whoever waits for this task hears of its end after this.
+        if cause is not None:
+            cause.__traceback__ = None  # its frames hold the request: a cycle until the next collection
+        run.events.put(Closed(account, cause))
+        if is_settled:
+            # After the answer: what waits for this task resumes before.
             asyncio.get_running_loop().call_soon(self._learn, run, outcome, use, charged)
 
     def _charge(self, run: Run, use: Use) -> Amounts:
@@ -101,7 +110,7 @@ class RequestFinisher:
         return charged
 
     def _redemption(self, run: Run, outcome: RequestOutcome, charged: Amounts) -> Redemption | None:
-        """What came of the quote that it was held to; one who moved to another tier gave it up."""
+        """The verdict on its quote; a move to another tier gives the quote up."""
         binding = run.call.binding
         if binding is None or run.moves:
             return None
@@ -134,10 +143,10 @@ class RequestFinisher:
             gpu_ms=charged.gpu_ms,
         )
 
-    async def _write_books(
+    async def _settle_holds(
         self, run: Run, outcome: RequestOutcome, charged: Amounts, use: Use, credit_nanousd: int
-    ) -> ApiError | None:
-        """The settlement; an error when it takes too long to wait for (it goes on by itself)."""
+    ) -> SettlementPending | None:
+        """The settlement; `SettlementPending` when it takes too long to wait for (it goes on by itself)."""
         outcomes = [each.outcome for each in run.uses if each.outcome is not None]
         sequence_ids = [each.sequence_id for each in outcomes]
         upstream = run.turn.upstream if run.turn is not None else None
@@ -159,7 +168,7 @@ class RequestFinisher:
             "finish": sorted({each.finish for each in outcomes}),
             "most_buffered_events": run.events.most_waiting,
             "engine_counted": len(outcomes),
-            # Whose place it took, or who took its own, and how many tokens were sat out: operators may know.
+            # Displacement either way, and the tokens paused: for operators.
             "displaced": [
                 [decision.kind, decision.others, decision.displaced_tokens]
                 for each in outcomes
@@ -173,7 +182,7 @@ class RequestFinisher:
             if is_known
             else max(0, held.output_tokens - use.output_tokens),
         }
-        settlement = self._books.settle(
+        settlement = self._holds.settle(
             run.call,
             charged,
             outcome,
@@ -186,7 +195,7 @@ class RequestFinisher:
             is_durable = await settlement.within(self._settle_wait_s)
         except asyncio.CancelledError:
             is_durable = False
-        return None if is_durable else errors.settlement_pending()
+        return None if is_durable else SettlementPending()
 
     def _learn(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """10: nothing here can hurt the request any more."""
@@ -223,7 +232,7 @@ class RequestFinisher:
 
 
 async def _acquire_for_good(lock: asyncio.Lock) -> None:
-    """Whoever cancels this has to wait, too."""
+    """Acquires the lock even when cancelled meanwhile."""
     while True:
         try:
             await lock.acquire()

@@ -98,7 +98,7 @@ class IdempotencyKeys:
             else:
                 await self._store.keep(scope, call.request_id, answer)
         except DatabaseUnavailable:
-            # The claim stays: a repeat is told what the ledger says.
+            # The claim stays: a repeat gets what the ledger says.
             log.warning("the answer of %s could not be kept", call.request_id)
         self.lost(scope)
 

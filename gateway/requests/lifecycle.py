@@ -1,22 +1,22 @@
-"""What happens to a request, from the key to the ledger?
+"""The lifecycle of a request, from the key to the ledger.
 
 This module owns the sequence:
 
      1 authenticate   `gateway/http/authentication.py`, before the body is read
-     2 understand     `parse.py`: a `Call`
-     3 quote          what it will probably wait, take and cost
+     2 parse          `parse.py`: a `Call`
+     3 quote          its probable wait, times and cost
      4 reserve        wait until its tenant's rate can feed it; hold what it probably needs on every limit,
                       and make that durable
      5 queue          behind the tenants that had less
      6 dispatch       when an engine has room
      7 decode         the engine's deltas; more is held before what is held runs out
-     8 stream         handed to whoever writes the answer
+     8 stream         handed to the response writer
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
 
-A request runs in a task of its own that nothing but the gateway's end can cancel. The HTTP side only
-listens; a client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is
-one named outcome of the same sequence, and `finish.py` settles every one of them.
+A request runs in a task of its own that only the gateway's end can cancel. The HTTP side only listens; a
+client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is one named
+outcome of the same sequence, and `finish.py` settles every one of them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,18 @@ from typing import Any, TypeVar
 
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
-from gateway import errors
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
-from gateway.dispatch.admission import Admission
-from gateway.dispatch.dispatcher import Closing, Dispatcher, QueueExpired, QueueRefused
+from gateway.dispatch.admission import Admission, NotInTime
+from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.usage import SequenceUse
-from gateway.error_mapping import as_api_error, outcome_of
-from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.prefix_index import prefix_hashes
@@ -54,18 +51,22 @@ from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
 from gateway.requests.queue_progress import Outlook, outlook
 from gateway.requests.run import Events, InLine, Interrupted, Run
-from gateway.requests.tier_change import Offer, TierChange
+from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
 from gateway.upstream.base import (
+    SequenceRefused,
     Upstream,
     UpstreamFailed,
     UpstreamLost,
+    UpstreamUnavailable,
 )
+from tenants.errors import DatabaseUnavailable, UnknownPrice
 from tenants.pricing.pricing import PriceBook
+from tenants.quota.store import QuotaStoreUnavailable
 from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
-"""When to come back if too many requests wait for their tenant's rate."""
+"""`Retry-After` when too many requests wait for their tenant's rate."""
 
 log = logging.getLogger("fairgate.gateway.lifecycle")
 Result = TypeVar("Result")
@@ -73,7 +74,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LifecycleLimits:
-    """How long a request waits for what, and how much of it is held ahead."""
+    """Time limits of a request's waits, and how much is held ahead."""
 
     reserve_quantile: float
     """Of the predicted output, held before it runs."""
@@ -85,7 +86,7 @@ class LifecycleLimits:
     max_buffered_events: int
     max_fed_waiting: int
     feed_wait_s: Mapping[Tier, float]
-    """For its tenant's rate, before it gets in line."""
+    """For its tenant's rate, before it is queued."""
     quote_credit_share: float = 0.5
     """Of the charge, given back where a redeemed quote was not kept and that is ours."""
 
@@ -109,13 +110,13 @@ class Lifecycle:
         admission: Admission | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
-        self._books = books
+        self._holds = books
         self._dispatcher = dispatcher
         self._estimates = estimates
         self._prices = prices
         self._clock = clock
         self._wall_clock = wall_clock
-        self._rule = rule
+        self._limits = rule
         self._sleep = sleep
         self._observer = observer
         self.reserve_quantile = rule.reserve_quantile
@@ -123,20 +124,20 @@ class Lifecycle:
         self.admission = admission or Admission()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._feed = StreamLimiter(max_waiting=rule.max_fed_waiting)
-        self._decoding = Execution(
+        self._stream_limiter = StreamLimiter(max_waiting=rule.max_fed_waiting)
+        self._execution = Execution(
             dispatcher,
-            self._topping,
+            self._top_up_task,
             clock,
             require_presence=books.require_presence,
             outcome_wait_s=rule.outcome_wait_s,
             slow_reader_s=rule.slow_reader_s,
         )
-        self._moving = TierChange(books, dispatcher, clock, wall_clock)
-        self._ending = RequestFinisher(
+        self._tier_change = TierChange(books, dispatcher, clock, wall_clock)
+        self._finisher = RequestFinisher(
             books,
             dispatcher,
-            self._feed,
+            self._stream_limiter,
             estimates,
             metrics,
             observer,
@@ -145,83 +146,82 @@ class Lifecycle:
             settle_wait_s=rule.settle_wait_s,
             quote_credit_share=rule.quote_credit_share,
         )
-        self._runs: dict[Run, asyncio.Task[None]] = {}
+        self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}
 
     @property
     def running(self) -> int:
-        """Requests under way."""
-        return len(self._runs)
+        """Requests that have not ended."""
+        return len(self._tasks)
 
     def begin(self, call: Call) -> Run:
         """Starts a request; the listener reads `run.events` up to `Closed`."""
         uses = [SequenceUse(len(call.prompt_of(index))) for index in range(call.sequences)]
-        events = Events(self._rule.max_buffered_events, is_whole=not call.stream)
+        events = Events(self._limits.max_buffered_events, is_whole=not call.stream)
         prices = self._prices() if call.binding is None else call.binding.prices
         run = Run(call, Times(self._clock()), uses, prices, events)
         if call.timeout_s is not None:
             run.expires_s = run.times.arrived_s + call.timeout_s
         task = asyncio.create_task(self._run(run), name=f"request {call.request_id}")
-        self._runs[run] = task
+        self._tasks[run] = task
         self._by_id[call.request_id] = run
         task.add_done_callback(lambda _: self._forget(run))
         return run
 
     def find(self, request_id: str) -> Run | None:
-        """A request that is under way here."""
+        """A request of this gateway that has not ended."""
         return self._by_id.get(request_id)
 
     def under_way(self, tenant_id: str) -> list[Run]:
         """A tenant's requests, the oldest first."""
-        return [run for run in self._runs if run.call.principal.tenant_id == tenant_id]
+        return [run for run in self._tasks if run.call.principal.tenant_id == tenant_id]
 
     def cancel(self, run: Run) -> None:
         """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""
         run.interrupt(RequestOutcome.CANCELLED)
 
     def offer(self, run: Run, tier: Tier) -> Offer:
-        """What a move to `tier` would change. Raises `ApiError`, `UnknownPrice`."""
+        """The prices before and after a move to `tier`. Raises `NotWaiting`, `UnknownPrice`."""
         if run.status != "waiting":
-            raise errors.not_waiting(run.status)
-        return self._moving.offer(run, tier)
+            raise NotWaiting(run.status)
+        return self._tier_change.offer(run, tier)
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """Moves a request that stands in line to another tier (`tier_change.py`, which says what it
-        raises)."""
-        offer = await self._moving.move(run, tier, by)
+        """Moves a waiting request to another tier. Raises as `TierChange.move`."""
+        offer = await self._tier_change.move(run, tier, by)
         run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
         return offer
 
     def outlook(self, run: Run) -> Outlook:
-        """What a request that waits may expect now."""
+        """The present outlook of a waiting request."""
         now_s = self._clock()
         expected = self._estimates.of_call(run.call, now_s) if run.in_line else None
         return outlook(run, expected, self._dispatcher.flow.tickets(), now_s)
 
     def _forget(self, run: Run) -> None:
-        self._runs.pop(run, None)
+        self._tasks.pop(run, None)
         self._by_id.pop(run.call.request_id, None)
 
     async def close(self, grace_s: float) -> None:
         """Lets running requests go on for `grace_s`, then interrupts and settles them."""
         self._dispatcher.refuse_waiting(Closing())
-        if self._runs and grace_s > 0:
-            await asyncio.wait(list(self._runs.values()), timeout=grace_s)
-        for run in list(self._runs):
+        if self._tasks and grace_s > 0:
+            await asyncio.wait(list(self._tasks.values()), timeout=grace_s)
+        for run in list(self._tasks):
             run.interrupt(RequestOutcome.SHUTDOWN)
-        if self._runs:
-            wait_s = self._rule.outcome_wait_s + self._rule.settle_wait_s
-            await asyncio.wait(list(self._runs.values()), timeout=wait_s)
-        for task in self._runs.values():
+        if self._tasks:
+            wait_s = self._limits.outcome_wait_s + self._limits.settle_wait_s
+            await asyncio.wait(list(self._tasks.values()), timeout=wait_s)
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._runs.values(), return_exceptions=True)
-        await self._decoding.close()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._execution.close()
 
     # ------------------------------------------------------------ the sequence
 
     async def _run(self, run: Run) -> None:
         outcome = RequestOutcome.FAILED
-        error: ApiError | None = errors.internal(run.call.request_id)
+        cause: BaseException | None = None
         try:
             (
                 run.predicted_output_tokens,
@@ -238,27 +238,29 @@ class Lifecycle:
             self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
             await self._reserve(run)
             await self._wait_for_turn(run)
-            outcome, error = await self._decode(run)
+            outcome = await self._execution.decode(run)
         except BaseException as exception:
-            outcome, error = _what_became(exception, run, self._clock())
+            outcome, cause = outcome_of(exception), exception
+            if outcome is RequestOutcome.FAILED:
+                log.error("request %s failed", run.call.request_id, exc_info=exception)
             if not isinstance(exception, Exception):
                 raise
         finally:
-            await self._ending.settle(run, outcome, error)
+            await self._finisher.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
-        """When it leaves the queue: as its client says, or as its tier does, whichever is earlier."""
-        of_tier_s = run.times.arrived_s + self._rule.feed_wait_s[run.call.tier]
+        """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier."""
+        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[run.call.tier]
         return of_tier_s if run.expires_s is None else min(of_tier_s, run.expires_s)
 
     async def _reserve(self, run: Run) -> None:
-        """4: what it probably needs, or nothing. What waits for its tenant's rate holds nothing meanwhile."""
+        """4: holds what it probably needs, or nothing. Waiting for its tenant's rate it holds nothing."""
         call = run.call
         limits = call.principal.limits_for(call.tier, self._wall_clock())
-        counting = RequestMetering(call, run.prices, run.uses)
+        metering = RequestMetering(call, run.prices, run.uses)
         hold = lease.first_hold(
             limits,
-            counting.size,
+            metering.size,
             lambda output_tokens: self._estimates.predicted_gpu_ms(call, output_tokens),
             call.sequences,
             run.predicted_tokens_to_hold * call.sequences,
@@ -266,45 +268,41 @@ class Lifecycle:
             may_be_cut=not call.asked_max_tokens or call.principal.on_low_budget is OnLowBudget.TRUNCATE,
         )
         waits_since_s = self._clock()
-        is_patient = await self._wait_for_feed(
-            run, fed_streams(limits, counting.size, self._estimates.stream_tokens_per_s())
+        shares_rate = await self._wait_for_rate(
+            run, fed_streams(limits, metering.size, self._estimates.stream_tokens_per_s())
         )
         run.limited_s = self._clock() - waits_since_s
         until_s = self._expires_s(run)
         while True:
             try:
-                granted = await self._books.reserve(
-                    call, hold, price_version=run.prices.version, reported=lambda: counting.reported
+                granted = await self._holds.reserve(
+                    call, hold, price_version=run.prices.version, reported=lambda: metering.reported
                 )
                 break
             except BudgetDenied as refused:
                 denied = refused.denied
-                # Who shares a rate with others of its tenant is not sent away because they just emptied it.
-                if not is_patient or not denied.limit.is_bucket or denied.retry_after_s is None:
+                # A request that shares its tenant's rate is not refused because others just emptied it.
+                if not shares_rate or not denied.limit.is_bucket or denied.retry_after_s is None:
                     raise
                 if self._clock() + denied.retry_after_s > until_s:
                     raise
                 await _unless_interrupted(run, self._sleep(denied.retry_after_s))
                 run.limited_s += denied.retry_after_s
-        run.leases = Leases(limits, counting, call.max_tokens)
+        run.leases = Leases(limits, metering, call.max_tokens)
         run.leases.timeline = run.timeline
         run.leases.granted(granted.covered)
         run.limit_states = granted.states
 
-    async def _wait_for_feed(self, run: Run, needs: dict[str, int]) -> bool:
+    async def _wait_for_rate(self, run: Run, needs: dict[str, int]) -> bool:
         call = run.call
         try:
-            passed = self._feed.pass_at_once(call.request_id, needs, call.sequences)
-            if passed is not None:
-                return passed
-            passing = self._feed.passing(call.request_id)
-            await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
-            return True
+            passing = self._stream_limiter.enter(call.request_id, needs, call.sequences)
+            return await _unless_interrupted(run, passing, self._expires_s(run) - self._clock())
         except StreamLimitReached as full:
             raise QueueRefused(QueueFull(True, full.most, RETRY_FEED_S)) from None
 
     async def _wait_for_turn(self, run: Run) -> None:
-        """5 and 6: in line, until the controller lets it go or the client leaves."""
+        """5 and 6: queued, until it is dispatched or the client leaves."""
         call, ticket = run.call, self._ticket(run)
         self._estimates.arrived(ticket.entry)
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
@@ -312,12 +310,10 @@ class Lifecycle:
             self._observer.in_line(run, ticket.entry)
         if call.wants_progress:
             run.events.put(InLine())
-        run.turn = self._dispatcher.turn_at_once(ticket)
-        if run.turn is None:
-            try:
-                run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
-            finally:
-                self._dispatcher.leave(call.request_id)
+        try:
+            run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
+        finally:
+            self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
         if self._observer is not None:
             self._observer.dispatched(run)
@@ -328,14 +324,14 @@ class Lifecycle:
         entry = QueueEntry(
             entry_id=call.request_id,
             tenant_id=call.principal.tenant_id,
-            # In line since now: a request that took longer to reserve stands behind those that were quicker.
+            # Queued since now: a request that took longer to reserve stands behind quicker ones.
             arrived_s=self._clock(),
             input_tokens=computed,
             predicted_output_tokens=run.predicted_output_tokens * call.sequences,
             tier=TIER_RANKS[call.tier],
             weight=call.principal.weight,
             predicted_high_tokens=run.predicted_high_tokens * call.sequences,
-            # An order by deadline puts those first whose clients wait least long, or were promised most.
+            # For orders by deadline.
             deadline_s=_target_s(run),
         )
         return Ticket(
@@ -344,7 +340,7 @@ class Lifecycle:
             computed + entry.predicted_output_tokens,
             max_tokens=call.max_tokens,
             is_exact=call.sampling.ignore_eos,
-            # The least of its client's word and its tier's; without the former the queue knows the latter.
+            # Without a timeout of its client the queue applies its tier's.
             expires_s=None if run.expires_s is None else self._expires_s(run),
             reserved_cost_per_s=call.principal.reserved_tokens_per_s,
             prefix_hashes=prefix_hashes(call.prompt_of(0), call.principal.tenant_id)
@@ -352,11 +348,7 @@ class Lifecycle:
             else (),
         )
 
-    async def _decode(self, run: Run) -> tuple[RequestOutcome, ApiError | None]:
-        """7 and 8: see `execution.py`; the lease is topped up meanwhile (`gateway/budget/top_up.py`)."""
-        return await self._decoding.decode(run), None
-
-    def _topping(self, run: Run, upstream: Upstream) -> TopUpTask | None:
+    def _top_up_task(self, run: Run, upstream: Upstream) -> TopUpTask | None:
         """None: all that can come is covered."""
         call = run.call
         assert run.leases is not None
@@ -366,22 +358,22 @@ class Lifecycle:
             call.request_id,
             run.leases,
             upstream,
-            self._books,
+            self._holds,
             predict=lambda emitted: self._estimates.predicted_output_tokens(
                 call, self.reserve_quantile, emitted
             ),
             sequence_ids=[sequence_id(call.request_id, index) for index in range(call.sequences)],
             clock=self._clock,
             sleep=self._sleep,
-            hold_wait_s=self._rule.hold_wait_s,
-            accounts_wait_s=self._rule.accounts_wait_s,
+            hold_wait_s=self._limits.hold_wait_s,
+            accounts_wait_s=self._limits.accounts_wait_s,
         )
 
 
 async def _unless_interrupted(
     run: Run, waiting: Coroutine[Any, Any, Result] | Awaitable[Result], timeout_s: float | None = None
 ) -> Result:
-    """The result of `waiting`. Raises `Interrupted` when nobody wants it any more, `QueueExpired` when it
+    """The result of `waiting`. Raises `Interrupted` when the request was interrupted, `QueueExpired` when it
     takes longer than `timeout_s`."""
     task = asyncio.ensure_future(waiting)
     if task.done():
@@ -399,35 +391,36 @@ async def _unless_interrupted(
 
 
 def _target_s(run: Run) -> float | None:
-    """When its answer should be complete: as its client says, or as its quote does."""
+    """When its answer should be complete: by its client's timeout or its quote."""
     if run.call.binding is None:
         return run.expires_s
     promised_s = run.times.arrived_s + run.call.binding.estimate.e2e_s[1]
     return promised_s if run.expires_s is None else min(promised_s, run.expires_s)
 
 
-def _what_became(exception: BaseException, run: Run, now_s: float) -> tuple[RequestOutcome, ApiError]:
-    """The named outcome behind an exception, and what the client is told."""
-    call = run.call
-    match exception:
-        case Interrupted(outcome=RequestOutcome.SHUTDOWN) | asyncio.CancelledError():
-            return RequestOutcome.SHUTDOWN, errors.shutting_down()
-        case Interrupted(outcome=RequestOutcome.SLOW_READER):
-            return RequestOutcome.SLOW_READER, errors.slow_reader(run.output_tokens)
-        case Interrupted(outcome=RequestOutcome.CANCELLED):
-            return RequestOutcome.CANCELLED, errors.request_cancelled(run.output_tokens)
+def outcome_of(cause: BaseException) -> RequestOutcome:
+    """The named outcome of a request that `cause` ended."""
+    match cause:
         case Interrupted(outcome=outcome):
-            return outcome, errors.client_left()
-        case AccountsLost(cause=cause):
-            return RequestOutcome.ACCOUNTS_LOST, as_api_error(cause, call.request_id)
-        case StoppedByEngine(finish="expired"):
-            return RequestOutcome.EXPIRED, errors.engine_failed()
+            return outcome
+        case asyncio.CancelledError() | Closing():
+            return RequestOutcome.SHUTDOWN
+        case AccountsLost():
+            return RequestOutcome.ACCOUNTS_LOST
+        case QueueExpired() | StoppedByEngine(finish="expired"):
+            return RequestOutcome.EXPIRED
+        case NoEngineAvailable() | UpstreamUnavailable():
+            return RequestOutcome.NO_ENGINE
         case UpstreamFailed():
-            return RequestOutcome.UPSTREAM_ERROR, errors.upstream_error(run.output_tokens)
+            return RequestOutcome.UPSTREAM_ERROR
         case StoppedByEngine(finish="cancelled") | UpstreamLost():
             # Cancelled without our asking: the engine gave this gateway up, which is as good as lost.
-            return RequestOutcome.ENGINE_LOST, errors.engine_lost(run.output_tokens)
+            return RequestOutcome.ENGINE_LOST
         case StoppedByEngine():
-            return RequestOutcome.ENGINE_FAILED, errors.engine_failed()
-    waited_s = now_s - run.times.arrived_s
-    return outcome_of(exception), as_api_error(exception, call.request_id, waited_s, call.tier.value)
+            return RequestOutcome.ENGINE_FAILED
+        case (
+            NotInTime() | BudgetDenied() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
+            | DatabaseUnavailable() | UnknownPrice()
+        ):  # fmt: skip
+            return RequestOutcome.REFUSED
+    return RequestOutcome.FAILED

@@ -21,7 +21,7 @@ class RequestObserver(Protocol):
         """The request holds its budget and is queued."""
 
     def dispatched(self, run: Run) -> None:
-        """The request was given to an upstream; `run.turn` says where."""
+        """The request was given to the upstream in `run.turn`."""
 
     def ended(self, run: Run, outcome: RequestOutcome, use: Use, charged: Amounts) -> None:
         """The request is settled. `use` is what was computed and emitted."""

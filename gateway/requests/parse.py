@@ -1,4 +1,4 @@
-"""What exactly is asked for? A parsed body becomes a `Call`, or a refusal that names the field.
+"""Parses a decoded body into a `Call`, or refuses it with the field's name.
 
 Pure but for tokenising: the route runs it in a thread when the body is large.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.forecast.length.features import Features, features_of
 from engine.messages import SamplingParams
@@ -19,10 +20,6 @@ from gateway.requests.prompt import PromptRefused
 from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
 from tenants.types import Principal
-
-if TYPE_CHECKING:
-    pass
-
 
 SMALLEST_TOP_P = 1e-9
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -40,23 +37,28 @@ class Renderer(Protocol):
     def text_tokens(self, text: str) -> list[int]: ...
 
 
-def understand_chat(
-    request: ChatCompletionRequest,
-    *,
-    request_id: str,
-    principal: Principal,
-    model: ServedModel,
-    renderer: Renderer,
-    config: GatewayConfig,
-    created: int,
-    trace_context: str | None = None,
-    timeout_s: float | None = None,
-    wants_progress: bool = False,
-) -> Call:
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What a call takes from elsewhere than its body: the key, the headers, the served model."""
+
+    request_id: str
+    principal: Principal
+    model: ServedModel
+    renderer: Renderer
+    config: GatewayConfig
+    created: int
+    """Unix time."""
+    trace_context: str | None = None
+    timeout_s: float | None = None
+    """How long it may wait for its turn, if its client said so."""
+    wants_progress: bool = False
+
+
+def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
     """A chat completion. Raises `ApiError`."""
-    _check_model(request.model, principal, model)
+    _check_model(request.model, context)
     _refuse_unsupported(request)
-    messages = _messages(request.messages, config)
+    messages = chat_messages(request.messages, context.config)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise errors.bad_request(
             "Send either 'max_tokens' or 'max_completion_tokens', not both.", "max_tokens"
@@ -65,34 +67,21 @@ def understand_chat(
     asked = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
     logprobs: int | None = None
     if request.logprobs:
-        logprobs = _integer(request.top_logprobs, "top_logprobs", 0, config.max_top_logprobs, default=0)
+        logprobs = _integer(request.top_logprobs, "top_logprobs", 0, context.config.max_top_logprobs)
     elif request.top_logprobs is not None:
         raise errors.bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     try:
-        prompt = renderer.chat_tokens(messages)
+        prompt = context.renderer.chat_tokens(messages)
     except PromptRefused as refused:
         raise errors.bad_request(f"Invalid 'messages': {refused}.", "messages") from None
     return _call(
-        request, True, [prompt], (Wording(messages),), asked, param, "messages", logprobs, request_id,
-        principal, model, config, created, trace_context, timeout_s, wants_progress,
+        request, True, [prompt], (Wording(messages),), asked, param, "messages", logprobs, context
     )  # fmt: skip
 
 
-def understand_text(
-    request: CompletionRequest,
-    *,
-    request_id: str,
-    principal: Principal,
-    model: ServedModel,
-    renderer: Renderer,
-    config: GatewayConfig,
-    created: int,
-    trace_context: str | None = None,
-    timeout_s: float | None = None,
-    wants_progress: bool = False,
-) -> Call:
+def parse_text(request: CompletionRequest, context: RequestContext) -> Call:
     """A text completion. Raises `ApiError`."""
-    _check_model(request.model, principal, model)
+    _check_model(request.model, context)
     if request.echo:
         raise errors.unsupported_parameter("echo", "'echo' is not supported; leave it out or send false.")
     if request.suffix:
@@ -101,19 +90,13 @@ def understand_text(
         raise errors.unsupported_parameter("best_of", "'best_of' must equal 'n' or be left out.")
     logprobs: int | None = None
     if request.logprobs is not None:
-        logprobs = _integer(request.logprobs, "logprobs", 0, config.max_top_logprobs)
-    items = _prompt_items(request.prompt, config)
-    prompts = _prompts(items, renderer, model)
+        logprobs = _integer(request.logprobs, "logprobs", 0, context.config.max_top_logprobs)
+    items = _prompt_items(request.prompt, context.config)
+    prompts = _prompts(items, context.renderer, context.model)
     wordings = tuple(Wording(prompt=item) for item in items)
     return _call(
-        request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, request_id,
-        principal, model, config, created, trace_context, timeout_s, wants_progress,
+        request, False, prompts, wordings, request.max_tokens, "max_tokens", "prompt", logprobs, context
     )  # fmt: skip
-
-
-def chat_messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
-    """Checked messages in the form that templates take. Raises `ApiError`."""
-    return _messages(messages, config)
 
 
 def _call(
@@ -125,15 +108,9 @@ def _call(
     max_tokens_param: str,
     prompt_param: str,
     logprobs: int | None,
-    request_id: str,
-    principal: Principal,
-    model: ServedModel,
-    config: GatewayConfig,
-    created: int,
-    trace_context: str | None,
-    timeout_s: float | None,
-    wants_progress: bool,
+    context: RequestContext,
 ) -> Call:
+    model, principal, config = context.model, context.principal, context.config
     tier = tier_of(request.service_tier, principal)
     choices = _integer(request.n, "n", 1, config.max_choices, default=1)
     longest = max(len(prompt) for prompt in prompts)
@@ -155,7 +132,7 @@ def _call(
         raise errors.bad_request("'stream_options' is only allowed when 'stream' is true.", "stream_options")
     sampling = _sampling(request, logprobs, model, config)
     return Call(
-        request_id=request_id,
+        request_id=context.request_id,
         chat=chat,
         model=model.name,
         principal=principal,
@@ -166,11 +143,11 @@ def _call(
         sampling=sampling,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        created=created,
-        trace_context=trace_context,
+        created=context.created,
+        trace_context=context.trace_context,
         asked_max_tokens=asked_max_tokens is not None,
-        timeout_s=timeout_s,
-        wants_progress=wants_progress and bool(request.stream),
+        timeout_s=context.timeout_s,
+        wants_progress=context.wants_progress and bool(request.stream),
         wordings=wordings,
         pool=model.pool,
         names_tier=request.service_tier not in (None, "auto"),
@@ -190,8 +167,9 @@ def context_left_of(model: ServedModel, prompt_tokens: int) -> int:
     return max(left, model.context_tokens // 8, 1) if model.is_estimated else left
 
 
-def _check_model(name: str, principal: Principal, model: ServedModel) -> None:
-    if name != model.name or (principal.models is not None and name not in principal.models):
+def _check_model(name: str, context: RequestContext) -> None:
+    allowed = context.principal.models
+    if name != context.model.name or (allowed is not None and name not in allowed):
         raise errors.model_not_found(name)
 
 
@@ -219,7 +197,8 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
             )
 
 
-def _messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
+def chat_messages(messages: list[ChatMessage], config: GatewayConfig) -> list[dict[str, Any]]:
+    """Checked messages in the form that templates take. Raises `ApiError`."""
     if not messages:
         raise errors.bad_request("'messages' must hold at least one message.", "messages")
     if len(messages) > config.max_messages:
@@ -400,9 +379,7 @@ def _integer(value: int | None, name: str, lowest: int, highest: int | None, *, 
     return value
 
 
-# What of a request says how long its answers will be?
-#
-# The gateway's side of `engine/forecast/length/features.py`: which text was last asked, and what else is
+# Features for the length forecast (`engine/forecast/length/features.py`): the last question, and what else is
 # known of the request before it runs.
 
 

@@ -1,4 +1,4 @@
-"""Which tokens does a conversation or a prompt become?
+"""Renders and tokenises prompts.
 
 The chat template is rendered and the text tokenised with the model's own files, by `tokenizers` and a
 sandboxed Jinja: neither torch nor transformers. So the reservation knows the exact input.

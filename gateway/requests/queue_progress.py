@@ -1,10 +1,10 @@
-"""What does a client hear while its request waits?
+"""Progress of a waiting request, as comments in its event stream.
 
-A streaming client that sends `X-Fairgate-Progress: 1` gets its headers at once and then, as long as it waits,
-comments among its server-sent events: `: fairgate {...}`, which SDKs skip and a curious client may read.
+A streaming client that sends `X-Fairgate-Progress: 1` gets its headers immediately and then, as long as it
+waits, comments among its server-sent events: `: fairgate {...}`, which SDKs skip.
 
-Pure. The forecast says what a request that came now would wait for. Ours came earlier: what its own tenant
-sent after it in the same tier is behind it, and does not count.
+Pure. The forecast is of a request that arrives now. Ours arrived earlier: what its own tenant sent after it
+in the same tier is behind it, and does not count.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gateway.requests.run import Run
 
 HEADER = "x-fairgate-progress"
 HEADERS_AT_ONCE_S = 0.5
-"""So long it may take to hold the budget before headers go out: a refusal by then has a clean status."""
+"""Headers wait this long for the budget: a refusal by then has a clean status."""
 EVERY_S = 2.0
 """Between two comments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How the wait stands."""
+    """The state of a wait."""
 
     status: str
     """As `Run.status`."""
     tier: str
     waited_s: float
     tokens_ahead: dict[str, int] | None
-    """Cost tokens that go first, by cause; None: it is not in line, or nothing is known."""
+    """Cost tokens that go first, by cause; None: it is not queued, or nothing is known."""
     time_left_s: tuple[float, float] | None
     """Until its turn, p50 and p90."""
 
@@ -61,7 +61,7 @@ def wants_progress(header: str | None) -> bool:
 
 
 def outlook(run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float) -> Outlook:
-    """`expected`: the forecast for one like it that came now; `waiting`: everything in line."""
+    """`expected`: the forecast for one like it that arrives now; `waiting`: all queued requests."""
     call = run.call
     waited_s = now_s - run.times.arrived_s
     if expected is None:

@@ -1,4 +1,4 @@
-"""What is known of a request under way, and what may its listener hear?"""
+"""State of a running request, and the events that its listener gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
-from gateway.errors import ApiError
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import LimitState
 from tenants.types import NOTHING, Amounts
@@ -27,12 +26,12 @@ from tenants.types import NOTHING, Amounts
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """It holds its budget and stands in line; told only to listeners that asked for progress."""
+    """The request holds its budget and is queued. Only for listeners that asked for progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing was said for a while; told only to listeners that asked for it."""
+    """No event for a while. Only for listeners that asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +55,17 @@ class SequenceEnded(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The request is over and settled: the last event. `error` where the answer is not complete."""
+    """The request is over and settled: the last event. `cause` where the answer is not complete."""
 
     account: Account
-    error: ApiError | None
+    cause: BaseException | None
 
 
 Event = InLine | Silence | Begun | SequenceOutput | SequenceEnded | Closed
 
 
 class Interrupted(Exception):
-    """Somebody wants no more tokens: the client left, or the gateway stops."""
+    """No more tokens are wanted: the client left, or the gateway stops."""
 
     def __init__(self, outcome: RequestOutcome) -> None:
         super().__init__(outcome.value)
@@ -74,21 +73,21 @@ class Interrupted(Exception):
 
 
 class Events:
-    """What the one listener has not taken yet. Only pieces of text wait for room in it: everything else is at
-    most a few events a request, and must get through."""
+    """The listener's queue. Only pieces of text wait for room in it: everything else is at most a few
+    events a request, and must get through."""
 
     def __init__(self, most: int, *, is_whole: bool = False) -> None:
-        """`is_whole`: nobody is to be woken before the last event, whose listener wants all together."""
+        """`is_whole`: the listener is woken only by the last event; it wants all of them together."""
         self.most = most
         self.most_waiting = 0
-        """So many waited at once."""
+        """The most that ever waited."""
         self._waiting: deque[Event] = deque()
         self._is_withheld = is_whole
         self._listener: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        """So many may be taken at once."""
+        """How many `take` would return."""
         return 0 if self._is_withheld else len(self._waiting)
 
     async def wait_for_room(self) -> None:
@@ -98,7 +97,7 @@ class Events:
             await self._writer
 
     def put(self, event: Event) -> None:
-        """Tells the listener, now or with the last event."""
+        """Adds an event; wakes the listener now or with the last one."""
         self._waiting.append(event)
         if self._is_withheld:
             if not isinstance(event, Closed):
@@ -116,7 +115,7 @@ class Events:
         return self._waiting.popleft()
 
     def take(self) -> list[Event]:
-        """All that may be taken at once."""
+        """All events that are available now."""
         if not len(self):
             return []
         _wake(self._writer)
@@ -132,7 +131,7 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 @dataclass(eq=False)
 class Run:
-    """One request under way: what its task knows, and what its listener may read."""
+    """One request: the state of its task, which its listener may read."""
 
     call: Call
     """As it stands: a move to another tier changes it while it waits."""
@@ -158,13 +157,13 @@ class Run:
     """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
     limit may be earlier."""
     in_line: bool = False
-    """It holds its budget and stands in the queue, or did."""
+    """It holds its budget and is queued, or was."""
     in_line_s: float | None = None
     """Since when."""
     limited_s: float = 0.0
-    """So long its tenant's own limits kept it out of the line."""
+    """How long its tenant's own limits kept it out of the queue."""
     get_ready: Callable[[Run], object] | None = None
-    """Called while an upstream works on it: what its listener can do before it hears anything."""
+    """Called while an upstream works on it: what its listener can prepare before the first event."""
     timeline: Timeline = field(default_factory=Timeline)
     moves: list[TierMove] = field(default_factory=list)
     accounts: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -194,7 +193,7 @@ class Run:
             self.events.put(Begun())
 
     async def has_room(self, timeout_s: float, now_s: Callable[[], float]) -> bool:
-        """Waits until the listener has room for more. False: it is too slow, or nobody listens any more."""
+        """Waits until the listener has room for more. False: it is too slow, or gone."""
         if self.interrupted.done():
             return False
         if len(self.events) < self.events.most:

@@ -1,11 +1,12 @@
-"""How does a request that stands in line change its tier, and at what price?
+"""Moves a waiting request to another tier, and prices the move.
 
-Its price book stays the one that it came with; another tier is another multiplier (and may weight tokens
-differently). The hold is corrected first and made durable, then it moves: a move that the budget cannot cover
-is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends, as always.
+Its price book stays the one of its arrival; another tier is another multiplier (and may weight tokens
+differently). The hold is corrected first and made durable, then the request moves: a move that the budget
+cannot cover is refused and changes nothing. What a cheaper tier leaves over comes back when the request ends,
+as always.
 
-A move takes effect as long as the request has no turn. Should that come while the ledger writes, the request
-keeps its tier, and the ledger is told so.
+A move takes effect as long as the request waits. Should its turn come while the ledger writes, the request
+keeps its tier, and the ledger records that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.messages import TIER_RANKS
-from gateway import errors
 from gateway.budget import lease
 from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import size_of
@@ -29,7 +29,23 @@ from gateway.domain.tiers import TIER_NAMES
 from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
 from tenants.quota.store import Denied, Granted
-from tenants.types import NOTHING, Limit, LimitMode, OnLowBudget, Tier
+from tenants.types import NOTHING, Limit, LimitMode, Meter, OnLowBudget, Tier
+
+
+class NotWaiting(Exception):
+    """The request does not wait (any more)."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class TierHasLimits(Exception):
+    """One of the two tiers has a limit of its own."""
+
+    def __init__(self, tier: Tier, meter: Meter) -> None:
+        super().__init__(f"{tier.value}: {meter.value}")
+        self.tier, self.meter = tier, meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class TierPrice:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a move changes for who pays."""
+    """The prices before and after a move."""
 
     before: TierPrice
     after: TierPrice
@@ -87,12 +103,12 @@ class TierChange:
 
     def __init__(
         self,
-        books: Holds,
+        holds: Holds,
         dispatcher: Dispatcher,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._books = books
+        self._holds = holds
         self._dispatcher = dispatcher
         self._clock = clock
         self._wall_clock = wall_clock
@@ -106,14 +122,14 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """Moves it; `by` says who asked (`tenant`, `operator`). To its own tier: nothing changes.
+        """Moves it on behalf of `by` (`tenant`, `operator`). To its own tier: nothing changes.
 
-        Raises `ApiError` where it does not stand in line (any more) or its limits forbid it, `BudgetDenied`
+        Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`
         where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.
         """
         async with run.accounts:
             if run.status != "waiting":
-                raise errors.not_waiting(run.status)
+                raise NotWaiting(run.status)
             offer = self.offer(run, tier)
             before = run.call
             if tier is before.tier:
@@ -122,8 +138,8 @@ class TierChange:
             limits = _limits_of_both(before, tier, self._wall_clock())
             granted = await self._hold(run, after, limits)
             if not self._dispatcher.move(before.request_id, TIER_RANKS[tier]):
-                await self._books.move(before, NOTHING, NOTHING)
-                raise errors.not_waiting("running")
+                await self._holds.move(before, NOTHING, NOTHING)
+                raise NotWaiting("running")
             run.call = after
             run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
             assert run.leases is not None
@@ -150,13 +166,13 @@ class TierChange:
             may_be_cut=may_be_cut,
         )
         if may_be_cut:
-            return await self._books.move(call, hold.first, hold.ahead)
+            return await self._holds.move(call, hold.first, hold.ahead)
         # What was promised to it was its worst case in the old tier; that of the new one is held whole.
         # But by a bucket which cannot: only a short answer is held whole there as well.
         is_in_part = hold.first != hold.most and any(
             limit.is_bucket and limit.mode is LimitMode.HARD for limit in limits
         )
-        granted = await self._books.move(call, hold.first if is_in_part else hold.most, hold.most)
+        granted = await self._holds.move(call, hold.first if is_in_part else hold.most, hold.most)
         promised = size_of(run.prices, run.call, call.max_output_tokens)
         for state in granted.states if is_in_part else ():
             limit = state.limit
@@ -164,15 +180,15 @@ class TierChange:
             is_window = limit.window is not None and limit.mode is LimitMode.HARD
             if is_window and wanted > promised.of(limit.meter) and state.available == 0:
                 # A bucket cannot hold the worst case, so a window was not made to either: it stopped short.
-                await self._books.move(run.call, NOTHING, NOTHING)
+                await self._holds.move(run.call, NOTHING, NOTHING)
                 raise BudgetDenied(Denied(limit, wanted, 0, None, granted.states))
         return granted
 
 
 def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-    """The limits of a request in its tier and in `tier`. Raises `ApiError` where they are not the same: a
-    hold cannot go from one limit to another."""
+    """The limits of a request in its tier and in `tier`. Raises `TierHasLimits` where they differ: a hold
+    cannot go from one limit to another."""
     limits = call.principal.limits_for(tier, now_s)
     for limit in set(limits) ^ set(call.principal.limits_for(call.tier, now_s)):
-        raise errors.tier_has_limits(limit.tier or tier, limit.meter)
+        raise TierHasLimits(limit.tier or tier, limit.meter)
     return limits

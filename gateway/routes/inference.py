@@ -20,7 +20,7 @@ from gateway.http.completion_response import CompletionResponse
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
 from gateway.requests import idempotency_keys, queue_progress
-from gateway.requests.parse import understand_chat, understand_text
+from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use
 from tenants.directory.idempotency import MAX_KEY_CHARACTERS
@@ -78,7 +78,7 @@ async def chat_completions(request: Request[Any, Any, Any]) -> ASGIApp:
 
     def understand() -> Any:
         asked = decode(body, ChatCompletionRequest)
-        return understand_chat(asked, **_context(request, asked.model))
+        return parse_chat(asked, _context(request, asked.model))
 
     call = await in_thread_if_large(body, understand)
     return await _answer(request, call, body)
@@ -96,7 +96,7 @@ async def completions(request: Request[Any, Any, Any]) -> ASGIApp:
 
     def understand() -> Any:
         asked = decode(body, CompletionRequest)
-        return understand_text(asked, **_context(request, asked.model))
+        return parse_text(asked, _context(request, asked.model))
 
     call = await in_thread_if_large(body, understand)
     return await _answer(request, call, body)
@@ -138,20 +138,20 @@ async def _answer(request: Request[Any, Any, Any], call: Call, body: bytes) -> A
     return CompletionResponse(gateway, call)
 
 
-def _context(request: Request[Any, Any, Any], model: str) -> dict[str, Any]:
+def _context(request: Request[Any, Any, Any], model: str) -> RequestContext:
     gateway, request_id = gateway_of(request), begin(request.scope)
     deps, served, headers = gateway.deps, gateway.served(model, request_id), headers_of(request.scope)
-    return {
-        "request_id": request_id,
-        "principal": principal_of(request),
-        "model": served,
-        "renderer": gateway.pools[served.pool].spec.renderer,
-        "config": deps.config,
-        "created": int(deps.wall_clock()),
-        "trace_context": trace_context(headers.get("traceparent")),
-        "timeout_s": request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
-        "wants_progress": queue_progress.wants_progress(headers.get(PROGRESS)),
-    }
+    return RequestContext(
+        request_id=request_id,
+        principal=principal_of(request),
+        model=served,
+        renderer=gateway.pools[served.pool].spec.renderer,
+        config=deps.config,
+        created=int(deps.wall_clock()),
+        trace_context=trace_context(headers.get("traceparent")),
+        timeout_s=request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
+        wants_progress=queue_progress.wants_progress(headers.get(PROGRESS)),
+    )
 
 
 def _model_object(name: str, context_tokens: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every end of a request settles it exactly once and gives everything back.
+"""Every outcome of a request settles it exactly once and gives everything back.
 
 The real lifecycle, queue, quota store and ledger, in front of an upstream that does what each test says.
 """
@@ -33,6 +33,8 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call
 from gateway.domain.ids import new_request_id, sequence_id
 from gateway.domain.outcomes import RequestOutcome
+from gateway.error_mapping import refusal_of
+from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
 from gateway.flow.window import WindowRule
@@ -83,7 +85,7 @@ class ScriptedEngine:
         self.gpu_us: dict[str, int] = {}
         self.gpu_leases: dict[str, list[int | None]] = {}
         self.takes_no_commands = 0
-        """So many it does not hear."""
+        """How many commands it ignores."""
         self.answers_cancels = True
         self.hides_after_cancel = 2
         """Tokens emitted before a cancel took effect."""
@@ -285,6 +287,13 @@ class House:
         return settle
 
 
+def told(run: Run, closed: Closed) -> ApiError:
+    """What the client is told."""
+    error = refusal_of(run, closed)
+    assert error is not None
+    return error
+
+
 @pytest.fixture
 async def house(sqlite_url: str) -> AsyncIterator[House]:
     database = open_database(sqlite_url)
@@ -301,7 +310,7 @@ async def test_an_answer_that_ends_is_charged_as_the_engine_counts_it(house: Hou
     house.engine.emit(one, 4)
     house.engine.end(one, "stop")
     closed, events = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     assert "".join(event.text for event in events if isinstance(event, SequenceOutput)) == "x" * 7
     settle = await house.check(run, RequestOutcome.COMPLETED, 7)
     assert settle.detail["finish"] == ["stop"]
@@ -337,7 +346,7 @@ async def test_a_listener_gets_ready_while_an_upstream_works_and_not_before(hous
     run.get_ready = get_ready
     await until(lambda: sent)
     assert sent == [(run, [sequence_id(run.call.request_id, 0)])]
-    assert run.limit_states, "what is told of limits is known by then"
+    assert run.limit_states, "limit states are known by then"
     assert not run.events.take()
     house.engine.is_up = False
     unsent = house.begin()
@@ -354,7 +363,7 @@ async def test_a_cancellation_costs_no_settlement_also_while_a_move_is_under_way
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
     await until(lambda: run.uses[0].outcome is not None)
-    task = house.lifecycle._runs[run]
+    task = house.lifecycle._tasks[run]
     for _ in range(3):
         await asyncio.sleep(0)
         task.cancel()
@@ -377,10 +386,10 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
     await until(lambda: house.books.pending)
-    house.lifecycle._runs[run].cancel()
+    house.lifecycle._tasks[run].cancel()
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert closed.error.code == "settlement_pending"
+    assert closed.cause is not None
+    assert told(run, closed).code == "settlement_pending"
     may_settle.set()
     await until(lambda: not house.books.pending)
     await house.check(run, RequestOutcome.COMPLETED, 2)
@@ -393,7 +402,7 @@ async def test_several_choices_are_one_request_and_one_settlement(house: House) 
     house.engine.emit(ids[1], 5)
     house.engine.end(ids[1], "length")
     closed, _ = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     await house.check(run, RequestOutcome.COMPLETED, 7)
     assert sorted(house.engine.acknowledged) == sorted(ids)
 
@@ -403,7 +412,7 @@ async def test_a_client_that_leaves_pays_what_the_engine_emitted(house: House) -
     house.engine.emit(one, 3)
     run.interrupt(RequestOutcome.DISCONNECTED)
     closed, _ = await house.closed(run)
-    assert closed.error is not None
+    assert closed.cause is not None
     assert house.engine.cancelled == [one]
     # Two more were emitted before the cancel took effect: the engine's word counts.
     await house.check(run, RequestOutcome.DISCONNECTED, 5)
@@ -449,9 +458,9 @@ async def test_an_engine_that_dies_leaves_what_arrived_to_be_charged(house: Hous
     for each in ids:
         house.engine.fail(each, UpstreamLost("died"))
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert closed.error.code == "engine_lost"
-    assert "4 tokens" in closed.error.message
+    assert closed.cause is not None
+    assert told(run, closed).code == "engine_lost"
+    assert "4 tokens" in told(run, closed).message
     rows = await house.ledger.find(run.call.request_id)
     assert (rows[1].outcome, rows[1].amounts.output_tokens, rows[1].amounts.input_tokens) == (
         "engine_lost",
@@ -467,8 +476,8 @@ async def test_one_choice_that_fails_ends_the_others(house: House) -> None:
     house.engine.emit(ids[1], 1)
     house.engine.end(ids[1], "failed")
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (500, "engine_failed")
+    assert closed.cause is not None
+    assert (told(run, closed).status, told(run, closed).code) == (500, "engine_failed")
     assert house.engine.cancelled == [ids[0]]
     await house.check(run, RequestOutcome.ENGINE_FAILED, 1 + 2 + 1)
 
@@ -488,8 +497,8 @@ async def test_what_the_engine_will_not_take_costs_nothing(
     house.engine.fail(one, refusal)
     closed, events = await house.closed(run)
     assert len(events) == 1, "refused before anything was sent: a clean status"
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (status, code)
+    assert closed.cause is not None
+    assert (told(run, closed).status, told(run, closed).code) == (status, code)
     await house.check(run, RequestOutcome.REFUSED, 0, requests=0)
 
 
@@ -500,8 +509,8 @@ async def test_an_engine_that_leaves_between_turn_and_start_costs_nothing(house:
     house.engine.run = leaves  # type: ignore[method-assign]
     run = house.begin()
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert closed.error.code == "engine_unavailable"
+    assert closed.cause is not None
+    assert told(run, closed).code == "engine_unavailable"
     await house.check(run, RequestOutcome.NO_ENGINE, 0, requests=0)
 
 
@@ -510,7 +519,7 @@ async def test_a_budget_that_ends_an_answer_is_a_length_with_a_cause(house: Hous
     house.engine.emit(one, 6)
     house.engine.end(one, "budget")
     closed, _ = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     assert closed.account.stop_cause == "budget"
     await house.check(run, RequestOutcome.BUDGET, 6)
 
@@ -524,13 +533,13 @@ async def test_a_gateway_that_stops_settles_what_runs_and_refuses_what_waits(hou
     closing = asyncio.create_task(house.lifecycle.close(0.05))
     for each in (run, second, waiting):
         closed, _ = await house.closed(each)
-        assert closed.error is not None
-        assert closed.error.code == "shutting_down"
+        assert closed.cause is not None
+        assert told(each, closed).code == "shutting_down"
     await closing
     late = house.begin()
     closed, _ = await house.closed(late)
-    assert closed.error is not None
-    assert closed.error.code == "shutting_down"
+    assert closed.cause is not None
+    assert told(late, closed).code == "shutting_down"
     charged = {}
     for each in (run, second, waiting, late):
         rows = await house.ledger.find(each.call.request_id)
@@ -547,9 +556,9 @@ async def test_a_full_queue_refuses_and_gives_back(house: House) -> None:
     await until(lambda: len(house.flow) == 2)
     refused = house.begin(max_tokens=5)
     closed, _ = await house.closed(refused)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (429, "tenant_queue_full")
-    assert closed.error.retry_after_s is not None
+    assert closed.cause is not None
+    assert (told(refused, closed).status, told(refused, closed).code) == (429, "tenant_queue_full")
+    assert told(refused, closed).retry_after_s is not None
     rows = await house.ledger.find(refused.call.request_id)
     assert (rows[1].outcome, rows[1].amounts) == ("refused", Amounts(requests=0))
     for run in waiting:
@@ -564,12 +573,12 @@ async def test_a_target_out_of_reach_is_refused_before_anything_is_held(house: H
     house.lifecycle.admission = Admission(lambda tenant_id, tier: {"ttft": 1e-9})
     run, (name,) = await house.running()
     house.engine.end(name, "stop")
-    assert (await house.closed(run))[0].error is None, "a target alone refuses nobody"
+    assert (await house.closed(run))[0].cause is None, "a target alone refuses no request"
     house.lifecycle.admission.strictness = 1.0
     refused = house.begin()
     closed, _ = await house.closed(refused)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (503, "target_unreachable")
+    assert closed.cause is not None
+    assert (told(refused, closed).status, told(refused, closed).code) == (503, "target_unreachable")
     assert not refused.in_line
     assert await house.ledger.find(refused.call.request_id) == []
     assert house.lifecycle.admission.expected_late.value == 1.0
@@ -582,8 +591,8 @@ async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:
     second, (two,) = await house.running()
     waiting = house.begin()
     closed, _ = await house.closed(waiting)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (503, "queue_timeout")
+    assert closed.cause is not None
+    assert (told(waiting, closed).status, told(waiting, closed).code) == (503, "queue_timeout")
     rows = await house.ledger.find(waiting.call.request_id)
     assert (rows[1].outcome, rows[1].amounts) == ("expired", Amounts(requests=0))
     for run, name in ((first, one), (second, two)):
@@ -597,8 +606,8 @@ async def test_waiting_ends_when_no_engine_comes_back(house: House) -> None:
     house.engine.is_up = False
     run = house.begin()
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (503, "engine_unavailable")
+    assert closed.cause is not None
+    assert (told(run, closed).status, told(run, closed).code) == (503, "engine_unavailable")
     await house.check(run, RequestOutcome.NO_ENGINE, 0, requests=0)
 
 
@@ -606,8 +615,8 @@ async def test_a_spent_budget_reserves_and_writes_nothing(house: House) -> None:
     run = house.begin(max_tokens=BUDGET)
     closed, events = await house.closed(run)
     assert events == [closed]
-    assert closed.error is not None
-    assert closed.error.code == "insufficient_quota"
+    assert closed.cause is not None
+    assert told(run, closed).code == "insufficient_quota"
     assert await house.ledger.find(run.call.request_id) == []
     assert all(state.held == 0 for state in await house.store.states(LIMITS))
 
@@ -617,8 +626,8 @@ async def test_a_model_without_a_price_is_refused_and_answered(sqlite_url: str) 
     house = House(database, price={})
     run = house.begin()
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert closed.error.code == "model_not_priced"
+    assert closed.cause is not None
+    assert told(run, closed).code == "model_not_priced"
     assert await house.ledger.find(run.call.request_id) == []
     await house.close()
     await database.close()
@@ -631,7 +640,7 @@ async def test_a_request_is_charged_by_the_prices_it_was_reserved_with(house: Ho
         house.engine.emit(one, 1)
     house.engine.end(one, "stop")
     closed, _ = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     rows = await house.ledger.find(run.call.request_id)
     assert {row.price_version for row in rows} == {1}
     assert rows[-1].amounts.cost_nanousd == len(PROMPT) * 100 + 5 * 300
@@ -651,7 +660,7 @@ async def test_limits_count_weighted_tokens_and_the_ledger_keeps_both(house: Hou
         house.engine.emit(one, 1)
     house.engine.end(one, "stop")
     closed, _ = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     counted_input, counted_output = -(-len(PROMPT) // 2), 13
     settled = (await house.ledger.find(run.call.request_id))[-1]
     assert (settled.amounts.input_tokens, settled.amounts.output_tokens) == (len(PROMPT), 5)
@@ -667,8 +676,8 @@ async def test_a_reserve_row_that_cannot_be_written_holds_nothing(house: House, 
     await house.database.close()
     run = house.begin()
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (503, "database_unavailable")
+    assert closed.cause is not None
+    assert (told(run, closed).status, told(run, closed).code) == (503, "database_unavailable")
     assert all(state.held == 0 for state in await house.store.states(LIMITS))
     assert not house.engine.submitted, "nothing runs unmetered"
 
@@ -689,7 +698,7 @@ async def test_holds_are_renewed_while_a_request_runs(house: House) -> None:
 
 
 async def test_a_listener_that_is_gone_changes_nothing(house: House, tmp_path: Path) -> None:
-    """Nobody reads the events: the request runs to its end and settles."""
+    """Without a reader the request runs to its end and settles."""
     run, (one,) = await house.running(principal=replace(PRINCIPAL, limits=LIMITS))
     for _ in range(20):
         house.engine.emit(one, 1)
@@ -773,7 +782,7 @@ async def test_a_top_up_reports_tokens_as_bills_have_them_beside_what_limits_cou
     house.engine.emit(one, first)
     await leased(house, one, first + 1)
     [found] = await house.ledger.open_requests()
-    # As if everybody had died now.
+    # As if every gateway had died now.
     reckoning = reckon(found, [], house.prices)
     cost_nanousd = 10 * 100 + 10 * 300
     assert reckoning.detail["basis"] == "last_report"
@@ -834,7 +843,7 @@ async def test_a_spent_budget_is_used_to_its_last_token_and_then_ends_the_answer
             house.engine.emit(one, count)
             emitted += count
         closed, events = await house.closed(run)
-        assert closed.error is None
+        assert closed.cause is None
         assert (closed.account.outcome, closed.account.stop_cause) == ("budget", "budget")
         assert closed.account.charged.output_tokens == budget
         assert [event.finish for event in events if isinstance(event, SequenceEnded)] == ["budget"]
@@ -846,8 +855,8 @@ async def test_a_refused_worst_case_is_not_admitted_unless_it_may_be_cut(house: 
     limit = output_window(100)
     run = house.begin(max_tokens=500, principal=principal_with(limit))
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert closed.error.code == "insufficient_quota"
+    assert closed.cause is not None
+    assert told(run, closed).code == "insufficient_quota"
     truncating = principal_with(limit, on_low_budget=OnLowBudget.TRUNCATE)
     for fields in (
         {"principal": truncating},
@@ -857,7 +866,7 @@ async def test_a_refused_worst_case_is_not_admitted_unless_it_may_be_cut(house: 
         house.engine.emit(one, 1)
         house.engine.end(one, "stop")
         closed, _ = await house.closed(run)
-        assert closed.error is None
+        assert closed.cause is None
 
 
 async def test_who_was_admitted_by_its_quantile_gets_its_worst_case(house: House) -> None:
@@ -870,7 +879,7 @@ async def test_who_was_admitted_by_its_quantile_gets_its_worst_case(house: House
     assert house.engine.leases[one][0] < 50
     other = house.begin(max_tokens=60, principal=principal)
     closed, _ = await house.closed(other)
-    assert closed.error is not None, "what the first may still need is not there for others"
+    assert closed.cause is not None, "what the first may still need is not there for others"
     emitted = 0
     while emitted < 600:
         await leased(house, one, emitted + 1)
@@ -906,7 +915,7 @@ async def test_a_rate_lets_the_sequence_rest_until_the_bucket_has_refilled(sqlit
         count = house.engine.leases[one][-1] - emitted
         house.engine.emit(one, count)
         emitted += count
-    # 8 were there at once, the other 12 flowed in at 10 a second; nobody was cut.
+    # 8 were there from the start, the other 12 flowed in at 10 a second; none was cut.
     assert naps
     assert 1.199 <= now_s - 1e9 <= 2.0
     assert house.engine.cancelled == []
@@ -936,7 +945,7 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
     house.flow.window = WindowRule(100, 100.0)
     runs = [house.begin(max_tokens=50, principal=principal) for _ in range(fed + 3)]
     await until(lambda: len(house.engine.submitted) == fed)
-    await until(lambda: len(house.lifecycle._feed) == 3)
+    await until(lambda: len(house.lifecycle._stream_limiter) == 3)
     assert await held_of(house, bucket) == 16 * fed, "those that wait hold nothing"
     runs[-1].interrupt(RequestOutcome.DISCONNECTED)
     closed, _ = await house.closed(runs[-1])
@@ -948,8 +957,8 @@ async def test_more_streams_than_a_rate_feeds_wait_and_hold_nothing(house: House
         house.engine.emit(one, 1)
         house.engine.end(one, "stop")
         closed, _ = await house.closed(run)
-        assert closed.error is None
-    assert len(house.lifecycle._feed) == 0
+        assert closed.cause is None
+    assert len(house.lifecycle._stream_limiter) == 0
 
 
 async def test_device_time_is_leased_reported_and_charged(house: House) -> None:
@@ -988,8 +997,8 @@ async def test_a_store_that_is_away_for_too_long_ends_a_request_that_needs_more(
     house.engine.emit(one, 10)
     closed, _ = await house.closed(run)
     house.store.top_up = top_up  # type: ignore[method-assign]
-    assert closed.error is not None
-    assert closed.error.code == "quota_store_unavailable"
+    assert closed.cause is not None
+    assert told(run, closed).code == "quota_store_unavailable"
     rows = await house.ledger.find(run.call.request_id)
     assert (rows[-1].outcome, rows[-1].amounts.output_tokens) == ("accounts_lost", 10)
     await house.close()
@@ -1033,8 +1042,8 @@ async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite
     await until(lambda: run.interrupted.done())
     closed, events = await house.closed(run)
     assert sum(isinstance(event, SequenceOutput) for event in events) < 4, "the buffer is bounded"
-    assert closed.error is not None
-    assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
+    assert closed.cause is not None
+    assert (told(run, closed).code, closed.account.outcome) == ("slow_reader", "slow_reader")
     rows = await house.ledger.find(run.call.request_id)
     assert (rows[-1].outcome, rows[-1].amounts.output_tokens) == ("slow_reader", 9 + 2)
     assert rows[-1].detail["most_buffered_events"] == 4
@@ -1049,8 +1058,8 @@ async def test_a_stream_that_the_engines_client_cut_is_a_slow_readers(house: Hou
     house.engine.end(one, "cancelled")
     house.engine.fail(one, ReaderTooSlow("more than the buffer holds"))
     closed, _ = await house.closed(run)
-    assert closed.error is not None
-    assert (closed.error.code, closed.account.outcome) == ("slow_reader", "slow_reader")
+    assert closed.cause is not None
+    assert (told(run, closed).code, closed.account.outcome) == ("slow_reader", "slow_reader")
     assert closed.account.charged.output_tokens == 3
 
 
@@ -1063,7 +1072,7 @@ async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     house.engine.end(one, "stop")
     await until(lambda: len(run.events) == 4)
     closed, events = await house.closed(run)
-    assert closed.error is None
+    assert closed.cause is None
     assert "".join(event.text for event in events if isinstance(event, SequenceOutput)) == "x" * 12
     await house.close()
     await database.close()
@@ -1075,7 +1084,7 @@ async def test_a_request_that_ended_is_freed_at_once(house: House) -> None:
         house.engine.emit(one, 7)
         house.engine.end(one, "stop")
         closed, _ = await house.closed(run)
-        assert closed.error is None
+        assert closed.cause is None
         await house.check(run, RequestOutcome.COMPLETED, 7)
 
     with no_cycles_left():

@@ -18,7 +18,7 @@ from engine.forecast.wait.replayed_engine import EngineLoad
 from engine.messages import StepTime
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import MAX_OTHERS, Mirror
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
@@ -38,7 +38,7 @@ class House:
         }
         for gateway in self.gateways.values():
             gateway.exchange(NOW_S)
-        self.look_script: Any = client.register_script(wire.look_script())
+        self.look_script: Any = client.register_script(codec.look_script())
         self.number = 0
 
     @staticmethod
@@ -65,7 +65,7 @@ class House:
 
     def look(self, at: str) -> Mirror:
         gateway = self.gateways[at]
-        packed = self.look_script(keys=wire.look_keys(PREFIX, self.pool.name), args=[64])
+        packed = self.look_script(keys=codec.look_keys(PREFIX, self.pool.name), args=[64])
         gateway.session.looked(packed, NOW_S)
         return gateway.mirror
 

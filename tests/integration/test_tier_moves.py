@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +17,18 @@ from engine.messages import TIER_RANKS
 from gateway.budget.holds import BudgetDenied
 from gateway.cluster.crash_charge import reckon
 from gateway.domain.outcomes import RequestOutcome
+from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
+from gateway.pools.pool import Lifecycles
 from gateway.pools.request_actions import CANCEL, LIST, MOVE, SHOW, RequestAction, RequestActions
 from gateway.requests.run import Run
+from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.rows import LedgerRow
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
 from tenants.types import Limit, Meter, SubjectKind, Tier, Window
-from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House
+from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House, told
 from tests.support.engine_process import until
 
 MOST = 100 * len(PROMPT) + 300 * 20
@@ -60,7 +64,7 @@ class Line(House):
         self.engine.emit(name, tokens)
         self.engine.end(name, "length")
         closed, _ = await self.closed(run)
-        assert closed.error is None, closed.error
+        assert closed.cause is None, closed.cause
         assert closed.account.charged.output_tokens == tokens
         return (await self.ledger.find(run.call.request_id))[-1]
 
@@ -162,10 +166,10 @@ async def test_a_bucket_beside_the_budget_does_not_let_a_promise_be_broken(line:
 
 async def test_only_what_stands_in_line_can_move(line: Line) -> None:
     run, _ = await line.running(principal=OTHERS)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(NotWaiting) as late:
         await line.lifecycle.move(run, Tier.BATCH, "tenant")
-    assert refused.value.code == "request_not_waiting"
-    assert "running" in refused.value.message
+    assert as_api_error(late.value, "").code == "request_not_waiting"
+    assert "running" in as_api_error(late.value, "").message
 
 
 async def test_a_turn_that_comes_while_the_ledger_writes_keeps_its_tier_and_the_ledger_says_so(
@@ -182,9 +186,9 @@ async def test_a_turn_that_comes_while_the_ledger_writes_keeps_its_tier_and_the_
         return await top_up(*arguments)
 
     line.store.top_up = its_turn_comes  # type: ignore[method-assign]
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(NotWaiting) as late:
         await line.lifecycle.move(run, Tier.INTERACTIVE, "tenant")
-    assert refused.value.code == "request_not_waiting"
+    assert as_api_error(late.value, "").code == "request_not_waiting"
     line.store.top_up = top_up  # type: ignore[method-assign]
     settled = await line.served(run)
     assert (settled.tier, settled.amounts.cost_nanousd) == ("standard", MOST)
@@ -199,9 +203,9 @@ async def test_tiers_with_limits_of_their_own_are_not_moved_between(line: Line) 
         tier=Tier.INTERACTIVE,
     )  # fmt: skip
     run = await line.waiting(own)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(TierHasLimits) as limited:
         await line.lifecycle.move(run, Tier.INTERACTIVE, "tenant")
-    assert refused.value.code == "tier_has_limits"
+    assert as_api_error(limited.value, "").code == "tier_has_limits"
     offer = await line.lifecycle.move(run, Tier.BATCH, "tenant")
     assert offer.after.tier is Tier.BATCH
 
@@ -244,7 +248,7 @@ async def test_a_move_under_way_ends_before_the_settlement_begins(line: Line) ->
         return await append(row, **fields)
 
     line.ledger.append = the_client_leaves  # type: ignore[method-assign]
-    with pytest.raises((ApiError, QuotaStoreUnavailable, DatabaseUnavailable)):
+    with pytest.raises((NotWaiting, QuotaStoreUnavailable, DatabaseUnavailable)):
         await line.lifecycle.move(run, Tier.INTERACTIVE, "tenant")
     await line.closed(run)
     rows = await line.ledger.find(run.call.request_id)
@@ -259,8 +263,8 @@ async def test_cancelling_ends_what_waits_and_what_runs_and_charges_what_was_emi
     line.lifecycle.cancel(run)
     line.lifecycle.cancel(run)
     closed, _ = await line.closed(run)
-    assert closed.error is not None
-    assert (closed.error.status, closed.error.code) == (499, "request_cancelled")
+    assert closed.cause is not None
+    assert (told(run, closed).status, told(run, closed).code) == (499, "request_cancelled")
     await line.check(run, RequestOutcome.CANCELLED, 5)  # two more before the engine heard of it
 
 
@@ -283,7 +287,8 @@ async def test_another_gateways_question_is_answered_about_the_askers_own_reques
     running = await line.fill()
     run = await line.waiting(cost_limit(10 * MOST))
     request_id, tenant_id = run.call.request_id, PRINCIPAL.tenant_id
-    under_way = RequestActions(line.lifecycle, asyncio.get_running_loop().time)
+    pool: Any = SimpleNamespace(lifecycle=line.lifecycle)
+    under_way = RequestActions(Lifecycles({"m": pool}, "m"), asyncio.get_running_loop().time)
     assert not (await under_way.act(RequestAction(SHOW, request_id, "ten_2"))).is_found
     assert not (await under_way.act(RequestAction(CANCEL, request_id, "ten_2"))).is_found
     assert [each["id"] for each in (await under_way.act(RequestAction(LIST, tenant_id=tenant_id))).value] == [

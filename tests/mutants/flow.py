@@ -8,7 +8,6 @@ from __future__ import annotations
 from tests.mutants.mutations import Broken, mutations_of
 
 LAG = "tests/unit/gateway/flow/test_lag.py"
-AT_ONCE = "tests/property/test_flow_at_once.py"
 OWED = "tests/unit/engine/core/test_owed_place.py"
 PROMISES = "tests/property/test_flow_promises.py"
 SHARED = "tests/property/test_flow_shared.py"
@@ -308,27 +307,6 @@ _BROKEN: list[Broken] = [
         "        if is_owed and replica.pauses:\n",
         "        if is_owed:\n",
         LAG,
-    ),
-    (
-        "gateway/flow/queue.py",
-        "who goes at once is no measure of what others are owed",
-        "            self._began[entry.tier] = stood\n",
-        "            pass\n",
-        AT_ONCE,
-    ),
-    (
-        "engine/scheduling/tiers.py",
-        "who goes at once keeps the credit of its idle time",
-        "        band.comes_alone(tenant_id)\n",
-        "",
-        AT_ONCE,
-    ),
-    (
-        "gateway/flow/controller.py",
-        "a reservation is overlooked where nobody waits",
-        "self._reservations.knows(entry.tenant_id)",
-        "False",
-        AT_ONCE,
     ),
 ]
 

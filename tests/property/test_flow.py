@@ -1,4 +1,4 @@
-"""Invariants of the flow controller under arrivals, cancels, ends and expiries.
+"""Invariants of the flow controller under any history of arrivals, departures, ends and expiries.
 
 Random histories against the real controller. Each rule is checked after every step, and the counters at
 the end of the module say that the interesting cases were really met.
@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
             self._check_window(turn)
         if not turns and self.waiting and replicas:
             MET["blocked"] += 1
-            # Work conservation: whoever stands at the head finds no room anywhere.
+            # Work conservation: the head of the queue finds no room anywhere.
             assert all(self.running_of(each.replica_id) for each in replicas), "an engine was left idle"
 
     def running_of(self, replica_id: str) -> list[Ticket]:
@@ -189,7 +189,7 @@ class Histories(RuleBasedStateMachine):
         assert len(set(ids)) == len(ids)
         for each in turn.displaced:
             assert self.running[each.entry_id][1] == turn.replica_id, "it runs elsewhere"
-            assert self.ranks[each.entry_id] > turn.tier, "nobody gives way to its own tier"
+            assert self.ranks[each.entry_id] > turn.tier, "a request displaces one of its own tier"
             MET["displaced"] += 1
 
     def _check_window(self, turn: Dispatch) -> None:

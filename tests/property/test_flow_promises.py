@@ -1,4 +1,4 @@
-"""Every tenant gets from the queue what was promised, whatever the others send.
+"""Guarantees of the queue to each tenant, whatever the others send.
 
 The real controller in front of an ideal engine (`tests/support/flow_pool.py`), on virtual time. Each promise
 is shown beside what happens without it, so that a test in which nothing was at stake fails.
@@ -137,7 +137,7 @@ def test_a_tenant_that_comes_and_goes_gets_no_more_than_its_share_and_the_bound(
     assert worst <= 2 * 60
 
 
-# ---------------------------------------------------------------- nobody starves
+# ---------------------------------------------------------------- no starvation
 
 
 @pytest.mark.parametrize("floods", [1, 3])
@@ -285,11 +285,11 @@ def test_a_full_long_lane_never_blocks_the_ordinary_one() -> None:
 
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_long_request_gets_its_turn_under_an_endless_flood_of_short_ones(by_itself: bool) -> None:
-    """It needs more memory than ever comes free at once, so the room is kept for it."""
+    """It needs more memory than ever comes free in one step, so the room is kept for it."""
     pool = FlowPool(
         places=8, kv_tokens=240, options={"lanes": LaneRule(100, share_sequences=0.5, share_kv=0.6)}
     )
-    # Of unlike lengths: where all ended together, all of the memory would come free at once.
+    # Of unlike lengths: where all ended together, all of the memory would come free in one step.
     pool.parties = [Party("short", 50, size=lambda number: (10, 15 + number * 7 % 11))]
     pool.run(50.0)
     entry_id = pool.arrive("short" if by_itself else "other", 100, 30)

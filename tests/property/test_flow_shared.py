@@ -1,4 +1,4 @@
-"""Two gateways sharing a queue in Redis take the turns of one flow controller that sees everything.
+"""Two gateways that share a queue in Redis act as one flow controller that sees everything.
 
 Random histories through two gateways and, in the same order, into one controller, on one virtual clock. After
 every step the same requests had their turns, in the same order, on the same replicas and with the same
@@ -29,7 +29,7 @@ from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.lanes import LONG, LaneRule
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.window import Replica, WindowRule
@@ -91,7 +91,7 @@ class Histories(RuleBasedStateMachine):
             1,
             1.0,
             stale_us=10**12,
-            ageing_s=wire.never_is_zero(AGEING_S),
+            ageing_s=codec.never_is_zero(AGEING_S),
             share_sequences=LANES.share_sequences,
             share_kv=LANES.share_kv,
             batch_share=LANES.batch_share,
@@ -132,7 +132,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         for _ in range(count):
             self.number += 1
-            # No two at the very same time: who of those is first is told by names here and by numbers there.
+            # No two at the very same time: their order goes by names here and by numbers there.
             self.now_us += 1
             name = f"r{self.number}"
             size = (prompt * sequences, predicted * sequences)
@@ -191,7 +191,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 1))
     def an_answer_is_lost(self, at: int) -> None:
-        """What was said is said again, and counts once. (Nobody asks for a turn meanwhile.)"""
+        """A repeated message counts once. (No turn is asked for meanwhile.)"""
         self.gateways[at].lose_answer(self.now_s)
         self.exchange(at)
         self.met["answer lost"] += 1

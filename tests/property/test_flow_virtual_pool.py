@@ -1,4 +1,4 @@
-"""The queue's promises in front of real engine cores, on virtual time.
+"""Guarantees of the queue in front of real engine cores, on virtual time.
 
 The scenarios of `fairgate bench fairness --virtual`, and what a jump does to an engine full of batch.
 """
@@ -25,7 +25,7 @@ def test_a_flood_hardly_touches_who_stays_below_its_share() -> None:
     assert report["rows"]["flood"]["requests"] == 630
     flood = report["rows"]["flood"]
     assert flood["refused_of_other"] > 5_000, "no flood"
-    assert flood["places_given_up"] > 50, "nobody was owed a place"
+    assert flood["places_given_up"] > 50, "no place was owed"
     assert flood["most_of_one_request"] <= 3
     assert report["ratios"]["equal half"] <= 1.2
     assert report["ratios"]["fair share"] <= 1.2
@@ -40,7 +40,7 @@ def test_without_fairness_a_flood_drowns_the_other(monkeypatch: pytest.MonkeyPat
 
 
 def test_nor_does_it_where_an_engine_has_few_places() -> None:
-    """Whoever counted each moment without a request as idleness was at 1.6 to 2 times."""
+    """With each moment without a request counted as idleness it was 1.6 to 2 times."""
     report = fairness_virtual.few_places(quiet_requests=700)
     assert report["rows"]["flood"]["requests"] == 630
     assert report["rows"]["flood"]["refused_of_other"] > 1_000, "no flood"

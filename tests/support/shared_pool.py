@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from gateway.flow.controller import Dispatch, QueueFull, Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolNews, PoolSession
@@ -29,8 +29,8 @@ class Pool:
     def __init__(self, client: redis.Redis, name: str = "pool") -> None:
         self.client: Any = client
         self.name = name
-        self.keys = wire.keys(PREFIX, name)
-        self.script: Any = client.register_script(wire.script())
+        self.keys = codec.keys(PREFIX, name)
+        self.script: Any = client.register_script(codec.script())
         self.exchanges = 0
         self.given: dict[str, GivenTurn] = {}
         """Every turn that was told to anybody, the last of each request."""
@@ -49,7 +49,7 @@ class Pool:
             round(now_s * 1e6), message.epoch, gateway_id, message.life, message.number, message.packed
         ]  # fmt: skip
         answer: bytes = self.script(keys=self.keys, args=arguments)
-        self.given |= {turn.entry_id: turn for turn in wire.answer(answer).turns}
+        self.given |= {turn.entry_id: turn for turn in codec.answer(answer).turns}
         return answer
 
 
@@ -72,7 +72,7 @@ class PoolGateway:
         self.session = PoolSession(mirror, rule, life)
         self.replicas = list(replicas)
         self.subscription = pool.client.pubsub(ignore_subscribe_messages=True)
-        self.subscription.subscribe(wire.channel(PREFIX, pool.name, gateway_id))
+        self.subscription.subscribe(codec.channel(PREFIX, pool.name, gateway_id))
         self.subscription.get_message(timeout=1.0)
         self.turns: list[Dispatch] = []
         """In the order heard."""
@@ -108,7 +108,7 @@ class PoolGateway:
         heard: list[Dispatch] = []
         self.subscription.ping()
         while (said := self.subscription.get_message(timeout=10.0))["type"] != "pong":
-            self.pool.given |= {turn.entry_id: turn for turn in wire.turns(said["data"])}
+            self.pool.given |= {turn.entry_id: turn for turn in codec.turns(said["data"])}
             heard += self.session.published(said["data"], now_s)
         self.turns += heard
         return heard

@@ -131,7 +131,7 @@ class Surface:
         """
         p50, p90 = output_tokens
         line = (tenant_id, tier)
-        seen = self.point_of_all(tenant_id, tier)
+        seen = self._point_of_all(tenant_id, tier)
         if seen is None:
             seen = _between(
                 self._points_of(line), input_tokens * INPUT_TOKEN_COST + p50 * sequences * OUTPUT_TOKEN_COST
@@ -142,7 +142,7 @@ class Surface:
         elif (behind := more_ahead + 1 - self.free_places.get(tier, 0)) > 0:
             wait_s = behind * (self.dispatch_gap_s or self._place_gap_s(seen, p50))
         prompts_ahead = seen.prompt_tokens_ahead + more_prompt_tokens
-        start_up_s = self.start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
+        start_up_s = self._start_up_s(seen, input_tokens, sequences, prompts_ahead) + seen.place_s
         tpot_s, off_alone = seen.tpot_s, self.off_alone
         ttft_s = wait_s + start_up_s
         ttft_off_s = start_up_s * off_alone
@@ -171,7 +171,7 @@ class Surface:
     def _points_of(self, line: tuple[str, int]) -> Sequence[Point]:
         return self.points.get(line) or self.points[NEWCOMER, line[1]]
 
-    def point_of_all(self, tenant_id: str, tier: int) -> Point | None:
+    def _point_of_all(self, tenant_id: str, tier: int) -> Point | None:
         """What every probe of a line saw; None: they saw different things. Raises as `read`."""
         line = (tenant_id, tier)
         return self._flat[line] if line in self._flat else self._look_along(line)
@@ -183,7 +183,7 @@ class Surface:
         seen = self._flat[line] = first if is_flat else None
         return seen
 
-    def start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
+    def _start_up_s(self, point: Point, input_tokens: int, sequences: int, ahead_tokens: int) -> float:
         """From its place to its first token: the step under way, then prompts in chunks."""
         if not self.loads:
             return 0.0

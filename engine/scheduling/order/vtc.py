@@ -58,14 +58,6 @@ class Vtc(ByTenant):
     def _new_line(self) -> Order:
         return Fcfs(self._counters)
 
-    def comes_alone(self, tenant_id: str) -> None:
-        """What `add` does to the tenant's counter, for an entry that finds nobody and does not stay."""
-        self._comes(tenant_id, preempted=False)
-
-    def left_alone(self, tenant_id: str) -> None:
-        """The entry of `comes_alone` had its turn."""
-        self._leaves(tenant_id)
-
     def _comes(self, tenant_id: str, *, preempted: bool) -> None:
         if preempted:
             return

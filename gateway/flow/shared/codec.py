@@ -1,6 +1,6 @@
-"""How do a gateway's words travel to its pool, and the pool's answers back?
+"""Encodes messages to a shared pool and decodes its answers.
 
-As MessagePack: what `lua/7_exchange.lua` reads and writes. No I/O.
+MessagePack, as `lua/9_exchange.lua` reads and writes it. No I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.flow.window import Replica
 from tenants.quota import scripts
 
 FALL = 2**51
-"""What all counters fall by where one comes near 2^53; an answer says how often that was."""
+"""What all counters fall by where one comes near 2^53; an answer has the number of falls."""
 NUM_KEYS = 16
 MAX_TENANTS = 10_000
 _NAMES = ("meta", "tenants", "tickets", "lines", "due", "ages", "loads", "gateways", "owned", "outbox")
@@ -53,7 +53,7 @@ def keys(prefix: str, pool: str) -> list[str]:
 
 
 def channel(prefix: str, pool: str, gateway_id: str) -> str:
-    """Where a gateway hears of turns that others' words gave it."""
+    """The channel of turns that other gateways' exchanges gave to a gateway."""
     return f"{keys(prefix, pool)[0]}:{gateway_id}"
 
 
@@ -64,7 +64,7 @@ def never_is_zero(seconds: Iterable[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """What every gateway of a pool must agree on; the one that joined last says it."""
+    """Settings common to all gateways of a pool; those of the last one to join apply."""
 
     max_queued: int
     max_queued_per_tenant: int
@@ -80,7 +80,7 @@ class PoolRule:
     """Of a replica, for the long lanes."""
     reservation_burst_s: float = 0.0
     hold_us: int = 1_000_000
-    """Where Redis has lost everything, nobody has a turn for so long: gateways tell it what they have."""
+    """After Redis lost everything nothing is dispatched for this time: gateways send what they have."""
     output_cost: int = OUTPUT_TOKEN_COST
     max_tenants: int = MAX_TENANTS
 
@@ -90,7 +90,7 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
 
     entry_id: str
     life: int
-    """Of the gateway, when it put the request in line."""
+    """Of the gateway, when it queued the request."""
     replica_id: str
     rank: int
     """At the engine."""
@@ -128,7 +128,7 @@ class PoolReply(msgspec.Struct, frozen=True, array_like=True):
     falls: int
     order: str
     held_us: int
-    """Nobody has a turn for so long: gateways join again after Redis has lost everything."""
+    """Nothing is dispatched for this time: gateways rejoin after Redis has lost everything."""
 
 
 class TenantWaiting(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
--- What waits in a pool, tenant by tenant? For forecasts: reads only, and no gateway must be known to ask.
+-- What waits in a pool, tenant by tenant, for forecasts. Reads only; any gateway may call it.
 -- KEYS: 1 tenants, 2 meta, 3-8 the tenants that wait in each place. ARGV: the most tenants of a place.
 
 local waits = {}

@@ -1,9 +1,9 @@
-"""What does one of several gateways keep of the shared queue in its own process?
+"""One gateway's part of a shared queue.
 
-Its own requests, in an ordinary flow controller, which decides nothing while the pool does: it is told whose
-turn it was. It is what status pages look at, what is said again when Redis has lost its memory, and what
-decides while Redis is away, if that is allowed. Forecasts see what other gateways have waiting, too, as it
-was when the pool was last looked at (`see`): so many requests of each tenant, all of its mean size.
+Its own requests, in an ordinary flow controller, which decides nothing while the pool does: turns are passed
+in. Status pages read it; it is sent again when Redis has lost its memory, and decides while Redis is away, if
+that is allowed. Forecasts also see what other gateways have waiting, as of the last look at the pool (`see`):
+a number of requests of each tenant, all of its mean size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.routing import PrefixRouter
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import TenantWaiting
 from gateway.flow.types import Reason
 from gateway.flow.window import Replica
@@ -27,7 +27,7 @@ MAX_OTHERS = 1024
 
 
 class Mirror(FlowController):
-    """A flow controller that can be told of turns. `on_order` hears of every other order."""
+    """A flow controller that takes turns decided by the pool. `on_order` is called with every new order."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
     _others: Sequence[tuple[TenantWaiting, int]] = ()
@@ -47,7 +47,7 @@ class Mirror(FlowController):
     def see(self, waits: Sequence[TenantWaiting], now_s: float) -> None:
         """What waits in the pool, this gateway's own included; their counters on the same scale as ours."""
         own = Counter(
-            (ticket.entry.tenant_id, *self._backlog.place(ticket.entry.entry_id)) for ticket in self.tickets()
+            (ticket.entry.tenant_id, *self.queue.place(ticket.entry.entry_id)) for ticket in self.tickets()
         )
         self._others = [
             (each, count)
@@ -88,37 +88,29 @@ class Mirror(FlowController):
     def admit(
         self, entry_id: str, replica: Replica, rank: int, now_s: float, *, reason: Reason
     ) -> Dispatch | None:
-        """This request's turn came, decided elsewhere; None when it does not wait (any more)."""
-        ticket = self._backlog.ticket(entry_id)
+        """Applies a turn that the pool decided; None when the request does not wait (any more)."""
+        ticket = self.queue.ticket(entry_id)
         if ticket is None:
             return None
-        # Its tenant may have a reservation that this gateway has not heard of yet.
+        # Its tenant may have a reservation that this gateway does not know yet.
         if reason is Reason.RESERVATION and self.reservation_tag_s(ticket.entry.tenant_id) is None:
             reason = Reason.ORDER
-        return self._grant(ticket, replica, rank, now_s, reason)
-
-    def runs(self, entry_id: str) -> bool:
-        """Whether a request had its turn and has not finished."""
-        return entry_id in self._flights
+        return self.grant(ticket, replica, rank, now_s, reason)
 
     def cached_tokens(self, ticket: Ticket, replica_ids: Iterable[str], now_s: float) -> dict[str, int]:
         """By replica, the input tokens that need probably not be computed there, as far as this gateway
         knows from its own requests; only where there are some."""
-        scorer = self._placement.scorer
+        scorer = self.placement.scorer
         if not isinstance(scorer, PrefixRouter) or not ticket.prefix_hashes:
             return {}
         found = {each: scorer.cached_tokens(ticket, each, now_s) for each in replica_ids}
         return {replica_id: tokens for replica_id, tokens in found.items() if tokens}
 
-    def lane(self, entry: QueueEntry) -> int:
-        """The lane of a request."""
-        return self._placement.lanes.lane(entry)
-
 
 def require_shared(order_name: str) -> None:
     """Raises `UnknownPolicy` for an order that gateways cannot share."""
-    if order_name not in wire.ORDERS:
+    if order_name not in codec.ORDERS:
         raise UnknownPolicy(
-            f"gateways that share a queue know the orders {' and '.join(wire.ORDERS)}, not {order_name}:"
+            f"gateways that share a queue know the orders {' and '.join(codec.ORDERS)}, not {order_name}:"
             " choose a policy with one of these, or give each gateway a queue of its own (gateway_queue=own)"
         )

@@ -1,12 +1,12 @@
-"""What has this gateway to say to its pool, and what has it been told?
+"""One gateway's session with a shared pool: messages to send, answers to apply.
 
-Pure: one message is out at a time, and is repeated under its number until an answer came, so that losing an
-answer changes nothing. Whoever does not belong to the pool (at the start, after Redis lost its memory, after
-it was taken for dead) joins: it says everything that waits and runs here, under a new life; turns that were
-given to an earlier life are void. Without an engine nothing of it waits in the pool, because the head of the
-line would hold up everybody else's.
+Pure: one message is in flight at a time, and is repeated under its number until an answer came, so that
+losing an answer changes nothing. A gateway that does not belong to the pool (at the start, after Redis lost
+its memory, after it was declared dead) joins: it sends everything that waits and runs here, under a new life;
+turns that were given to an earlier life are void. Without an engine none of its requests wait in the pool,
+because the head of the line would hold up the other gateways'.
 
-Waits are told as durations: the pool's clock is the Redis server's, and those of gateways may disagree.
+Waits are sent as durations: the pool's clock is the Redis server's, and those of gateways may disagree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import Reason
@@ -41,7 +41,7 @@ class PoolNews:
     """What an answer means here."""
 
     held_s: float = 0.0
-    """Ask again after so long: until then nobody has a turn."""
+    """Ask again after this time: until then the pool dispatches nothing."""
     turns: list[Dispatch] = field(default_factory=list)
     refused: list[tuple[str, QueueFull]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class PoolSession:
         self.mirror = mirror
         self.rule = rule
         self.queued = [0] * 6
-        """Waiting requests of the whole pool, as last heard: tier by tier, ordinary and long."""
+        """Waiting requests of the whole pool, as of the last answer: tier by tier, ordinary and long."""
         self._life = life
         self._names = dict(replica_names or {})
         self._own_names = {shared: own for own, shared in self._names.items()}
@@ -79,7 +79,7 @@ class PoolSession:
 
     @property
     def belongs(self) -> bool:
-        """The pool knows this gateway, as far as we know."""
+        """The pool has this gateway as a member, as of the last answer."""
         return self._belongs
 
     @property
@@ -89,25 +89,25 @@ class PoolSession:
 
     @property
     def has_news(self) -> bool:
-        """There is something that the pool must hear."""
+        """There is something to send."""
         return not self._belongs or self._out is not None or bool(self._acts or self._progress)
 
     @property
     def is_urgent(self) -> bool:
-        """Somebody here may get a turn by being heard."""
+        """A request here may be dispatched by the next exchange."""
         return self.has_news and (not self._belongs or self._is_urgent)
 
     def sees_others(self, replicas: Sequence[Replica]) -> bool:
-        """These replicas are not those that the pool heard of last."""
+        """These replicas differ from those last sent."""
         return {each.replica_id for each in replicas} != self._told
 
     def arrived(self, ticket: Ticket) -> None:
-        """A request is in line here."""
+        """A request was queued here."""
         self._acts.append(ticket)
         self._is_urgent = True
 
     def left(self, entry_id: str) -> None:
-        """A request left the line without a turn."""
+        """A request left the queue without a turn."""
         self._acts.append(["cancel", entry_id])
 
     def moved(self, ticket: Ticket) -> None:
@@ -117,7 +117,7 @@ class PoolSession:
         self._is_urgent = True
 
     def progressed(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
-        """A running request emitted so many tokens; only what changes the pool's books is said."""
+        """Progress of a running request; sent only where it changes the pool's charges."""
         ticket = self.mirror.ticket(entry_id)
         if ticket is None:
             return
@@ -178,22 +178,22 @@ class PoolSession:
             ]
         self._number += 1
         named = [replace(each, replica_id=self._shared(each.replica_id)) for each in replicas]
-        packed = wire.message(named, self._confirmed, acts, passage)
+        packed = codec.message(named, self._confirmed, acts, passage)
         self._acts, self._progress, self._confirmed = [], {}, []
         self._is_urgent = False
         return PoolMessage(self._epoch, self._life, self._number, packed)
 
     def failed(self) -> None:
-        """Nothing was heard of the message that is out: it will be repeated."""
+        """The message in flight got no answer: it will be repeated."""
         self._is_out = False
 
     def lost(self) -> None:
-        """Redis was away for so long that others may have gone on without us: join again."""
+        """Redis was away too long; others may have declared this gateway dead: rejoin."""
         self._belongs = False
 
     def answered(self, packed: bytes, now_s: float) -> PoolNews:
         """The answer to the message that is out. Raises `msgspec.DecodeError`."""
-        answer = wire.answer(packed)
+        answer = codec.answer(packed)
         self._out, self._is_out = None, False
         if answer.status != "ok":
             self._belongs = False
@@ -203,7 +203,7 @@ class PoolSession:
             self.mirror.follow_order(answer.order)
         heard = PoolNews(answer.held_us / 1e6, self._hear(answer.turns, now_s))
         for tenant_id, counter in answer.counters:
-            self.mirror.counters.set(tenant_id, counter + answer.falls * wire.FALL)
+            self.mirror.counters.set(tenant_id, counter + answer.falls * codec.FALL)
         for each in answer.refused:
             if self.mirror.cancel(each.entry_id, now_s):
                 full = QueueFull(each.of_tenant, each.limit, each.retry_after_s)
@@ -212,17 +212,17 @@ class PoolSession:
 
     def looked(self, packed: bytes, now_s: float) -> None:
         """What waits in the whole pool, for forecasts. Raises `msgspec.DecodeError`."""
-        found = wire.look(packed)
-        raised = found.falls * wire.FALL
+        found = codec.look(packed)
+        raised = found.falls * codec.FALL
         waits = [structs.replace(each, counter=each.counter + raised) for each in found.waits]
         self.mirror.see(waits, now_s)
 
     def published(self, packed: bytes, now_s: float) -> list[Dispatch]:
         """Turns that another gateway's words gave to this one. Raises `msgspec.DecodeError`."""
-        return self._hear(wire.turns(packed), now_s)
+        return self._hear(codec.turns(packed), now_s)
 
     def _hear(self, turns: Iterable[GivenTurn], now_s: float) -> list[Dispatch]:
-        """Those that are news. A turn is told until it was confirmed, so most are told twice."""
+        """The new ones. A turn is repeated until it was confirmed, so most come twice."""
         heard: list[Dispatch] = []
         for turn in turns:
             if turn.life != self._life:
@@ -230,12 +230,12 @@ class PoolSession:
             if turn.entry_id not in self._confirmed:
                 self._confirmed.append(turn.entry_id)
             replica_id = self._own_names.get(turn.replica_id, turn.replica_id)
-            # Not in line: it was heard already, or it left, and the pool is about to hear that.
+            # Not waiting: the turn was applied already, or the request left, which the pool will learn.
             dispatch = self.mirror.admit(
                 turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
             )
             if dispatch is not None:
-                heard.append(structs.replace(dispatch, counter=turn.place_counter + turn.falls * wire.FALL))
+                heard.append(structs.replace(dispatch, counter=turn.place_counter + turn.falls * codec.FALL))
         return heard
 
     def _is_ordering(self) -> bool:

@@ -1,18 +1,18 @@
--- What does Redis keep of one pool, and how does one call read and write it?
+-- State of one pool in Redis, and its access within one call.
 --
 -- KEYS, all in the slot of {pool}:
 --   1 meta      hash: epoch, order, rule, and numbers that count up (seq, begun, turns, falls, queued1..6,
 --               kv, served, began0..2)
---   2 tenants   hash: tenant id -> counter, lifts, how much waits where, reservation (MessagePack)
+--   2 tenants   hash: tenant id -> counter, lifts, requests that wait by place, reservation (MessagePack)
 --   3 tickets   hash: request id -> a request that waits or runs (MessagePack)
---   4 lines     sorted by name: place, tenant, arrival, request id; who stands where
+--   4 lines     sorted by name: place, tenant, arrival, request id; the lines of waiting requests
 --   5 due       sorted set: tenants that wait and have a reservation, by their tags (seconds)
 --   6 ages      sorted set: waiting requests, by when they move up a tier (seconds)
---   7 loads     hash: replica id -> what is under way there, by rank (MessagePack)
---   8 gateways  hash: gateway id -> its life, when it was heard last, its replicas (MessagePack)
+--   7 loads     hash: replica id -> what is in flight there, by rank (MessagePack)
+--   8 gateways  hash: gateway id -> its life, its last exchange, its replicas (MessagePack)
 --   9 owned     sorted by name: gateway, request id; what leaves with a gateway
 --  10 outbox    sorted by name: gateway, request id; turns that their gateway has not confirmed
---  11-16        sorted sets: the tenants that wait in a place, by how they stand there
+--  11-16        sorted sets: the tenants that wait in a place, by their standing there
 -- A place is a tier's lane: 2 * tier + lane + 1, with lane 0 for ordinary requests and 1 for long ones.
 -- Counters are integers below 2^53, which doubles hold exactly. Records are read once and written at the end.
 
@@ -42,7 +42,7 @@ end
 local now_us = clock_us(ARGV[1])
 local now_s = now_us / 1000000
 
--- ---------------------------------------------------------------- the pool's few numbers
+-- ---------------------------------------------------------------- scalars of the pool
 
 local meta, changed_meta = {}, {}
 do
@@ -100,7 +100,7 @@ end
 
 -- By place: `lift`, what is added to the counter there; `stood`, where one that was lowered stood after its
 -- last turn; `count`, how many wait; `begun`, when that line began. `reserved`: {rate, tag_s, running}.
--- `under_way`: how many run; `ended`: what `served` was when the last of them ended; `weight`: of its latest
+-- `under_way`: in-flight requests; `ended`: what `served` was when the last of them ended; `weight`: of its latest
 -- request; `input`, `output`: tokens that wait, by place.
 local tenants = records(K.tenants, function()
   return {

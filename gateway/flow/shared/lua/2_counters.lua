@@ -1,4 +1,4 @@
--- How much service has each tenant had, per weight? (engine/scheduling/counters.py, BandCounters of tiers.py)
+-- Service counters: each tenant's service per weight (engine/scheduling/counters.py, bands.py).
 
 local SCALE = 1000000
 
@@ -33,8 +33,8 @@ local function charge(tenant_id, weight, cost)
   end
 end
 
--- Remembers at most so many tenants: of those that do not wait, the ones that had least are forgotten, and the
--- floor, where unknown tenants stand, rises to the largest of them.
+-- Bounds the number of tenants: of those without waiting requests the lowest counters are dropped, and the
+-- floor, where unknown tenants start, rises to the largest of them.
 local function forget(most)
   if redis.call('HLEN', K.tenants) <= most then
     return
@@ -57,8 +57,8 @@ local function forget(most)
   set_meta('floor', text(floor))
 end
 
--- Counters stay below 2^53: where one comes near, all fall by the same, and who is so far behind that he would
--- be lifted when he comes stands at 0. `falls` tells gateways what the whole number is.
+-- Counters stay below 2^53: where one comes near, all fall by the same, and a tenant so far behind that it
+-- would be lifted on its return stands at 0. `falls` gives gateways the full number.
 local HIGHEST, FALL = 2 ^ 52, 2 ^ 51
 local function rebase()
   local is_high = false

@@ -1,6 +1,6 @@
--- Whose paid-for service is due? (gateway/flow/mclock.py)
+-- Reserved service by mClock tags (gateway/flow/mclock.py).
 
--- Whether and where the tenant stands among those that may be due.
+-- Updates the tenant's entry among those that may be due.
 local function restand_due(tenant_id, tenant)
   local reserved = tenant.reserved
   if reserved and reserved.rate > 0 and num_waiting(tenant) > 0 then
@@ -34,7 +34,7 @@ local function reservation_granted(tenant_id, cost)
   restand_due(tenant_id, tenant)
 end
 
--- It takes so much more (negative: less) than was counted.
+-- Corrects the tag by `cost` more (negative: less) than was counted.
 local function reservation_corrected(tenant_id, cost)
   local tenant = tenants.get(tenant_id)
   if tenant.reserved and tenant.reserved.rate > 0 then

@@ -1,5 +1,5 @@
--- Who stands where in line? In each place the order between tenants is the pool's: vtc (the smallest counter;
--- engine/scheduling/order/vtc.py) or fcfs (who came first); a tenant's own go by arrival.
+-- The lines of waiting requests. In each place the order between tenants is the pool's: vtc (the smallest
+-- counter; engine/scheduling/order/vtc.py) or fcfs (the earliest arrival); a tenant's own go by arrival.
 
 local function line_of(place, tenant_id)
   return place .. SEPARATOR .. tenant_id .. SEPARATOR
@@ -29,8 +29,8 @@ local function standing(tenant_id, tenant, place)
   return tickets.get(first_of(place, tenant_id)).arrived_us
 end
 
--- Who is next in a place, nil where nobody waits: of the tenants that stand lowest, the one whose first came
--- first; of those, the one whose line is oldest.
+-- The next request of a place, nil where none waits: of the tenants with the lowest standing the one whose
+-- first request arrived first; of those, the one whose line is oldest.
 local function head(place)
   local lowest = redis.call('ZRANGE', standing_key(place), 0, 1, 'WITHSCORES')
   if #lowest == 0 then
@@ -50,7 +50,7 @@ local function head(place)
   return best
 end
 
--- How far below the others a tenant may stand that comes: see Flights.lag (gateway/flow/in_flight.py).
+-- How far below the others a returning tenant may stand: see InFlightRequests.lag (gateway/flow/in_flight.py).
 local function lag(tenant)
   local most = number_of('kv') * rule.output_cost
   local is_here = tenant.under_way > 0 or tenant.ended and number_of('served') - tenant.ended < most
@@ -77,9 +77,9 @@ local function counter_of(id, place)
   return id and counter_in(tenants.get(tickets.get(id).tenant), place)
 end
 
--- A tenant that was idle in a place comes: it stands at least where the first of the others there does, or the
--- one that left last, or as much lower as it lags; where nobody waits, where the first of the tier's other lane
--- does. So idle time earns nothing.
+-- Lifts a tenant that was idle in a place: to the standing of the first of the others there, or of the one that
+-- left last, less its lag; where none waits, to that of the first of the tier's other lane. So idle time earns
+-- nothing.
 local function lift(tenant, place, first, other)
   if first then
     lift_to(tenant, place, counter_of(first, place))
@@ -92,8 +92,8 @@ local function lift(tenant, place, first, other)
   end
 end
 
--- A tenant comes because its request waited for so long that it was moved up: it stands where the first of the
--- others does, but not below where its last turn here left it.
+-- Places a tenant whose request was moved up by ageing: at the standing of the first of the others, but not
+-- below where its last turn here left it.
 local function lower(tenant, place, to)
   to = math.max(to, tenant.stood[place] or to)
   if to < counter_in(tenant, place) then
@@ -101,7 +101,7 @@ local function lower(tenant, place, to)
   end
 end
 
--- `first`: who is first in the place (nil: nobody).
+-- `first`: the first request of the place (nil: none).
 local function join_line(id, ticket, first, has_aged)
   local place, tenant_id = ticket.place, ticket.tenant
   local tenant = tenants.get(tenant_id)
@@ -138,7 +138,7 @@ local function leave_line(id, ticket)
   add_to('queued' .. place, -1)
 end
 
--- Another order for all that wait. Nobody has been idle, so nobody is lifted.
+-- Changes the order of all that wait. No tenant was idle, so none is lifted.
 local function set_order(name)
   set_meta('order', name)
   for place = 1, PLACES do

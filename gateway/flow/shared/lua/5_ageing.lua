@@ -1,4 +1,4 @@
--- Who has waited so long that it moves up a tier? (gateway/flow/ageing.py, Backlog.age)
+-- Ageing: raises a request's tier with its wait (gateway/flow/ageing.py, RequestQueue.age).
 
 local NEVER = 0
 
@@ -34,7 +34,7 @@ local function step_out(id, ticket)
   leave_line(id, ticket)
 end
 
--- Everybody whose time has come, band by band, who arrived first first.
+-- All due requests, band by band, by arrival.
 local function age()
   local due = redis.call('ZRANGEBYSCORE', K.ages, '-inf', now_s)
   local moves = {}
@@ -56,7 +56,7 @@ local function age()
     local ticket = tickets.get(id)
     step_out(id, ticket)
     ticket.place = place
-    -- In one line for all it is who was first before anybody moved.
+    -- In a single line: the first one before any moved.
     local first = not is_fair() and firsts[place] or head(place)
     stand(id, ticket, first, true)
     firsts[place] = first or id

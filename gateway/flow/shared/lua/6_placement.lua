@@ -1,4 +1,4 @@
--- On which replica does a request find room, and if on none, what stands in its way?
+-- Finds a replica with room for a request, or names what is in the way.
 -- (gateway/flow/window.py, lanes.py, placement.py)
 
 local BY_LANE, BY_WINDOW = 'lane', 'window'
@@ -60,7 +60,7 @@ local function lane_has_room(replica, ticket, rank, lane)
     and (of_kv == 1 or kv + ticket.kv <= replica.kv_tokens * of_kv)
 end
 
--- Work to share with, then all work, per place; the smaller the better.
+-- Score: work of its rank and above, then all work, per place; the smaller the better.
 local function least_loaded(replica, rank)
   local load = loads.get(replica.id)
   local ahead, all = ahead_of(load.sequences, load.kv, rank), ahead_of(load.sequences, load.kv, TIERS - 1)
@@ -116,7 +116,7 @@ local function find(ticket, rank, lane, kept, is_owed)
   return best_of(roomy, ticket, rank)
 end
 
--- Keeps the room for a request that found none, on the least loaded replica that is kept for nobody yet.
+-- Keeps the room for a request that found none, on the least loaded replica that is not kept yet.
 local function keep_room(ticket, rank, lane, kept)
   local best, best_score
   for _, replica in ipairs(gateways.get(ticket.gateway).replicas) do

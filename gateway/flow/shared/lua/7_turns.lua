@@ -1,11 +1,11 @@
--- Whose turn is it? The loop of gateway/flow/controller.py over what Redis keeps.
+-- Dispatch: the loop of gateway/flow/dispatch_rules.py over the state in Redis.
 
 local RESERVED_RANK = 0
 local own = ARGV[3]
 local woken = {}
 -- By gateway, the turns of others than the caller.
 
--- As wire.GivenTurn has it.
+-- As codec.GivenTurn.
 local function turn_of(id, ticket)
   return {
     id, ticket.life, ticket.replica, ticket.rank, ticket.reserved, ticket.turn, ticket.falls, ticket.counter,
@@ -13,7 +13,7 @@ local function turn_of(id, ticket)
   }
 end
 
--- The first of each lane of a band, who goes first first.
+-- The first of each lane of a band, in order of dispatch.
 local function heads(band)
   local found = {}
   for lane = 0, 1 do
@@ -31,7 +31,7 @@ local function heads(band)
   return found
 end
 
--- The first of a band's ordinary lane is of a tenant that has had less than its share: see Backlog.is_owed
+-- The first of a band's ordinary lane is of a tenant that has had less than its share: see RequestQueue.is_owed
 -- (gateway/flow/queue.py).
 local function is_owed(ticket, band)
   local began = meta['began' .. band]
@@ -65,7 +65,7 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   ticket.turn, ticket.falls = add_to('turns', 1), number_of('falls')
   ticket.counter, ticket.place_counter = tenant.counter, counter_in(tenant, place)
   if is_reserved then
-    -- At the engine it must not stand behind those who wait here: they would be sent for ever.
+    -- At the engine it must not stand behind requests that wait here: those would be sent for ever.
     for _, each in ipairs(heads(RESERVED_RANK)) do
       local waiting = tickets.get(each[4])
       local lowest = counter_in(tenants.get(waiting.tenant), waiting.place)
@@ -88,7 +88,7 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   set_meta('last_us', text(now_us))
 end
 
--- A tenant's own first of each band and lane, the highest band first, of the lanes who arrived first.
+-- A tenant's own first of each band and lane, the highest band first, lanes by arrival.
 local function firsts_of(tenant_id)
   local firsts = {}
   for place = 1, PLACES do
@@ -159,7 +159,7 @@ local function give_by_order(kept)
 end
 
 local held_us = 0
--- For so long nobody has a turn, see 9_exchange.lua.
+-- How long nothing is dispatched, see 9_exchange.lua.
 
 local function give_turns()
   if held_us > 0 then

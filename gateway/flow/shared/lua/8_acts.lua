@@ -1,4 +1,4 @@
--- What becomes of a request: it comes, moves, leaves, runs, emits, ends.
+-- Acts of a request: arrives, moves, leaves, runs, emits, ends.
 
 local function own_ticket(id)
   local ticket = tickets.get(id)
@@ -42,7 +42,7 @@ local function leave(id, ticket)
   forget_ticket(id, ticket)
 end
 
--- As wire.Refusal has it, where the queue is full.
+-- As codec.Refusal, where the queue is full.
 local function refusal(id, tenant)
   local waiting = 0
   for place = 1, PLACES do
@@ -68,7 +68,7 @@ local function new_ticket(about)
   }
 end
 
--- A request gets in line.
+-- Queues a request.
 function acts.arrive(id, about)
   if tickets.get(id) then
     return
@@ -92,7 +92,7 @@ function acts.arrive(id, about)
   redis.call('ZADD', K.owned, 0, own .. SEPARATOR .. id)
 end
 
--- A request that runs already, of a gateway that joins (again). It is charged what it was.
+-- Adds a running request of a gateway that joins (again), with its present charge.
 function acts.run(id, about)
   if tickets.get(id) then
     return
@@ -139,7 +139,7 @@ function acts.move(id, tier, lane)
   end
 end
 
--- Nobody waits for it any more. If its turn came meanwhile, nothing of it runs.
+-- Its client waits no more. If its turn came meanwhile, nothing of it runs.
 function acts.cancel(id)
   local ticket = own_ticket(id)
   if ticket and ticket.runs then

@@ -1,14 +1,14 @@
--- One gateway says everything that happened to it since it last spoke, and hears whose turn it is.
+-- One exchange: applies everything that happened at one gateway since its last one, and returns its turns.
 -- ARGV: now_us (0: the server's clock), epoch, gateway id, life, number of this message, then as MessagePack:
 --   {replicas, confirmed turns, acts, then where it joins {rule, order, returns}, where it leaves 'leaves'}
--- A message that was heard already (its answer was lost) changes nothing.
+-- A message that was applied already (its answer was lost) changes nothing.
 
 local MAX_PAST = 8
 local epoch, life, number = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local replicas, confirmed, to_do, passage = unpack(cmsgpack.unpack(ARGV[6]))
 local joins = type(passage) == 'table' and passage
 
--- Lives that a gateway had before this one, the last first: what comes of them comes late.
+-- Earlier lives of a gateway, the last first: their messages are late copies.
 local past = {}
 if joins then
   local known = gateways.get(own)
@@ -39,7 +39,7 @@ local function leave_all(gateway)
   end
 end
 
--- Gateways that were silent for too long are taken for dead.
+-- Gateways that were silent for too long count as dead.
 local function bury()
   for _, id in ipairs(redis.call('HKEYS', K.gateways)) do
     if id ~= own and now_us - gateways.get(id).seen_us > rule.stale_us then
@@ -64,7 +64,7 @@ if joins then
   if not meta.epoch then
     set_meta('epoch', text(now_us))
     if joins.returns then
-      -- Everything was lost: what others have under way takes up room, too, and they must say so first.
+      -- Everything was lost: in-flight requests of other gateways take up room, too, and must be reported first.
       set_meta('held_until_us', text(now_us + rule.hold_us))
     end
   end
@@ -81,7 +81,7 @@ end
 
 held_us = math.max(0, number_of('held_until_us') - now_us)
 
--- Who was out of touch himself (Redis stood still) first gives the others time to say that they live.
+-- After a gap of its own (Redis stood still) the caller first gives the others time for a heartbeat.
 local was_in_touch = now_us - me.seen_us <= rule.stale_us / 2
 me.seen_us, me.replicas = now_us, replicas
 gateways.put(own, me)

@@ -45,7 +45,10 @@ def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
 
 
 def entering(gate: StreamLimiter, name: str, needs: dict[str, int], sequences: int = 1) -> asyncio.Task[bool]:
-    return asyncio.create_task(gate.enter(name, needs, sequences), name=name)
+    async def enter() -> bool:
+        return await gate.enter(name, needs, sequences)
+
+    return asyncio.create_task(enter(), name=name)
 
 
 async def passed(*tasks: asyncio.Task[bool]) -> list[str]:

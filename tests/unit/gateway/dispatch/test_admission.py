@@ -1,4 +1,4 @@
-"""Who is refused at the gate: for a deadline always, for a target only where the control loop says so?"""
+"""Refusals on arrival: for a deadline always, for a target only where the control loop says so."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from engine.messages import SamplingParams
-from gateway.dispatch.admission import Admission
+from gateway.dispatch.admission import Admission, NotInTime
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
+from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.flow.deadline_check import TRIED_ONE_IN
 from tenants.types import Principal, Tier
@@ -40,9 +41,9 @@ def gate(strictness: float = 1.0, **targets_s: float) -> Admission:
 
 
 def refused(admission: Admission, call: Call = CALL, **limits: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(NotInTime) as caught:
         admission.check(call, EXPECTED, 100.0, **limits)
-    return caught.value
+    return as_api_error(caught.value, call.request_id)
 
 
 def test_a_deadline_refuses_whatever_targets_there_are() -> None:

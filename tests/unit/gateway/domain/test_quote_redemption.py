@@ -1,4 +1,4 @@
-"""Which misses of a quoted time are ours, and what do they come to?"""
+"""Misses of quoted times, and their credits."""
 
 from __future__ import annotations
 

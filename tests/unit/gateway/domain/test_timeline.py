@@ -1,4 +1,4 @@
-"""Does a timeline keep what happened, within its bounds, and is its explanation true?"""
+"""Timelines: completeness, bounds, and their explanation."""
 
 from __future__ import annotations
 

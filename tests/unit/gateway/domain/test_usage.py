@@ -1,4 +1,4 @@
-"""What is charged for what happened?"""
+"""Charges for what happened."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def test_a_restarted_gateway_sums_up_as_the_first_would_have() -> None:
         2,
         dispatched=True,
     )
-    # One sequence never got to an engine; nobody knows anything else of it.
+    # One sequence never got to an engine; nothing else is known of it.
     assert use_of_outcomes(outcomes, [10, 4], 2) == Use(14, 24, 0, 14, True)
     assert use_of_outcomes([], [10, 4], 2) == Use(0, 0, 0, 0, False)

@@ -1,4 +1,4 @@
-"""Does what was learned about forecasts' errors survive a restart, and a damaged file cost nothing?"""
+"""Learned corrections survive a restart; a damaged file costs nothing."""
 
 from __future__ import annotations
 

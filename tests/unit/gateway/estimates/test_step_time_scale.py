@@ -1,4 +1,4 @@
-"""Is the real pace of an engine told from its snapshots, and from nothing else?"""
+"""Measured step time of an engine, from its snapshots."""
 
 from __future__ import annotations
 

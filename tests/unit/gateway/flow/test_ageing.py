@@ -1,4 +1,4 @@
-"""When does a waiting request move up a tier, and where does it stand then?"""
+"""Ageing: when a request moves up a tier, and its place there."""
 
 from __future__ import annotations
 

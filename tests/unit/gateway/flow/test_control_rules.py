@@ -1,4 +1,4 @@
-"""Does the control loop move the right knobs, within bounds, without swinging, and only when it may?"""
+"""The control loop moves the right knobs, within bounds, without oscillation, and only in acting mode."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_admission_is_as_strict_as_the_forecast_is_wrong() -> None:
         control.look(seen(late=late, mistaken=mistaken), at_s)
         return control.values[Knob.ADMISSION]
 
-    assert strictness(0.0, late=0.0, mistaken=0.5) == 0.0, "whoever misses, there is no overload"
+    assert strictness(0.0, late=0.0, mistaken=0.5) == 0.0, "misses without an overload"
     assert strictness(5.0, late=0.2, mistaken=0.03) == 1.0
     assert strictness(10.0, late=0.2, mistaken=0.06) == STRICT
     assert strictness(15.0 + BURSTS_S, late=0.2, mistaken=0.0) == LENIENT

@@ -1,4 +1,4 @@
-"""Is a request refused at once that cannot be in time?"""
+"""Refusal of requests that cannot be in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes back to the line below the others, by how much, and who gets a place at the engine for it?
+"""Lag: tenants that return to the queue below the others, by how much, and their places at the engine.
 
 The flow controller alone, on one replica of eight places; service is charged directly where only counters
 matter.
@@ -126,7 +126,7 @@ def test_a_newcomer_is_owed_nothing() -> None:
 
 
 def test_lag_is_told_once_and_spent() -> None:
-    """Whoever waits on is not lifted again, and pays for every turn."""
+    """A tenant that goes on waiting is not lifted again, and pays for every turn."""
     house = under_flood()
     house.arrive("light", 6)
     before = house.stands("light")
@@ -134,7 +134,7 @@ def test_lag_is_told_once_and_spent() -> None:
     assert house.stands("light") == pytest.approx(before + COST * PLACES // OWED_PART)
 
 
-# ---------------------------------------------------------------- a place at once
+# ---------------------------------------------------------------- a place at the next step
 
 
 def test_who_is_owed_goes_into_a_full_window_and_says_so_to_the_engine() -> None:

@@ -1,4 +1,4 @@
-"""What may the long lane hold, whose place does a jump take, and what is kept for whom?"""
+"""The long lane's share, displacement by a jump, and room that is kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Displaced, FlowController, Ticket
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.shared.mirror import Mirror
+from gateway.flow.types import Reason
 from gateway.flow.window import Replica, ReplicaLoad, WindowRule
 
 INTERACTIVE, STANDARD, BATCH = 0, 1, 2
@@ -25,9 +27,10 @@ class Queue:
         lookahead: int = 0,
         policy: str = "vtc",
         ageing_s: tuple[float, ...] = (math.inf,) * 3,
+        controller: type[FlowController] = FlowController,
     ) -> None:
         self.replicas = [Replica(name, 4, 1000) for name in names]
-        self.flow = FlowController(
+        self.flow = controller(
             policy, ServiceCounters(), max_queued=100, max_queued_per_tenant=100, queue_ttl_s=[1e9] * 3,
             window=WindowRule(lookahead, 1.0), log_records=100, lanes=lanes, ageing_s=ageing_s,
         )  # fmt: skip
@@ -206,11 +209,13 @@ def test_who_ages_at_the_same_look_joins_by_arrival(policy: str) -> None:
 
 
 def test_a_turn_that_was_decided_elsewhere_has_the_same_books() -> None:
-    queue = Queue()
+    queue = Queue(controller=Mirror)
     queue.arrive("one", STANDARD, 100)
     queue.arrive("two", STANDARD, 100)
-    assert queue.flow.grant("two", queue.replicas[0], INTERACTIVE, 5.0) is not None
-    assert queue.flow.grant("two", queue.replicas[0], INTERACTIVE, 5.0) is None
+    assert isinstance(queue.flow, Mirror)
+    for is_first in (True, False):
+        turn = queue.flow.admit("two", queue.replicas[0], INTERACTIVE, 5.0, reason=Reason.ORDER)
+        assert (turn is not None) == is_first
     assert queue.flow.runs("two")
     assert not queue.flow.runs("one")
     queue.flow.check(5.0)

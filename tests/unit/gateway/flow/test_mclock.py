@@ -1,4 +1,4 @@
-"""When is reserved service due?"""
+"""Reserved service: when it is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica is chosen, and what is believed to be in its cache?"""
+"""The choice of a replica, and the index of its prefix cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pool:
         self.number = 0
 
     def send(self, prompt: list[int], now_s: float = 0.0, *, computed: bool = True) -> str:
-        """A request arrives and goes; returns where. `computed`: its first token comes at once."""
+        """A request arrives and goes; returns where. `computed`: its first token comes immediately."""
         self.number += 1
         name = f"r{self.number}"
         ticket = Ticket(
@@ -112,7 +112,7 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
 
 
 def test_a_hot_prefix_does_not_overload_one_replica() -> None:
-    """Everybody asks for it at once: whoever comes later goes where less is to be computed before."""
+    """All requests share one prefix: later ones go where less is to be computed first."""
     pool = Pool()
     prompt = list(range(600))
     chosen = [pool.send(prompt + [number] * 600, computed=False) for number in range(12)]

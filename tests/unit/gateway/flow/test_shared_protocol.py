@@ -1,4 +1,4 @@
-"""What does a gateway say to its pool, and what does it make of the answers? Without Redis: answers are made
+"""Messages of a gateway to its pool, and its handling of the answers. Without Redis: answers are made
 here."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
-from gateway.flow.shared import codec as wire
+from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolReply, PoolRule, Refusal
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
@@ -140,8 +140,8 @@ def test_counters_that_fell_in_the_pool_are_whole_here() -> None:
     session.message(0.0, REPLICAS)
     given = msgspec.structs.replace(turn("r1", life), falls=2)
     heard = session.answered(answer(given, counters=[("acme", 7)], falls=2), 0.0)
-    assert heard.turns[0].counter == 31_000_000 + 2 * wire.FALL
-    assert session.mirror.counters.value("acme") == 7 + 2 * wire.FALL
+    assert heard.turns[0].counter == 31_000_000 + 2 * codec.FALL
+    assert session.mirror.counters.value("acme") == 7 + 2 * codec.FALL
 
 
 def test_a_turn_for_who_left_is_confirmed_and_ends_with_the_cancellation() -> None:
@@ -200,7 +200,7 @@ def test_a_refusal_ends_the_wait() -> None:
 
 
 def test_a_pools_keys_share_one_hash_tag() -> None:
-    names = wire.keys("fairgate", "p1")
-    assert len(set(names)) == wire.NUM_KEYS
+    names = codec.keys("fairgate", "p1")
+    assert len(set(names)) == codec.NUM_KEYS
     assert all("{p1}" in name for name in names)
-    assert "{p1}" in wire.channel("fairgate", "p1", "gateway")
+    assert "{p1}" in codec.channel("fairgate", "p1", "gateway")

@@ -1,4 +1,4 @@
-"""How many sequences may an engine have?"""
+"""The number of sequences that an engine may have."""
 
 from __future__ import annotations
 

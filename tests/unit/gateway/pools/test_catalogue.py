@@ -1,4 +1,4 @@
-"""Which names do models have, what do the settings of other servers say, and how do they become pools?"""
+"""Names of models, settings of other servers, and the pools made of them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_an_alias_shares_by_weight_among_those_that_serve() -> None:
     drawn = Counter(catalogue.choose("both", number / 1000, up) for number in range(1000))
     assert drawn == {"a": 750, "b": 250}
     assert {catalogue.choose("both", n / 100, lambda pool: pool == "b") for n in range(100)} == {"b"}
-    nobody = Counter(catalogue.choose("both", number / 1000, lambda _: False) for number in range(1000))
-    assert nobody == drawn
+    none_up = Counter(catalogue.choose("both", number / 1000, lambda _: False) for number in range(1000))
+    assert none_up == drawn
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Does the control loop see what engines say, and move only what it may?"""
+"""The control loop's view of the engines, and its setters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.pools.control_loop import ControlLoop, bounds_of, queue_setters, se
 from gateway.statistics import RecentShare
 
 FULL = Replica("a", 1, 100)
-"""Whoever is there first fills it."""
+"""The first one fills it."""
 
 
 @dataclass

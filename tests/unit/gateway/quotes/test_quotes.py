@@ -1,4 +1,4 @@
-"""Does a quote bind exactly what was quoted, once, for its key, while it is valid?"""
+"""A quote binds exactly what was quoted, once, for its key, while it is valid."""
 
 from __future__ import annotations
 

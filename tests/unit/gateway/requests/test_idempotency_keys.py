@@ -1,4 +1,4 @@
-"""Which idempotency keys are taken, and what does a recorder keep of an answer?"""
+"""Valid idempotency keys, and the part of an answer that a recorder keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a request become the call that it means? (What is refused: `tests/e2e/test_bad_input.py`.)"""
+"""Parsing of requests into calls. (Refusals: `tests/e2e/test_bad_input.py`.)"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
-from gateway.requests.parse import understand_chat, understand_text
+from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from tenants.types import Principal, Tier
 
@@ -41,28 +41,24 @@ def principal(**fields: Any) -> Principal:
 MODEL = ServedModel("m", context_tokens=100, vocabulary=1000)
 
 
+def context(renderer: Letters | None = None, who: Principal | None = None) -> RequestContext:
+    return RequestContext(
+        "req_1", who or principal(), MODEL, renderer or Letters(), GatewayConfig(), created=1
+    )
+
+
 def chat(renderer: Letters | None = None, who: Principal | None = None, **fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return understand_chat(
+    return parse_chat(
         decode(json.dumps(body).encode(), ChatCompletionRequest),
-        request_id="req_1",
-        principal=who or principal(),
-        model=MODEL,
-        renderer=renderer or Letters(),
-        config=GatewayConfig(),
-        created=1,
+        context(renderer, who),
     )
 
 
 def text(**fields: Any) -> Call:
-    return understand_text(
+    return parse_text(
         decode(json.dumps({"model": "m", "prompt": "hello"} | fields).encode(), CompletionRequest),
-        request_id="req_1",
-        principal=principal(),
-        model=MODEL,
-        renderer=Letters(),
-        config=GatewayConfig(),
-        created=1,
+        context(),
     )
 
 

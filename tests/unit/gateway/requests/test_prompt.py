@@ -1,4 +1,4 @@
-"""Are prompts rendered and tokenised exactly as transformers would, without transformers?"""
+"""Prompts are rendered and tokenised exactly as by transformers, without transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines from headers, and what a waiting client is told, in cases worked out by hand."""
+"""Deadlines from headers, and the progress of a wait, in cases worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is a listener woken, and does it hear everything in its order?"""
+"""Events of a running request: when the listener is woken, and their order."""
 
 from __future__ import annotations
 
