@@ -117,7 +117,7 @@ def energy(
     }
 
 
-# How are many measurements said in a few numbers?
+# Summaries of many measurements.
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
