@@ -2,7 +2,7 @@
 
 The admission that serves (`gateway/dispatch/admission.py`) with the forecasts that serve: a replay of the
 queue and the engines (`gateway/estimates/forecast_cache.py`), here once a virtual second, off which every
-request reads its own, put right by what became of earlier ones.
+request reads its own, calibrated with the outcomes of earlier ones.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SimulatedAdmission(TargetGate):
         self._targets_s = {"ttft": slo.ttft_s, "e2e": slo.e2e_s}
         self._calibration = Calibration()
         self._predictions = Learned()
-        """Its own: a forecast remembers for a while what it was asked, and advice is to change nothing."""
+        """Its own: a forecast keeps state of its queries, and advice must change nothing."""
         self._forecasts: dict[int, tuple[SimulatedRequest, Bucket, Forecast, Figures]] = {}
         """Of admitted requests, by row: the forecast before and after calibration."""
         self._pool: SimulatedPool | None = None
         self._cache: ForecastCache | None = None
 
     def admits(self, pool: SimulatedPool, request: SimulatedRequest) -> bool:
-        """Whether a request that arrives now gets in line."""
+        """Whether a request that arrives now is queued."""
         if self._cache is None:
             self._pool = pool
             # Replays cost a simulated gateway nothing: how long they take here says nothing of its machine.

@@ -26,7 +26,7 @@ IDLE_STEPS = 1000
 
 @dataclass(slots=True)
 class ServedRequest:
-    """What became of one request; times are seconds on the virtual clock."""
+    """Outcome of one request; times are seconds on the virtual clock."""
 
     arrival: SimulatedRequest
     started_s: float = -1.0
@@ -80,7 +80,7 @@ class Moment:
     emitted: dict[str, int]
     """Output tokens, by tenant, of this step alone."""
     backlogged: frozenset[str]
-    """Tenants with a request that still waited when the step had admitted whom it would."""
+    """Tenants with a request that still waited after the step's admissions."""
     running: dict[str, int] = field(default_factory=dict)
     """Sequences of each tenant that go on after the step."""
     kv_tokens: dict[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def run_load(
 
 
 class _Load:
-    """A replica, what has been submitted to it and what came back."""
+    """A replica, its submitted requests and their results."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _Load:
         clock.advance(max(0.0, min(instants) - clock.now_s))
 
     def collect(self, result: StepResult) -> None:
-        """Notes what came."""
+        """Records a step's results."""
         now_s = self.replica.clock.now_s
         for delta in result.deltas.get("virtual", ()):
             served = self.served[int(delta.sequence_id)]

@@ -45,12 +45,12 @@ KEEPS_ROWS = frozenset({"static-padded"})
 
 
 class PoolStuck(RuntimeError):
-    """Work is left and nothing will happen any more: a bug."""
+    """Work is left and no event is due: a bug."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One replica, and what it is doing."""
+    """One replica and its step or run under way."""
 
     number: int
     replica_id: str
@@ -61,7 +61,7 @@ class Member:
     ticket: int = 0
     """Of the event that ends it; others of it are out of date."""
     happened: StepsTaken | None = None
-    """What the step under way will show when it ends."""
+    """Results of the step under way, known when it ends."""
     idle_since_s: float = 0.0
     idle_gaps: int = 0
     longest_idle_s: float = 0.0
@@ -150,11 +150,11 @@ class SimulatedPool:
         self._events: list[tuple[float, int, int]] = []
         """A heap of ends of steps and runs: instant, replica, ticket."""
         self._live: dict[str, tuple[int, SimulatedRequest]] = {}
-        """Row and request of what has not ended, by entry id."""
+        """Row and request of all that have not ended, by entry id."""
         self._arrivals: Iterator[SimulatedRequest] = iter(())
         self._coming: SimulatedRequest | None = None
         self._emitted: dict[str, int] = {}
-        """Of what runs: output tokens that `service` holds."""
+        """Output tokens that `service` holds, by running request."""
 
     def _member(self, number: int) -> Member:
         machine, replica_id = self.machine, f"replica-{number}"

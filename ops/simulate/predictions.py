@@ -48,7 +48,7 @@ class Learned:
 
 
 class Exact:
-    """What will be: the most that any forecast can be worth."""
+    """The true lengths: the most that any forecast can be worth."""
 
     def predict(self, request: SimulatedRequest) -> tuple[int, int]:
         """The truth."""

@@ -53,7 +53,7 @@ class Steering:
         return [] if self._control is None else list(self._control.moves)
 
     def look(self, pool: SimulatedPool) -> None:
-        """After a decision of the pool: looks, if it is time to."""
+        """After a decision of the pool: runs the loop, if `EVERY_S` have passed."""
         if pool.now_s < self._look_s or self._mode is ControlMode.OFF:
             return
         self._look_s = pool.now_s + EVERY_S

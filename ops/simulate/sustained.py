@@ -34,7 +34,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """What one policy did on one source."""
+    """Result of one policy on one source."""
 
     policy: str
     rate_per_s: float
@@ -148,5 +148,5 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def named(source: Source) -> str:
-    """A source's name without what its file name adds."""
+    """A source's name without its file name's additions."""
     return source.name.removesuffix(".csv.gz").removesuffix(".csv")

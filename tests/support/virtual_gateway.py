@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(slots=True)
 class Done:
-    """What became of a job."""
+    """Outcome of a job."""
 
     job: Job
     arrived_s: float

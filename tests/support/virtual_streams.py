@@ -243,7 +243,7 @@ class VirtualStreams:
         raise AssertionError(f"not done after {most_steps} steps")
 
     def _stuck(self) -> str:
-        """What those that have not ended wait for."""
+        """The waits of all streams that have not ended."""
         stuck = [stream.run for stream in self.streams.values() if stream.closed is None]
         return (
             "; ".join(

@@ -75,7 +75,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """What a policy did with a stream."""
+    """Result of a policy on a stream."""
 
     mean_latency_s: float
     mean_watts: float
@@ -92,7 +92,7 @@ class StreamOutcome:
 
 
 class Queue:
-    """The line before the server and what was run from it: short and long ones, each in order of arrival."""
+    """The queue before the server: short and long requests, each in order of arrival."""
 
     def __init__(self, model: BatchModel, arrivals: Arrivals, slo_s: float) -> None:
         self._model, self._slo_s = model, slo_s

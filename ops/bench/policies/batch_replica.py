@@ -34,7 +34,7 @@ class StartedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StreamMeasured:
-    """What an engine did with a stream."""
+    """Measured result of an engine on a stream."""
 
     outcome: StreamOutcome
     own_latency_s: float

@@ -16,7 +16,7 @@ SEEDS = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class LatencyTargets:
-    """What a request was promised."""
+    """SLO targets of a request."""
 
     ttft_s: float
     tpot_s: float
@@ -47,7 +47,7 @@ def latency_figures(served: Sequence[ServedRequest]) -> dict[str, float]:
 
 
 def work_figures(run: EngineRun) -> dict[str, float]:
-    """Throughput, and what was done twice or for nothing."""
+    """Throughput, recomputation and padding."""
     return {
         "tokens_per_s": run.tokens_per_s,
         "output_tokens_per_s": run.output_tokens_per_s,

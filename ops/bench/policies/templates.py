@@ -29,7 +29,7 @@ SHORT_UNHURT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one template is for, and how well it is done."""
+    """The task of one template, and its figure."""
 
     template: str
     traffic: str

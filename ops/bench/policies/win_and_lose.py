@@ -42,7 +42,7 @@ Measure = Callable[[EngineRun], float]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is compared."""
+    """A compared figure."""
 
     name: str
     measure: Measure
@@ -165,7 +165,7 @@ class Contest:
     figure: Figure
     predictions: str = "exact"
     even: float | None = None
-    """What a perfect policy would have, where that is what it is compared with."""
+    """Figure of a perfect policy, where the policy is compared with that."""
 
     def measured(self, policy: str) -> Spread:
         """The figure over all seeds."""

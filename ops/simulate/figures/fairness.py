@@ -49,7 +49,7 @@ class Fairness:
     _stretches: dict[tuple[str, str], _Stretch] = field(default_factory=dict)
 
     def look(self, pool: SimulatedPool) -> None:
-        """A decision was taken; looks if it is time."""
+        """After a decision: samples service, if `PERIOD_S` have passed."""
         if pool.now_s < self._next_s:
             return
         self._next_s = pool.now_s + self.period_s

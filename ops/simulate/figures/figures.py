@@ -116,7 +116,7 @@ def energy(
     }
 
 
-# How are many measurements said in a few numbers?
+# Summaries of many measurements.
 
 
 def within_factor(pairs: Sequence[tuple[float, float]], factor: float, floor: float) -> float | None:

@@ -88,7 +88,7 @@ def _energy(row: Row) -> str:
 
 
 def heading(report: Report) -> str:
-    """What was simulated, in a line."""
+    """The simulation in a line."""
     replicas = f"{report['replicas']} replica{'s' if report['replicas'] != 1 else ''}"
     return f"{report['source']} on {replicas} of {report['machine']}; SLO {report['slo']}"
 
@@ -122,7 +122,7 @@ def sections(report: Report, tenants: int = TENANTS_SHOWN) -> list[tuple[str, li
 
 
 def published(report: Report) -> list[tuple[str, str, str]]:
-    """Policy, what was published of such a scenario, and ours."""
+    """Policy, published result of such a scenario, and ours."""
     return [
         (
             row["policy"],
@@ -136,7 +136,7 @@ def published(report: Report) -> list[tuple[str, str, str]]:
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know."""
+    """Notes for the reader."""
     found = [
         "Virtual time: nothing was measured. Misses count all submitted requests; a refused one is a miss.",
         f"Each replica: {report['kv_tokens']:,} tokens of KV, at most {report['max_sequences']} sequences, "

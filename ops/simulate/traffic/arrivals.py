@@ -145,7 +145,7 @@ Predictions = Callable[[Sequence[SimulatedRequest], random.Random], list[tuple[i
 
 
 def exact(arrivals: Sequence[SimulatedRequest], rng: random.Random) -> list[tuple[int, int]]:
-    """What will be."""
+    """The true lengths."""
     return [(arrival.output_tokens, arrival.output_tokens) for arrival in arrivals]
 
 

@@ -2,7 +2,7 @@
 
 Lengths are those of real requests (a trace that ships with the product), or drawn from a stated law; who
 sends them and when is drawn from a seed. No public trace has tenants, prefixes and arrivals together, so this
-is how the odd ones are had: `SPEC` is `name=number` pairs separated by commas.
+generates the unusual ones: `SPEC` is `name=number` pairs separated by commas.
 
 | name | meaning | default |
 |---|---|---|
@@ -206,7 +206,7 @@ class AllAtOnce:
 
     @property
     def name(self) -> str:
-        """How many of what."""
+        """Count and source."""
         return f"{self.count:,} at once of {self.source.name}"
 
     @property

@@ -15,7 +15,7 @@ BATCH_TIER = 2
 
 @dataclass(frozen=True, slots=True)
 class ScenarioPreset:
-    """What a name stands for; whatever is asked besides replaces it."""
+    """Options that a name stands for; given options replace them."""
 
     about: str
     source: Callable[[int], Source]

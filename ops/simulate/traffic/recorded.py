@@ -20,7 +20,7 @@ from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, SimulatedReques
 from tenants.ledger.timelines import RecordedTimeline
 
 AS_IT_WAS = "as it was"
-"""What stands in the place of a policy."""
+"""Shown in place of a policy."""
 
 
 @dataclass(frozen=True, slots=True)

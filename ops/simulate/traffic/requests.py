@@ -71,7 +71,7 @@ class Source(Protocol):
 
 
 class BadTrace(ValueError):
-    """A source holds what is no request; the message names file, line and column, and the way out."""
+    """A source holds an invalid request; the message names file, line and column, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
