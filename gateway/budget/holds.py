@@ -93,7 +93,7 @@ class Holds:
         self._keeper = HoldRenewal(
             ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
         )
-        self._settlements = Settlements(ledger, quota_store, self._mender, is_alone=self._is_alone)
+        self._settlements = Settlements(ledger, quota_store, self._mender)
 
     @property
     def pending(self) -> int:
@@ -185,7 +185,7 @@ class Holds:
         }
         row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
         try:
-            await self._ledger.append(row, epoch=epoch, alone=self._is_alone())
+            await self._ledger.append(row, epoch=epoch)
             if asyncio.get_running_loop().time() - asked_s > self._lease_ttl_s / 2:
                 # We stood still. The hold may have been given up for dead meanwhile.
                 raise QuotaStoreUnavailable("the hold is too old to rely on")
@@ -269,10 +269,6 @@ class Holds:
     async def keep_once(self) -> None:
         """Looks after the holds now, instead of when the next round is due."""
         await self._keeper.keep_once()
-
-    def _is_alone(self) -> bool:
-        """Whether no more than one request holds anything here: no other waits for the event loop."""
-        return len(self._live) <= 1
 
     async def _in_one_epoch(
         self, ask: Callable[[], Awaitable[Granted | Denied]]

@@ -64,19 +64,10 @@ class Settlement:
 class Settlements:
     """Settlements under way. Use from one event loop."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        quota_store: QuotaStore,
-        mender: CounterRebuilder,
-        *,
-        is_alone: Callable[[], bool],
-    ) -> None:
-        """`is_alone`: whether no other request is under way here."""
+    def __init__(self, ledger: Ledger, quota_store: QuotaStore, mender: CounterRebuilder) -> None:
         self._ledger = ledger
         self._quota_store = quota_store
         self._mender = mender
-        self._is_alone = is_alone
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -119,7 +110,7 @@ class Settlements:
         row = settlement.row
         try:
             if settlement.counts is None:
-                settlement.counts = await self._ledger.settle(row, settlement.credit, alone=self._is_alone())
+                settlement.counts = await self._ledger.settle(row, settlement.credit)
             with self._mender.noticing:
                 await self._quota_store.settle(row.request_id, settlement.counts.counted)
             return True

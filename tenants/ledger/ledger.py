@@ -24,7 +24,7 @@ from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import EpochEnded, Invalid
 from tenants.ledger import counter_sets, replay
-from tenants.ledger.batch_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_at_once, insert_rows, insert_sets
+from tenants.ledger.batch_insert import insert_rows, insert_sets
 from tenants.ledger.rows import (
     AMOUNT_FIELDS,
     KINDS,
@@ -40,6 +40,8 @@ from tenants.storage.database import Database
 from tenants.storage.tables import CHARGES, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
+EPOCH_SETTING = "quota_epoch"
+"""The setting that holds the epoch in force."""
 EPOCH_LOCK = 0x6661697267617465
 """PostgreSQL's advisory lock: shared by those who write under an epoch, alone by who opens the next one."""
 
@@ -63,28 +65,24 @@ class Ledger:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._at_once = _append_at_once if database.dialect == "sqlite" else None
         self._known_sets = counter_sets.KnownSets()
 
-    async def append(self, row: LedgerRow, *, epoch: str = "", alone: bool = False) -> bool:
+    async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
         """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
-        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. `alone`: nobody else is
-        waiting for this event loop. Raises `DatabaseUnavailable`, or `Invalid` for a row that cannot be
-        stored."""
+        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. Raises
+        `DatabaseUnavailable`, or `Invalid` for a row that cannot be stored."""
         _check(row)
         appended = _appended(row, epoch, self._known_sets)
-        is_new = await self._database.write_together(_append, appended, at_once=self._at_once, alone=alone)
+        is_new = await self._database.write_together(_append, appended)
         if is_new and not appended.is_known and appended.counter_set is not None:
             self._known_sets.add((row.gateway_id, appended.counter_set))
         return is_new
 
-    async def settle(
-        self, row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool = False
-    ) -> LedgerRow:
+    async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
         """Appends a settle row, and returns the one that counts: this, or the one that was there already.
         Durable on return; raises as `append` does. `credit` is written in the same transaction, or not at all
         where the settle row was there already."""
-        if await (self.append(row, alone=alone) if credit is None else self._append_both(row, credit)):
+        if await (self.append(row) if credit is None else self._append_both(row, credit)):
             return row
         return (await self.settled([row.request_id]))[row.request_id]
 
@@ -268,23 +266,8 @@ def _append(connection: Connection, appended: Sequence[_Appended]) -> list[bool]
     return [True] * len(appended)
 
 
-def _append_at_once(connection: Connection, appended: Sequence[_Appended]) -> list[bool] | None:
-    """`_append` and COMMIT in one call, where all rows are new and under their epochs. None: too many rows.
-    Raises `IntegrityError`, having changed nothing, where one is not."""
-    if len(appended) > ROWS_AT_ONCE:
-        return None
-    insert_at_once(
-        connection,
-        [
-            (*_values(each), None if each.is_known else _as_json(each.row.charged_to), each.epoch)
-            for each in appended
-        ],
-    )
-    return [True] * len(appended)
-
-
 def _values(appended: _Appended) -> tuple[Any, ...]:
-    """By `ledger_insert.COLUMNS`."""
+    """By `batch_insert.COLUMNS`."""
     row = appended.row
     amounts = row.amounts
     return (
@@ -307,13 +290,9 @@ def _values(appended: _Appended) -> tuple[Any, ...]:
         row.price_version,
         row.outcome,
         to_us(row.at),
-        _as_json(row.detail),
+        msgspec.json.encode(row.detail).decode(),
         appended.counter_set,
     )
-
-
-def _as_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _epoch(connection: Connection) -> str:

@@ -3,19 +3,16 @@
 Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
 executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
 Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
-its own. (One that nobody waits beside may be committed without the thread: `database.py`.) Small writes
-of one kind are handed over together (`write_together`), so that they can share a statement as well, which
-SQLite can commit by itself: the fewer calls a transaction has, the less often the writer stands behind a
-busy event loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
+its own. Small writes of one kind are handed over together (`write_together`), so that they can share a
+statement as well: the fewer calls a transaction has, the less often the writer stands behind a busy event
+loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
 synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,35 +29,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
 from tenants.storage.loop_idle import LoopIdle
-
-# How does a statement run at the price of the driver alone?
-#
-# What SQLAlchemy makes for each statement (a context, a result, events) takes longer than a small `INSERT`
-# itself, and every request waits for two transactions of such. So these few go to the driver: on the same
-# connection, in the same transaction, with the same errors.
-
-
-def execute(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
-    """Runs one statement, in the driver's own parameters; returns how many rows it changed. Raises
-    `DBAPIError`.
-
-    Where a savepoint is set it goes SQLAlchemy's own way: something failed before, and only that notices
-    a connection which is lost.
-    """
-    if connection.in_nested_transaction():
-        return connection.exec_driver_sql(text, parameters).rowcount
-    driver: Any = connection.connection.driver_connection
-    dbapi: Any = connection.dialect.dbapi
-    try:
-        cursor = driver.execute(text, parameters)
-        rows: int = cursor.rowcount
-        cursor.close()
-    except dbapi.Error as error:
-        # As SQLAlchemy names it, so that callers need to know one family of errors.
-        wrapped = DBAPIError.instance(text, parameters, error, dbapi.Error, dialect=connection.dialect)
-        raise wrapped from error
-    return rows
-
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -159,7 +127,7 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        execute(connection, begin)
+        connection.exec_driver_sql(begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
@@ -189,13 +157,10 @@ class _Conflict(Exception):
 class _Job:
     """One queued write."""
 
-    __slots__ = ("at_once", "error", "future", "item", "loop", "result", "work")
+    __slots__ = ("error", "future", "item", "loop", "result", "work")
 
-    def __init__(
-        self, work: Together[Any, Any], item: object, at_once: AtOnce[Any, Any] | None = None
-    ) -> None:
+    def __init__(self, work: Together[Any, Any], item: object) -> None:
         self.work = work
-        self.at_once = at_once
         self.item = item
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
@@ -258,8 +223,10 @@ class Database:
         self.dialect = parsed.get_backend_name()
         self.description = parsed.render_as_string(hide_password=True)
         """The URL without its password, fit for logs."""
-        self._commits = 0
-        self._writes = 0
+        self.commits = 0
+        """Transactions since the start."""
+        self.writes = 0
+        """Writes answered since the start; `writes / commits` is what group commit saves."""
         self._max_batch = max_batch
         self._max_reads = max_reads
         self._reads_waiting = 0
@@ -278,9 +245,6 @@ class Database:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
         self._lull = LoopIdle()
-        self._lone: LoneWriter | None = None
-        if self.dialect == "sqlite":
-            self._lone = LoneWriter(create_sql_engine(url, writing=True, busy_timeout_s=0))
         self._are_many = False
         """More writes are expected to follow the next one."""
         self._kept: Connection | None = None
@@ -288,16 +252,6 @@ class Database:
         self._closed = False
         self._writer = threading.Thread(target=self._write_forever, name="fairgate-write", daemon=True)
         self._writer.start()
-
-    @property
-    def commits(self) -> int:
-        """Transactions since the start."""
-        return self._commits + (0 if self._lone is None else self._lone.commits)
-
-    @property
-    def writes(self) -> int:
-        """Writes answered since the start; `writes / commits` is what group commit saves."""
-        return self._writes + (0 if self._lone is None else self._lone.commits)
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in the writer's next transaction; returns its result after COMMIT.
@@ -309,28 +263,10 @@ class Database:
         """
         return cast(T, await self._queued(_Job(_alone, work)))
 
-    async def write_together(
-        self,
-        work: Together[Item, T],
-        item: Item,
-        *,
-        at_once: AtOnce[Item, T] | None = None,
-        alone: bool = False,
-    ) -> T:
-        """As `write`, for small writes of one kind: `work` gets the items that wait one after the other all
-        at once. Where it raises they are undone, and it gets each of them alone. `at_once` is a shorter way
-        to the same, tried first where nothing of another kind waits. `alone`: nobody else is waiting for this
-        event loop, so it may be held up for as long as a commit takes."""
-        may_be_first = alone and not self._closed and self._queue.empty()
-        if may_be_first and at_once is not None and self._lone is not None:
-            try:
-                results = self._lone.write(at_once, item)
-            except SQLAlchemyError as error:
-                raise _unavailable(error) from error
-            if results is not None:
-                return results[0]
-        result: T = await self._queued(_Job(work, item, at_once))
-        return result
+    async def write_together(self, work: Together[Item, T], item: Item) -> T:
+        """As `write`, for small writes of one kind: `work` gets all items that wait one after the other in
+        one call. Where it raises they are undone, and it gets each of them alone."""
+        return cast(T, await self._queued(_Job(work, item)))
 
     def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:
@@ -368,8 +304,6 @@ class Database:
     def _close_now(self) -> None:
         self._queue.put(None)
         self._writer.join()
-        if self._lone is not None:
-            self._lone.close()
         self._readers.shutdown(wait=True)
         self._write_engine.dispose()
         self._read_engine.dispose()
@@ -421,13 +355,13 @@ class Database:
         if not jobs:
             return
         try:
-            if not self._commit_at_once(jobs) and not self._commit_plainly(jobs):
+            if not self._commit_plainly(jobs):
                 with self._write_engine.connect() as connection, connection.begin():
                     for job in jobs:
                         self._run(job, connection)
                         self._assert_in_transaction(connection)
-            self._commits += 1
-            self._writes += len(jobs)
+            self.commits += 1
+            self.writes += len(jobs)
         except _Conflict as conflict:
             if len(jobs) > 1:
                 # One by one nobody holds one row while waiting for another's.
@@ -442,27 +376,6 @@ class Database:
             for job in jobs:
                 job.error = job.error or failure
         _answer(jobs)
-
-    def _commit_at_once(self, jobs: list[_Job]) -> bool:
-        """One statement that commits itself. False where that changed nothing: then it must be done plainly.
-        Raises what the database raises, after which nobody knows whether it was done."""
-        at_once = jobs[0].at_once
-        if at_once is None or any(job.at_once is not at_once for job in jobs):
-            return False
-        try:
-            results = at_once(self._keep(), [job.item for job in jobs])
-        except IntegrityError:
-            return False
-        except DBAPIError:
-            self._drop_kept()
-            raise
-        except Exception:
-            return False  # it did not get as far as the database
-        if results is None:
-            return False
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        return True
 
     def _commit_plainly(self, jobs: list[_Job]) -> bool:
         """One transaction without savepoints, which cost as much as the writes themselves; those of one kind
@@ -526,101 +439,3 @@ def open_database(url: str) -> Database:
     """Opens `sqlite:///path` or `postgresql://user@host/name`. It connects at the first use, and does
     not create tables: `migrations.runner.upgrade(url)` does. Raises `Invalid` for a URL it cannot use."""
     return Database(url)
-
-
-# May the event loop commit a write itself, when nobody else is waiting for the loop?
-#
-# To hand a write to another thread and to be woken again takes nearly as long as a fast disk takes to commit
-# it. So a caller that knows itself alone commits where it stands, on a connection of its own. That holds the
-# loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where
-# commits take long the next ones do so, too.
-
-AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
-"""Does writes in one statement, outside of a transaction, so that it commits itself. None: not so many.
-Raises `IntegrityError` where it changed nothing."""
-
-LONG_S = 0.002
-"""Commits that usually take longer are the thread's."""
-SMOOTHING = 0.25
-"""How much of what is usual is the latest commit."""
-MOST_COUNTED_S = 2 * LONG_S
-"""One commit counts as no longer than this, so that one pause of the machine does not make it usual."""
-REST_S = 2.0
-"""After so long it is tried again."""
-THREAD_EVERY = 100
-"""One of so many is the thread's in any case: its commits also move the log of writes into the database."""
-
-
-class LoneWriter:
-    """SQLite's. Safe to use from any thread: who finds it in use is not alone."""
-
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`engine`: of its own; its connections wait for no lock."""
-        self.commits = 0
-        self._engine = engine
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._rests_until_s = -math.inf
-        self._usual_s = 0.0
-        self._turns = 0
-
-    def write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
-        """The result, in a list, of one write that commits itself, durable; None where the thread must do it,
-        and nothing was changed. Raises `SQLAlchemyError`, after which nobody knows whether it was done."""
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            self._turns += 1
-            if self._turns % THREAD_EVERY == 0 or self._clock() < self._rests_until_s:
-                return None
-            return self._write(at_once, item)
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Closes its connection; a later write opens another."""
-        with self._lock:
-            self._drop()
-
-    def _write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
-        try:
-            connection = self._open()
-            begun_s = self._clock()
-            results = at_once(connection, [item])
-        except IntegrityError:
-            return None
-        except SQLAlchemyError as error:
-            if _is_busy(error):
-                return None
-            self._drop()
-            raise
-        self._look_at(begun_s, self._clock())
-        if results is not None:
-            self.commits += 1
-        return results
-
-    def _look_at(self, begun_s: float, ended_s: float) -> None:
-        taken_s = min(ended_s - begun_s, MOST_COUNTED_S)
-        self._usual_s += SMOOTHING * (taken_s - self._usual_s)
-        if self._usual_s > LONG_S:
-            self._rests_until_s, self._usual_s = ended_s + REST_S, 0.0
-
-    def _open(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            execute(self._connection, "PRAGMA wal_autocheckpoint=0")
-        return self._connection
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            with suppress(SQLAlchemyError):
-                self._connection.close()
-            self._connection = None
-        self._engine.dispose()
-
-
-def _is_busy(error: SQLAlchemyError) -> bool:
-    """Somebody else writes; nothing was changed."""
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
-    return code & 0xFF == sqlite3.SQLITE_BUSY
