@@ -1,8 +1,8 @@
-"""Who writes down what soft and shadow limits noticed, without a request waiting for it?
+"""Records events of soft and shadow limits off the request path.
 
-`note` only counts in memory; one task writes the counts every second, many grants as one row. What cannot be
-written waits; beyond `MAX_WAITING` different counts new ones are dropped, and the metric says so. These are
-alerts and not accounts: a crash loses up to a second of them.
+`note` counts in memory; a task writes the counts every second, many grants as one row. Unwritten counts are
+kept; beyond `MAX_WAITING` different keys new ones are dropped, which a metric reports. These are alerts, not
+accounts: a crash loses up to a second of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tenants.storage.task_stop import stop
 FLUSH_EVERY_S = 1.0
 MAX_WAITING = 10_000
 MAX_REMEMBERED = 10_000
-"""Thresholds of which this process has alerted already."""
+"""Thresholds that this process has already alerted on."""
 
 log = logging.getLogger("fairgate.gateway.limits")
 
 
 class LimitAlerts:
-    """Counts, and writes the counts. Use from one event loop."""
+    """Counts events and writes the counts. Use from one event loop."""
 
     def __init__(self, database: Database, metrics: Metrics, wall_clock: Callable[[], float]) -> None:
         self._database = database
@@ -40,7 +40,7 @@ class LimitAlerts:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, granted: Granted) -> None:
-        """Counts what this grant tells of its limits. Costs nothing where no limit is soft or shadow."""
+        """Counts the events of a grant. Free where no limit is soft or shadow."""
         keys = noticed(granted)
         if not keys:
             return
@@ -57,7 +57,7 @@ class LimitAlerts:
                 self._metrics.limit_event("dropped")
 
     def _is_first(self, key: EventKey) -> bool:
-        """An alert is given once per limit, window and level by each gateway."""
+        """Whether it is this gateway's first alert of this limit, window and level; logs it."""
         if key in self._alerted:
             return False
         self._alerted[key] = None
@@ -67,17 +67,17 @@ class LimitAlerts:
         return True
 
     def start(self) -> None:
-        """Begins to write."""
-        self._task = asyncio.create_task(self._keep(), name="gateway limit events")
+        """Starts writing."""
+        self._task = asyncio.create_task(self._write_forever(), name="gateway limit events")
 
     async def close(self) -> None:
-        """Writes what is left, if the database lets it."""
+        """Writes the remaining counts if the database is available."""
         if self._task is not None:
             await stop([self._task])
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes what was counted so far; where the database is down the counts stay for the next time."""
+        """Writes the counts so far; keeps them for the next time while the database is down."""
         tallies, self._waiting = self._waiting, {}
         if not tallies:
             return
@@ -89,7 +89,7 @@ class LimitAlerts:
                 newer = self._waiting.get(key)
                 self._waiting[key] = tally if newer is None else tally.with_newer(newer)
 
-    async def _keep(self) -> None:
+    async def _write_forever(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             try:
