@@ -1,4 +1,4 @@
-"""Is a write durable when it is answered, alone in its failure, and shared in its commit?"""
+"""Writes are durable when answered, fail separately and share a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a running directory know who is who, and learn of every change in time?"""
+"""A running directory authenticates keys and follows every change in time."""
 
 from __future__ import annotations
 

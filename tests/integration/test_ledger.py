@@ -1,4 +1,4 @@
-"""Are reservations and charges written once, kept for ever, and enough to rebuild every counter?"""
+"""Ledger rows are written once and kept, and suffice to rebuild every counter."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_what_many_are_charged_to_is_written_once(database: Database, ledg
     await ledger.append(row("r0", charged_to=("b", "a", "b")))
     await ledger.append(row("r1", charged_to=("a", "b")))
     await asyncio.gather(*(ledger.append(row(f"r{index}", charged_to=("b", "a"))) for index in range(2, 9)))
-    # Somebody who does not know that it is there writes it again.
+    # A writer that does not know of it writes it again.
     await Ledger(database).append(row("r9", charged_to=("a", "b")))
     await ledger.append(row("other", charged_to=("a",)))
     await ledger.append(row("none"))

@@ -1,4 +1,4 @@
-"""Is what soft and shadow limits notice counted, added up over gateways, bounded, never lost in silence?"""
+"""Events of soft and shadow limits: counted, summed over gateways, bounded, never lost silently."""
 
 from __future__ import annotations
 

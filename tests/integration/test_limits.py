@@ -1,4 +1,4 @@
-"""Do limits change without losing what was used, and do overrides end when they should?"""
+"""Limits change without losing their use; overrides end on time."""
 
 from __future__ import annotations
 

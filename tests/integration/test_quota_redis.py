@@ -1,6 +1,5 @@
-"""Does the Redis store hold where the one in this process has nothing to fear: two gateways, a server that
-dies, forgets its scripts or its counters, a clock that is not ours, clusters and other people's keys? And how
-often does it ask?"""
+"""RedisQuotaStore under its own faults: two gateways, a server that dies or loses scripts or counters,
+another clock, clusters, foreign keys; and its number of round trips."""
 
 from __future__ import annotations
 
@@ -225,7 +224,7 @@ async def test_a_server_that_comes_back_with_an_old_copy_of_its_data_is_rebuilt_
             await attempts[operation]()
         await other.rebuild([(budget, 80)])
         await other.finish_rebuild("other", "second")
-        # It has proved itself: nobody asks for another rebuild.
+        # The server is verified: no other rebuild is requested.
         for each in (store, other):
             assert [state.used for state in await each.states([budget])] == [80]
             await each.ping()

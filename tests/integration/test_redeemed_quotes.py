@@ -1,4 +1,4 @@
-"""Does a quote belong to one request, whichever gateways ask at the same time, and until when?"""
+"""A quote is redeemed by one request, however many gateways ask concurrently, until it expires."""
 
 from __future__ import annotations
 

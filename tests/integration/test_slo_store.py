@@ -1,4 +1,4 @@
-"""Are targets, counts, misses and timelines kept as they should, in both databases?"""
+"""Storage of targets, counts, misses and timelines in both databases."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tenants.storage.loop_idle import IDLE_TURN_S, LoopIdle
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -21,11 +21,11 @@ def is_idle(loop_idle: LoopIdle) -> bool:
     return loop_idle._idle.is_set()
 
 
-async def test_who_was_asked_nothing_is_idle() -> None:
+async def test_without_a_watched_loop_it_is_idle() -> None:
     LoopIdle().wait(60.0)
 
 
-async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
+async def test_a_loop_is_busy_until_an_iteration_takes_no_time() -> None:
     clock, turns = Clock(), 0
     loop_idle = LoopIdle(clock)
 
@@ -52,7 +52,7 @@ async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
     assert is_idle(loop_idle)
 
 
-def test_a_loop_that_ended_in_the_middle_is_not_waited_for_once_another_asks() -> None:
+def test_a_loop_that_stopped_is_forgotten_once_another_is_watched() -> None:
     loop_idle = LoopIdle()
 
     async def ask() -> None:
