@@ -132,7 +132,7 @@ class TopUpTask:
         request_id: str,
         leases: Leases,
         upstream: Upstream,
-        books: Holds,
+        holds: Holds,
         *,
         predict: Callable[[int], int],
         sequence_ids: Sequence[str],
@@ -145,7 +145,7 @@ class TopUpTask:
         self._request_id = request_id
         self._leases = leases
         self._upstream = upstream
-        self._holds = books
+        self._holds = holds
         self._predict = predict
         self._sequence_ids = sequence_ids
         self._clock = clock
