@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `runner` hands in (Alembic loads this file by path)."""
+"""Alembic environment: runs migrations on the connection that `runner` passes in. Loaded by path."""
 
 from alembic import context
 
@@ -8,7 +8,7 @@ connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=metadata,
-    # Both databases undo DDL with the transaction, so a failed upgrade leaves nothing half-done.
+    # Both databases roll DDL back, so a failed upgrade leaves no partial schema.
     transactional_ddl=True,
     render_as_batch=True,
 )

@@ -1,7 +1,7 @@
-"""How does a program bring a database to the schema it needs?
+"""Runs Alembic migrations from code, without an alembic.ini.
 
-`upgrade`, `downgrade` and `current` run Alembic from code (no alembic.ini on disk), in one transaction, and
-one at a time: a second process that upgrades the same database waits and then finds nothing to do.
+`upgrade` and `downgrade` run in one transaction, one at a time: a second process that upgrades the same
+database waits and then finds nothing to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenants.errors import Invalid
 from tenants.storage.database import create_sql_engine, translate
 
-#: Any number that no other program takes as its PostgreSQL advisory lock ("fairgate" in bytes).
+#: PostgreSQL advisory lock key, specific to Fairgate ("fairgate" in bytes).
 _ADVISORY_LOCK = int.from_bytes(b"fairgate", "big")
 
 
@@ -78,6 +78,6 @@ def _transaction(url: str, *, writing: bool) -> Iterator[Connection]:
 
 def _config() -> Config:
     config = Config()
-    # Alembic reads % as interpolation.
+    # Alembic interpolates %.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     return config

@@ -1,19 +1,19 @@
-"""Which errors can `tenants` raise?
+"""Errors that `tenants` raises.
 
 TenancyError
   Invalid              a value that cannot be accepted: names the field
   NotFound             no such tenant, project, key, limit, override or price
   AlreadyExists        the name is taken
-  KeyRejected          an API key that opens nothing; `reason` says why
+  KeyRejected          an API key that is not accepted; `reason` says why
   UnknownPrice         a model without a price
-  EpochEnded           counters are being rebuilt: what was granted before does not hold any more
+  EpochEnded           the counters were rebuilt: grants of the epoch before are void
   PepperMismatch       the keys in this database were made with another pepper
-  DatabaseUnavailable  the database does not answer, or nothing can be written now
-    SchemaMissing      it answers, but `fairgate db upgrade` was not run
-    Overloaded         too many writes or reads wait already
+  DatabaseUnavailable  the database does not answer, or cannot be written
+    SchemaMissing      `fairgate db upgrade` was not run
+    Overloaded         too many writes or reads are queued
     DirectoryStale     the directory could not be refreshed for too long
 
-Messages are fit for people who call the API: they never hold a driver's text (that is in `__cause__`).
+Messages may be shown to API clients: they never contain a driver's text (that is in `__cause__`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal
 
 
 class TenancyError(Exception):
-    """Base of everything that `tenants` raises on purpose."""
+    """Base of all errors of `tenants`."""
 
 
 class Invalid(TenancyError):
@@ -64,7 +64,7 @@ _KEY_MESSAGES: dict[KeyReason, str] = {
 
 
 class KeyRejected(TenancyError):
-    """An API key that opens nothing."""
+    """An API key that is not accepted."""
 
     def __init__(self, reason: KeyReason) -> None:
         super().__init__(_KEY_MESSAGES[reason])
@@ -84,14 +84,14 @@ class UnknownPrice(TenancyError):
 
 
 class EpochEnded(TenancyError):
-    """The counters were rebuilt since this was granted, without it: it must be asked for again."""
+    """The counters were rebuilt since this was granted, without it: reserve again."""
 
     def __init__(self) -> None:
         super().__init__("the quota counters were rebuilt in the meantime")
 
 
 class PepperMismatch(TenancyError):
-    """Keys in this database were made with another pepper: none of them would open anything."""
+    """The keys in this database were made with another pepper: none of them would be accepted."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -102,7 +102,7 @@ class PepperMismatch(TenancyError):
 
 class DatabaseUnavailable(TenancyError):
     """The database cannot be used now; callers fail closed. After a failed write it is unknown whether
-    it was committed: repeat it (writes of the ledger are idempotent)."""
+    it was committed: repeat it (ledger writes are idempotent)."""
 
 
 class SchemaMissing(DatabaseUnavailable):
@@ -113,8 +113,8 @@ class SchemaMissing(DatabaseUnavailable):
 
 
 class Overloaded(DatabaseUnavailable):
-    """Too much waits for the database already."""
+    """Too many writes or reads are queued."""
 
 
 class DirectoryStale(DatabaseUnavailable):
-    """The directory could not be refreshed for so long that its answers are no longer trusted."""
+    """The directory has not been refreshed for longer than `max_stale_s`."""

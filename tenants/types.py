@@ -1,7 +1,4 @@
-"""Which values do all parts of `tenants` and its callers speak of?
-
-Plain frozen values: subjects, limits, principals, amounts. No I/O, no decisions.
-"""
+"""Subjects, limits, principals and amounts: frozen values without I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import msgspec
 
 
 class Tier(StrEnum):
-    """Service tiers, first served first."""
+    """Service tiers in order of service."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -51,15 +48,15 @@ class LimitMode(StrEnum):
 
 
 class OnLowBudget(StrEnum):
-    """What becomes of a request whose worst case no longer fits into a tenant's budget: refuse it, or admit
-    it and cut its answer where the budget ends."""
+    """Handling of a request whose worst case exceeds a tenant's remaining budget: refuse it, or admit it and
+    cut its answer where the budget ends."""
 
     REFUSE = "refuse"
     TRUNCATE = "truncate"
 
 
 class SubjectKind(StrEnum):
-    """Whom a limit binds."""
+    """Kinds of subjects that a limit applies to."""
 
     TENANT = "tenant"
     PROJECT = "project"
@@ -72,7 +69,7 @@ DEFAULT_THRESHOLDS = (80, 100)
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Another amount for a limit, up to an instant."""
+    """A temporary amount of a limit."""
 
     amount: int
     rate_per_s: float | None
@@ -83,7 +80,8 @@ class Override:
 
 
 def scale_of(meter: Meter) -> int:
-    """Fractions of a unit that a bucket's level counts, so chosen that the largest stays below 2**53."""
+    """Fractions of a unit in which a bucket's level is counted, chosen so that the largest stays below
+    2**53."""
     return 1_000 if meter is Meter.COST_NANOUSD else 1_000_000
 
 
@@ -108,15 +106,15 @@ class Limit:
     tier: Tier | None = None
     """None: all tiers together."""
     thresholds: tuple[int, ...] = ()
-    """Soft limits: where they alert, in per cent of the amount, rising."""
+    """Soft limits: alert thresholds in per cent of the amount, ascending."""
     override: Override | None = None
-    """What `at` puts in force while it lasts."""
+    """Applied by `at` until it expires."""
     identity: str = field(init=False, compare=False, repr=False, default="")
-    """What usage belongs to: subject, meter, shape and tier; not the amount."""
+    """Key of its usage: subject, meter, shape and tier; not the amount."""
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
     """A token bucket: refills at `rate_per_s` up to `amount`."""
     scale: int = field(init=False, compare=False, repr=False, default=0)
-    """Fractions of a unit that a bucket's level counts; see `scale_of`."""
+    """See `scale_of`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_bucket", self.rate_per_s is not None)
@@ -130,12 +128,12 @@ class Limit:
         object.__setattr__(self, "identity", identity)
 
     def __hash__(self) -> int:
-        # Equal limits have the same identity, whose hash is known. What is kept by limit is found as fast.
+        # Equal limits have the same identity, and a string caches its hash.
         return hash(self.identity)
 
     def at(self, now_s: float) -> Limit:
-        """The limit in force at `now_s` (seconds since 1970): an override that lasts is applied, one that
-        has expired is not. What it returns has no override any more, so it must not be kept for later."""
+        """The limit in force at `now_s` (seconds since 1970), with an unexpired override applied. The result
+        has no override, so do not keep it."""
         override = self.override
         if override is None:
             return self
@@ -146,8 +144,8 @@ class Limit:
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """How much of each meter a request holds or has used. For limits the tokens are weighted ones
-    (`tenants/pricing/metering.py`), for bills and usage the real ones."""
+    """What a request holds or has used, by meter. Limits count weighted tokens
+    (`tenants/pricing/metering.py`), bills and usage the real ones."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -175,12 +173,12 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 NOTHING = Amounts(requests=0)
-"""Not even a request."""
+"""Zero of everything, requests included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is asking, resolved from an API key, with everything the hot path needs to know of them."""
+    """The caller, resolved from an API key, with everything the hot path needs."""
 
     tenant_id: str
     tenant_name: str
@@ -196,14 +194,13 @@ class Principal:
     models: frozenset[str] | None
     """Model names the key may use; None: all."""
     limits: tuple[Limit, ...] = field(default=())
-    """Every limit on this key's path: key, project, tenant; all tiers; as they are set, overrides apart."""
+    """Every limit on this key's path: key, project, tenant; all tiers; overrides not applied."""
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
-    """Service that its tenant gets before everybody else, in cost tokens (input + 2 x output); 0: none."""
+    """Service that its tenant gets before all others, in cost tokens (input + 2 x output); 0: none."""
 
     def limits_for(self, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-        """The limits that a request in `tier` must pass, as they are in force at `now_s` (seconds since
-        1970)."""
+        """The limits on a request in `tier`, as in force at `now_s` (seconds since 1970)."""
         return tuple([limit.at(now_s) for limit in self.limits if limit.tier is None or limit.tier == tier])
 
 

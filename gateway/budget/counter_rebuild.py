@@ -1,17 +1,16 @@
-"""When are the quota store's counters right again after it failed?
+"""Rebuilds the quota store's counters from the ledger after they were lost.
 
-A store that only did not answer still has them: then nothing is to be done. One that has lost them says so
-(`QuotaStoreRecovering`, by its epoch), and they are filled from the ledger. Of all gateways one does it:
+A store that only failed to answer still has its counters. One that has lost them reports it
+(`QuotaStoreRecovering`, by its epoch), and one gateway rebuilds them:
 
 1. it wins the right to (`begin_rebuild`); the others wait until the store serves again;
-2. it opens the next epoch in the ledger: a reserve or top-up row of the epoch before is refused from now on,
-   so what is read next is complete;
-3. it reads what was settled and what is still held, of all gateways, in one snapshot;
+2. it opens the next epoch in the ledger: reserve and top-up rows of the epoch before are refused from now on,
+   so the following read is complete;
+3. it reads charges and open holds of all gateways in one snapshot;
 4. it fills both in, and lets the store serve under the new epoch (`finish_rebuild`).
 
 Meanwhile the store admits, tops up and settles nothing. A settlement whose row was in the snapshot finds no
-hold any more and changes nothing; one whose row came later finds the hold that was filled in. Either way it
-is counted once.
+hold and changes nothing; one whose row came later finds the restored hold. Either way it is counted once.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from tenants.ledger.ledger import Ledger
 from tenants.quota.store import Hold, QuotaStore, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Limit
 
-MEND_EVERY_S = 0.25
+RECOVER_EVERY_S = 0.25
 REBUILD_TTL_S = 30.0
-"""Who began a rebuild and is silent for so long has lost the right to it."""
+"""Time limit of a rebuild; then another gateway may take over."""
 
 log = logging.getLogger("fairgate.gateway.mending")
 
 
-class _Noticing:
-    """One for all uses, several at a time: it keeps nothing of any."""
+class _FailureWatch:
+    """Context manager that sets an event when the store failed. Stateless: may be entered concurrently."""
 
     def __init__(self, failed: asyncio.Event, quota_store: QuotaStore) -> None:
         self._failed = failed
@@ -52,7 +51,7 @@ class _Noticing:
 
 
 class CounterRebuilder:
-    """Knows whether the store can be relied on, and makes it so. Use from one event loop."""
+    """Tracks failures of the store and restores its counters. Use from one event loop."""
 
     def __init__(
         self,
@@ -72,32 +71,32 @@ class CounterRebuilder:
         self._now = now
         self._all_limits = all_limits
         self._failed = asyncio.Event()
-        self.mended = asyncio.Event()
-        """Set each time that the store serves again; whoever waits for it clears it."""
-        self.noticing = _Noticing(self._failed, quota_store)
-        """Around every use of the store: after a failure it is looked after."""
+        self.recovered = asyncio.Event()
+        """Set each time that the store serves again; the waiting task clears it."""
+        self.watching = _FailureWatch(self._failed, quota_store)
+        """Wrap every use of the store in this: after a failure, recovery starts."""
 
     @property
     def is_needed(self) -> bool:
-        """The store failed, and is not known to be right yet: nothing is admitted, or only what its local
-        slices allow."""
+        """Whether the store failed and has not recovered yet: nothing is admitted, or only what local slices
+        allow."""
         return self._failed.is_set()
 
     async def run(self) -> None:
-        """Mends whenever something failed, for ever."""
+        """Recovers after each failure, until cancelled."""
         while True:
             await self._failed.wait()
             try:
-                await self.mend()
+                await self.recover()
             except (DatabaseUnavailable, QuotaStoreUnavailable):
-                await asyncio.sleep(MEND_EVERY_S)
+                await asyncio.sleep(RECOVER_EVERY_S)
             except Exception:
                 log.exception("the counters could not be rebuilt; it is tried again")
-                await asyncio.sleep(MEND_EVERY_S)
+                await asyncio.sleep(RECOVER_EVERY_S)
 
-    async def mend(self) -> None:
-        """Returns when the store serves with right counters. Raises `QuotaStoreUnavailable` (also while
-        another gateway rebuilds) and `DatabaseUnavailable`: ask again then."""
+    async def recover(self) -> None:
+        """Returns when the store serves with correct counters. Raises `QuotaStoreUnavailable` (also while
+        another gateway rebuilds) and `DatabaseUnavailable`: try again then."""
         try:
             await self._quota_store.ping()
         except QuotaStoreRecovering:
@@ -105,11 +104,11 @@ class CounterRebuilder:
                 raise
             await self.rebuild()
         self._failed.clear()
-        self.mended.set()
+        self.recovered.set()
         log.info("the quota store serves")
 
     async def rebuild(self) -> None:
-        """Fills the counters; the right to do so is this gateway's. Raises as `mend`."""
+        """Fills the counters; this gateway must own the rebuild. Raises as `recover`."""
         epoch = await self._ledger.next_epoch()
         limits = self._all_limits()
         standing = await self._ledger.standing(limits, self._now())

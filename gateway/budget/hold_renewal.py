@@ -1,7 +1,7 @@
-"""Who renews the holds of what runs, and what becomes of holds that nobody renews?
+"""Renews the holds of running requests and releases orphaned ones.
 
-A hold ends by what the ledger says, never by itself: then a charge that is in the ledger is in the counters
-as well, once, whoever died in between.
+A hold ends according to the ledger, never by itself: so a charge in the ledger is in the counters exactly
+once, whichever process died in between.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger("fairgate.gateway.keeping")
 
 
 class HoldRenewal:
-    """Looks after holds, a few times in every lease. Use from one event loop."""
+    """Renews and releases holds, four times in every lease. Use from one event loop."""
 
     def __init__(
         self,
         ledger: Ledger,
         quota_store: QuotaStore,
-        mender: CounterRebuilder,
+        rebuilder: CounterRebuilder,
         live: Set[str],
         *,
         lease_ttl_s: float,
@@ -43,28 +43,28 @@ class HoldRenewal:
         """`live`: a view of the requests that hold budget in this process."""
         self._ledger = ledger
         self._quota_store = quota_store
-        self._mender = mender
+        self._rebuilder = rebuilder
         self._live = live
         self._lease_ttl_s = lease_ttl_s
         self._now = now
         self._doubtful: set[str] = set()
 
     def doubt(self, request_id: str) -> None:
-        """A request that will not run, but whose hold or reserve row may be there, as a store failed."""
+        """Notes a request that will not run but may have left a hold or a reserve row, as a store failed."""
         if len(self._doubtful) < MAX_DOUBTFUL:
             self._doubtful.add(request_id)
 
     def doubts(self, request_id: str) -> bool:
-        """Whether it is not cleared up yet."""
+        """Whether a request noted by `doubt` is not cleared up yet."""
         return request_id in self._doubtful
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._lease_ttl_s / 4):
-                    await self._mender.mended.wait()
-            self._mender.mended.clear()
+                    await self._rebuilder.recovered.wait()
+            self._rebuilder.recovered.clear()
             try:
                 await self.keep_once()
             except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
@@ -74,7 +74,7 @@ class HoldRenewal:
 
     async def keep_once(self) -> None:
         """One round of `run`. Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
-        with self._mender.noticing:
+        with self._rebuilder.watching:
             if self._live:
                 await self._quota_store.renew(sorted(self._live), self._lease_ttl_s)
             await self._end_overdue(await self._quota_store.overdue())
@@ -82,21 +82,21 @@ class HoldRenewal:
             await self._settle_doubtful()
 
     async def _end_overdue(self, overdue: Iterable[str]) -> None:
-        """Their leases ran out: whoever held them is dead, or stands still."""
+        """Ends holds whose leases ran out: their gateways are dead or stalled."""
         suspects = [request_id for request_id in overdue if request_id not in self._live]
         if not suspects:
             return
-        # In this order: one that is neither open now nor settled later was never written down.
+        # In this order: a request that is neither open now nor settled later has no row.
         open_ids = {found.request_id for found in await self._ledger.open_requests(request_ids=suspects)}
         settled = await self._ledger.settled(suspects)
         for request_id in suspects:
             if request_id in settled:
                 await self._quota_store.settle(request_id, settled[request_id].counted)
             elif request_id not in open_ids:
-                # Held, and its gateway died (or found the database gone) before it was written down.
+                # Held, but its gateway died (or lost the database) before the reserve row was written.
                 await self._quota_store.settle(request_id, NOTHING)
-            # An open one is settled by who adopts it (`gateway/cluster/recovery.py`); until then its budget
-            # stays held.
+            # An open one is settled by the gateway that adopts it (`gateway/cluster/recovery.py`); until then
+            # its budget stays held.
 
     async def _settle_doubtful(self) -> None:
         doubtful = set(self._doubtful)

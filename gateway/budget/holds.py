@@ -1,13 +1,12 @@
-"""How is budget held before a request runs and while it goes on, and given back once it has ended?
+"""Holds budget for requests: reserve, top up, move, settle.
 
-The edge to the quota store and the ledger. Order matters: the hold, then the reserve row durable, and only
-then the queue; a top-up in the store, then its row durable, and only then may the engine hear of it; at the
-end the settle row durable, then the counters (`settlement.py`), then the engine may forget the outcome. So at
-every moment the ledger says at least as much as the engine may emit, and whoever has to account for this
-request after a crash finds its last report there.
+The edge to the quota store and the ledger. Order matters: the hold, then the durable reserve row, then the
+queue; a top-up in the store, then its durable row, then the engine's lease; at the end the durable settle
+row, then the counters (`settlement.py`), then the engine may drop the outcome. So the ledger always covers at
+least what the engine may emit, and after a crash the last report of a request is found there.
 
-A quota store that was away may come back without its memory. So after every failure of it nothing is
-admitted until `counter_rebuild.py` knows that its counters are right.
+A quota store may come back from an outage without its counters. So after every failure nothing is admitted
+until `counter_rebuild.py` has verified or rebuilt them.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ class BudgetDenied(Exception):
 
 @dataclass(slots=True)
 class _LiveHold:
-    """What a live request holds."""
+    """The hold of a live request."""
 
     call: Call
     held: Amounts
-    """What the ledger says, reserve row and top-ups together."""
+    """Reserve row and top-ups together, as in the ledger."""
     price_version: int
     reported: Callable[[], Amounts] | None = None
     top_ups: int = 0
 
 
 class Holds:
-    """Holds, tops up, settles, renews. Use from one event loop."""
+    """Holds, tops up, settles and renews. Use from one event loop."""
 
     def __init__(
         self,
@@ -73,9 +72,9 @@ class Holds:
         require_presence: Callable[[], None] = lambda: None,
         on_granted: Callable[[Granted], None] = lambda _: None,
     ) -> None:
-        """`all_limits`: every limit in force, for filling counters again. `require_presence` raises when
-        this gateway may have been taken for dead. `on_granted` sees every answer that a request goes on
-        with."""
+        """`all_limits`: every limit in force, for rebuilding counters. `require_presence` raises when other
+        gateways may consider this one dead. `on_granted` is called with every grant of a reservation or
+        top-up."""
         self._ledger = ledger
         self._quota_store = quota_store
         self._gateway_id = gateway_id
@@ -83,17 +82,17 @@ class Holds:
         self._wall_clock = wall_clock
         self._on_granted = on_granted
         self.require_presence = require_presence
-        """To be called right before a request is sent to an engine: what waits here may have been settled by
-        another gateway, where this one stood still. Raises `DatabaseUnavailable`."""
+        """Call right before a request is sent to an engine: if this gateway stalled, another one may have
+        settled its waiting requests. Raises `DatabaseUnavailable`."""
         self._live: dict[str, _LiveHold] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._mender = CounterRebuilder(
+        self._rebuilder = CounterRebuilder(
             ledger, quota_store, gateway_id, lease_ttl_s=lease_ttl_s, now=self._now, all_limits=all_limits
         )
-        self._keeper = HoldRenewal(
-            ledger, quota_store, self._mender, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
+        self._renewal = HoldRenewal(
+            ledger, quota_store, self._rebuilder, self._live.keys(), lease_ttl_s=lease_ttl_s, now=self._now
         )
-        self._settlements = Settlements(ledger, quota_store, self._mender, is_alone=self._is_alone)
+        self._settlements = Settlements(ledger, quota_store, self._rebuilder)
 
     @property
     def pending(self) -> int:
@@ -102,47 +101,47 @@ class Holds:
 
     @property
     def live(self) -> Set[str]:
-        """Requests that hold budget here, until their settlement is durable (a view: it changes)."""
+        """Requests that hold budget here until their settlement is durable (a live view)."""
         return self._live.keys()
 
     @property
     def is_recovering(self) -> bool:
-        """The quota store failed, and its counters are not known to be right yet: nothing is admitted."""
-        return self._mender.is_needed and not self.is_local
+        """Whether the quota store failed and has not recovered yet: nothing is admitted."""
+        return self._rebuilder.is_needed and not self.is_local
 
     @property
     def is_local(self) -> bool:
-        """The quota store is away, and slices of the limits are given out without it."""
+        """Whether the quota store is away and local slices of the limits are granted."""
         return self._quota_store.is_local
 
     async def ping(self) -> None:
-        """Asks the quota store, and has it looked after where it fails. Raises `QuotaStoreUnavailable`."""
-        with self._mender.noticing:
+        """Pings the quota store; a failure starts its recovery. Raises `QuotaStoreUnavailable`."""
+        with self._rebuilder.watching:
             await self._quota_store.ping()
 
     async def fill(self, *, is_new: bool) -> None:
         """Before the first request: counters that are right. `is_new`: they begin empty with this process.
         Raises `DatabaseUnavailable`, `QuotaStoreUnavailable`."""
         if is_new:
-            await self._mender.rebuild()
+            await self._rebuilder.rebuild()
         else:
-            with self._mender.noticing:
-                await self._mender.mend()
+            with self._rebuilder.watching:
+                await self._rebuilder.recover()
 
     def start(self) -> None:
-        """Begins to renew holds and to look after the store."""
+        """Starts renewing holds and watching the store."""
         self._tasks = [
-            asyncio.create_task(self._keeper.run(), name="gateway books, holds"),
-            asyncio.create_task(self._mender.run(), name="gateway books, rebuild"),
+            asyncio.create_task(self._renewal.run(), name="gateway books, holds"),
+            asyncio.create_task(self._rebuilder.run(), name="gateway books, rebuild"),
         ]
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the settlements under way; what is not durable then is settled at the next start."""
+        """Waits for running settlements; the rest is settled at the next start."""
         await self._settlements.close(timeout_s)
         await stop(self._tasks)
 
     def held(self, request_id: str) -> Amounts:
-        """Everything that a live request holds so far, as limits count it; nothing when it is not live."""
+        """What a live request holds so far, as limits count it; zero when it is not live."""
         live = self._live.get(request_id)
         return NOTHING if live is None else live.held
 
@@ -154,13 +153,13 @@ class Holds:
         price_version: int = 0,
         reported: Callable[[], Amounts] | None = None,
     ) -> Granted:
-        """Holds on every limit of the request's path, then makes the reserve row durable. The request may go
-        as far as `Granted.covered`. `reported`: what bills say of what a top-up says was used, where limits
-        may count it otherwise; None: they do not.
+        """Holds on every limit of the request's path, then writes the reserve row durably. The request may
+        use up to `Granted.covered`. `reported`: the real tokens of what top-ups report as used, where limits
+        weight them; None: not weighted.
 
         Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
         """
-        if self.is_recovering or self._keeper.doubts(call.request_id):
+        if self.is_recovering or self._renewal.doubts(call.request_id):
             raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
         limits = call.principal.limits_for(call.tier, self._wall_clock())
         asked_s = asyncio.get_running_loop().time()
@@ -169,8 +168,8 @@ class Holds:
                 lambda: self._quota_store.reserve(call.request_id, limits, hold, self._lease_ttl_s)
             )
         except QuotaStoreUnavailable:
-            # It may have heard us all the same.
-            self._keeper.doubt(call.request_id)
+            # The store may have executed the call all the same.
+            self._renewal.doubt(call.request_id)
             raise
         if isinstance(answer, Denied):
             raise BudgetDenied(answer)
@@ -185,13 +184,13 @@ class Holds:
         }
         row = self._row(call, "reserve", answer.covered, detail, answer.charged_to, price_version)
         try:
-            await self._ledger.append(row, epoch=epoch, alone=self._is_alone())
+            await self._ledger.append(row, epoch=epoch)
             if asyncio.get_running_loop().time() - asked_s > self._lease_ttl_s / 2:
-                # We stood still. The hold may have been given up for dead meanwhile.
+                # This process stalled: the hold may have been ended as overdue meanwhile.
                 raise QuotaStoreUnavailable("the hold is too old to rely on")
         except BaseException as error:
-            # Whether the row is there is unknown. The keeper finds out when the database is back.
-            self._keeper.doubt(call.request_id)
+            # Whether the row was written is unknown: hold renewal finds out when the database is back.
+            self._renewal.doubt(call.request_id)
             self._live.pop(call.request_id, None)
             await self._release(call.request_id)
             if isinstance(error, EpochEnded):
@@ -203,13 +202,12 @@ class Holds:
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """Raises what a live request holds (`QuotaStore.top_up`; totals since it began), and makes that
-        durable: after this, and not before, the engine may be told. `used` is what was emitted and computed
-        so far, as limits count it: should everybody die, that is what will be charged, and billed as
-        `reported` says.
+        """Raises the hold of a live request (`QuotaStore.top_up`; totals since it began) durably; only after
+        this may the engine's lease grow. `used`: emitted and computed so far, as limits count it; charged if
+        all processes crash, and billed as `reported` says.
 
         Raises `KeyError` for a request that is not live, `QuotaStoreUnavailable`, `DatabaseUnavailable`; the
-        engine must then not be told more than before, and the call may be repeated.
+        engine's lease must then not grow, and the call may be repeated.
         """
         live = self._live[request_id]
         epoch, answer = await self._raise_hold(request_id, used, first, ahead)
@@ -223,8 +221,8 @@ class Holds:
         return answer
 
     async def move(self, call: Call, first: Amounts, ahead: Amounts) -> Granted:
-        """Raises what a live request holds that has emitted nothing, and makes durable that from now on it is
-        charged in `call.tier`, whoever settles it.
+        """Raises the hold of a live request that has emitted nothing, and records durably that it is charged
+        in `call.tier` from now on.
 
         Raises `BudgetDenied` (nothing has changed then), `KeyError`, `QuotaStoreUnavailable`,
         `DatabaseUnavailable`.
@@ -248,9 +246,9 @@ class Holds:
         counted: Amounts | None = None,
         credit_nanousd: int = 0,
     ) -> Settlement:
-        """Starts the settlement; it goes on until it is durable, whoever stops waiting for it. `counted` is
-        what limits count where tokens are weighted; None: what is charged. `credit_nanousd` is given back on
-        the bill, in a row of its own: what limits counted stays counted."""
+        """Starts the settlement; it continues until durable, even if the caller stops waiting. `counted`:
+        weighted amounts for limits; None: `charged`. `credit_nanousd` is credited on the bill in a row of its
+        own; limits are not refunded."""
         live = self._live.get(call.request_id)
         price_version = live.price_version if live else 0
         row = self._row(call, "settle", charged, detail, (), price_version, outcome.value)
@@ -267,20 +265,16 @@ class Holds:
         return self._settlements.start(row, acknowledge, done, credit)
 
     async def keep_once(self) -> None:
-        """Looks after the holds now, instead of when the next round is due."""
-        await self._keeper.keep_once()
-
-    def _is_alone(self) -> bool:
-        """Whether no more than one request holds anything here: no other waits for the event loop."""
-        return len(self._live) <= 1
+        """Renews and releases holds now, instead of at the next round."""
+        await self._renewal.keep_once()
 
     async def _in_one_epoch(
         self, ask: Callable[[], Awaitable[Granted | Denied]]
     ) -> tuple[str, Granted | Denied]:
-        """The store's answer, and the epoch of which it is. A repeated call changes nothing."""
+        """The store's answer and its epoch. A repeated call changes nothing."""
         while True:
             epoch = self._quota_store.epoch
-            with self._mender.noticing:
+            with self._rebuilder.watching:
                 answer = await ask()
             if epoch == self._quota_store.epoch:
                 return epoch, answer
@@ -319,7 +313,7 @@ class Holds:
     async def _raise_hold(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> tuple[str, Granted | Denied]:
-        """`QuotaStore.top_up`, and the epoch that it was in."""
+        """`QuotaStore.top_up` and its epoch."""
         try:
             return await self._in_one_epoch(lambda: self._quota_store.top_up(request_id, used, first, ahead))
         except KeyError:
@@ -328,8 +322,8 @@ class Holds:
     async def _write_top_up(
         self, live: _LiveHold, call: Call, covered: Amounts, detail: dict[str, Any], epoch: str
     ) -> None:
-        """Makes durable that all of `covered` is held, as one more numbered row, and that the request is now
-        `call`. Where neither is news nothing is written."""
+        """Records durably, as one more numbered row, that all of `covered` is held and that the request is
+        now `call`. Writes nothing where neither has changed."""
         try:
             while _any(newly := _beyond(covered, live.held)) or live.call is not call:
                 row = replace(
@@ -339,7 +333,7 @@ class Holds:
                     live.held, live.top_ups = sum_of([live.held, newly]), live.top_ups + 1
                     live.call = call
                 else:
-                    # An attempt that seemed to fail had been written after all.
+                    # An attempt that seemed to fail had been written.
                     await self._read_again(call.request_id, live)
         except EpochEnded as error:
             raise QuotaStoreUnavailable("its counters were rebuilt") from error
@@ -352,7 +346,7 @@ class Holds:
 
     async def _release(self, request_id: str) -> None:
         try:
-            with self._mender.noticing:
+            with self._rebuilder.watching:
                 await asyncio.shield(self._quota_store.settle(request_id, NOTHING))
         except QuotaStoreUnavailable:
             log.warning("the hold of %s could not be released; the keeper will", request_id)

@@ -1,12 +1,12 @@
-"""How much budget does a request hold, when does it ask for more, and who of its sequences may use it?
+"""Lease sizes: the first hold, top-ups, and their division among sequences. Pure.
 
-Pure. A request holds what it probably needs, not what it could need: the prompt and a quantile of the
-predicted output on windows, the prompt and a small first chunk on token buckets. A short answer holds more at
-once where that keeps nothing from others. While it decodes it asks for more before that runs out. What is
-covered is divided among its sequences; none emits a token that is not.
+A request holds what it probably needs, not its worst case: the prompt and a quantile of the predicted output
+on windows, the prompt and a small first chunk on token buckets. A short answer is held whole where that keeps
+nothing from others. While decoding, the request asks for more before its lease runs out. What is covered is
+divided among its sequences; no uncovered token is emitted.
 
-Tokens here are output tokens of all the request's sequences together unless a name says otherwise. What they
-count on a limit (weights, prices) is the caller's function `sizes`, which never falls.
+Tokens are output tokens of all sequences together unless a name says otherwise. The caller's monotone
+function `sizes` maps them to amounts on limits (weights, prices).
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from tenants.quota.store import Denied, Hold
 from tenants.types import Amounts, Limit, LimitMode, Meter
 
 Sizes = Callable[[int], Amounts]
-"""What the prompt and so many output tokens count, all sequences together."""
+"""Amounts of the prompt and a number of output tokens, all sequences together."""
 
 FIRST_TOKENS = 16
-"""What each sequence is covered for at least when it starts, where no bucket is smaller."""
+"""Least tokens covered per sequence at the start, where no bucket is smaller."""
 SHORT_TOKENS = 512
-"""Of each sequence: what is no longer is covered at once, where that is modest. A longer answer tops up,
-which also reports how far it has come, should everybody die."""
+"""Per sequence: up to this length an answer is covered whole, where that is modest. A longer one tops up,
+which also records its progress in case all processes crash."""
 MODEST_SHARE = 64
-"""A first hold is modest when so many of its size fit into the burst: short of that it keeps a bucket from
-those that share it."""
+"""A first hold is modest when this many of its size fit into the burst; a larger one would block others that
+share the bucket."""
 CHUNK_S = 1.0
-"""A top-up covers so many seconds of decoding at least, where no bucket is smaller."""
+"""Least seconds of decoding that a top-up covers, where no bucket is smaller."""
 LEAD_S = 0.25
-"""It is asked for so many seconds before the engine would have to wait: many times a normal round trip."""
+"""Seconds before the lease ends at which a top-up is due: many times a normal round trip."""
 GPU_CHUNK_MS = 250
-"""Device time that a top-up covers at least, where no bucket is smaller."""
+"""Least device time that a top-up covers, where no bucket is smaller."""
 FOR_EVER = 2**53
 _OUTPUT_METERS = (Meter.TOTAL_TOKENS, Meter.OUTPUT_TOKENS, Meter.COST_NANOUSD, Meter.GPU_MS)
 
 
 class SequenceLease(msgspec.Struct, frozen=True):
-    """One sequence's place in a request's lease."""
+    """One sequence's part of a request's lease."""
 
     emitted: int
     lease: int
-    """Tokens that it may emit in all."""
+    """Tokens that it may emit in total."""
     most: int
     is_live: bool = True
 
     @property
     def left(self) -> int:
-        """Covered and not emitted; what may still be asked for is not counted."""
+        """Covered but not emitted."""
         return self.lease - self.emitted
 
 
-# ---------------------------------------------------------------- how much
+# ---------------------------------------------------------------- the first hold
 
 
 def has_gpu_limit(limits: Sequence[Limit]) -> bool:
@@ -74,27 +74,26 @@ def first_hold(
     *,
     may_be_cut: bool,
 ) -> Hold:
-    """What a request asks for when it starts. `ahead`: its predicted output; `most`: the most it can emit;
-    `gpu_ms`: the device time that it is predicted to take for so many output tokens.
+    """The hold that a request asks for when it starts. `ahead`: its predicted output; `most`: the most it can
+    emit; `gpu_ms`: predicted device time for a number of output tokens.
 
-    Where no limit counts what it emits, nothing is kept from others by holding all of it, and no top-up is
-    needed.
+    Where no limit counts output, all of it is held: this takes nothing from others and saves top-ups.
     """
     buckets = _hard_buckets(limits)
     if not any(limit.meter in _OUTPUT_METERS for limit in limits):
         ahead = most
-    at_once = _at_once(buckets, sizes, sequences, ahead, most, may_be_cut=may_be_cut)
-    # Windows hold `ahead` as far as there is room: only buckets need to be told how much it is at first.
+    whole_tokens = _whole_tokens(buckets, sizes, sequences, ahead, most, may_be_cut=may_be_cut)
+    # Windows hold `ahead` as far as there is room; `first` matters on buckets only.
     first = sequences
-    if buckets and at_once:
-        first = max(sequences, at_once)
+    if buckets and whole_tokens:
+        first = max(sequences, whole_tokens)
     elif buckets:
         first = min(max(ahead, sequences), most, sequences * FIRST_TOKENS)
         first = max(sequences, min(first, bucket_tokens(limits, sizes, first)))
     if buckets:
-        # A prompt leaves less of the burst than a later chunk finds.
+        # The prompt takes part of the burst, so less is left than for a later chunk.
         first = largest(sequences, first, lambda tokens: _fits_bursts(buckets, sizes(tokens)))
-    ahead = min(most, max(first, ahead, at_once))
+    ahead = min(most, max(first, ahead, whole_tokens))
     size_first = sizes(first)
     size_ahead = size_first if ahead == first else sizes(ahead)
     size_most = size_ahead if most == ahead else sizes(most)
@@ -110,14 +109,14 @@ def first_hold(
     )
 
 
-def _at_once(
+def _whole_tokens(
     buckets: Sequence[Limit], sizes: Sizes, sequences: int, ahead: int, most: int, *, may_be_cut: bool
 ) -> int:
-    """How much of a short answer may be held at once; 0: it goes by chunks.
+    """Tokens of a short answer that may be held from the start; 0: hold by chunks.
 
-    The worst case of a request that may not be cut is promised to it on every window: holding it keeps
-    nothing from others. Of one that may be cut it is `ahead`, which windows hold anyway. Buckets promise
-    nothing: of them it must be a modest share.
+    The worst case of a request that may not be cut is promised on every window: holding it takes nothing from
+    others. For one that may be cut it is `ahead`, which windows hold anyway. Buckets promise nothing: there
+    it must be a modest share.
     """
     nothing = sizes(0) if buckets else None
     for tokens in (ahead,) if may_be_cut else (most, ahead):
@@ -135,8 +134,8 @@ def _at_once(
 
 
 def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
-    """At most `tokens`, so many that they take no more than half of any burst, but at least 1: a bucket does
-    not refill past its cap, so a stream that empties it in one go would run slower than the rate."""
+    """At most `tokens`, limited to half of any burst, but at least 1: a bucket does not refill past its cap,
+    so a stream that emptied it would run slower than the rate."""
     buckets = _hard_buckets(limits)
     if not buckets:
         return max(1, tokens)
@@ -150,7 +149,7 @@ def bucket_tokens(limits: Sequence[Limit], sizes: Sizes, tokens: int) -> int:
 
 
 def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
-    """How many of `most` output tokens `covered` is enough for."""
+    """How many of `most` output tokens `covered` suffices for."""
 
     def fits(tokens: int) -> bool:
         size = sizes(tokens)
@@ -164,8 +163,8 @@ def covered_tokens(covered: Amounts, sizes: Sizes, most: int) -> int:
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from `low` to `high` that fits, where a smaller one always fits better; `low` if
-    none does."""
+    """The largest number in [`low`, `high`] that fits, by bisection (`fits` is monotone); `low` if none
+    does."""
     if fits(high):
         return high
     while high - low > 1:
@@ -177,12 +176,12 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-# ---------------------------------------------------------------- for whom
+# ---------------------------------------------------------------- division among sequences
 
 
 def share_out(covered: int, parts: Sequence[SequenceLease]) -> list[int]:
-    """Every sequence's lease, so that together they emit at most `covered`. What an ended one did not use is
-    the others'; those that live get equally far. A lease never shrinks, and never passes a `most`."""
+    """Leases of the sequences, so that together they emit at most `covered`. What an ended one did not use
+    goes to the others; live ones get equally far. A lease never shrinks and never exceeds `most`."""
     leases = [part.lease if part.is_live else part.emitted for part in parts]
     live = [index for index, part in enumerate(parts) if part.is_live]
     if not live:
@@ -209,26 +208,26 @@ def share_out(covered: int, parts: Sequence[SequenceLease]) -> list[int]:
     return leases
 
 
-# ---------------------------------------------------------------- when, and how much more
+# ---------------------------------------------------------------- top-ups
 
 
 def chunk_tokens(limits: Sequence[Limit], sizes: Sizes, live: int, tokens_per_s: float) -> int:
-    """What a top-up covers for each of `live` sequences beyond what it has emitted; `tokens_per_s` is the
-    pace of one."""
+    """Tokens that a top-up covers for each of `live` sequences beyond those emitted; `tokens_per_s`: of
+    one."""
     wanted = max(FIRST_TOKENS, -int(-tokens_per_s * CHUNK_S // 1))
     return max(1, bucket_tokens(limits, sizes, wanted * live) // max(1, live))
 
 
 def is_due(parts: Sequence[SequenceLease], chunk: int, tokens_per_s: float) -> bool:
-    """Whether to ask now: a live sequence that may go on is close to the end of its lease. Never earlier
-    than half a chunk before, or small chunks would be asked for all the time."""
+    """Whether a top-up is due: a live, unfinished sequence is close to the end of its lease. At most half a
+    chunk ahead, or small chunks would be due all the time."""
     lead = _lead(chunk, tokens_per_s)
     return any(part.is_live and part.lease < part.most and part.left <= lead for part in parts)
 
 
 def next_look(part: SequenceLease, chunk: int, tokens_per_s: float) -> int:
-    """How many tokens the sequence has emitted when `is_due` is to be asked again, which says no now, or was
-    just answered: halfway to where it would say yes at this pace, for the pace may rise."""
+    """Emitted tokens at which to check `is_due` again, given that it is False now or was just handled:
+    halfway to the point where it is True at the current pace, as the pace may rise."""
     if not part.is_live or part.lease >= part.most:
         return FOR_EVER
     slack = part.left - _lead(chunk, tokens_per_s)
@@ -236,8 +235,8 @@ def next_look(part: SequenceLease, chunk: int, tokens_per_s: float) -> int:
 
 
 def wanted_tokens(parts: Sequence[SequenceLease], chunk: int, predicted: int) -> tuple[int, int]:
-    """What must be covered next, and what is wanted on windows; in all, since the request began.
-    `predicted`: the output of all sequences, given what they have emitted."""
+    """What must be covered next, and what is wanted on windows, in total since the request began.
+    `predicted`: output of all sequences, given what they have emitted."""
     first = sum(
         min(part.most, max(part.lease, part.emitted + chunk)) if part.is_live else part.emitted
         for part in parts
@@ -247,7 +246,7 @@ def wanted_tokens(parts: Sequence[SequenceLease], chunk: int, predicted: int) ->
 
 
 def wanted_gpu_ms(limits: Sequence[Limit], used_ms: int) -> int:
-    """Device time that must be covered next, in all; 0 where no limit counts it."""
+    """Device time to cover next, in total; 0 where no limit counts it."""
     if not has_gpu_limit(limits):
         return 0
     bursts = [limit.amount // 2 for limit in _hard_buckets(limits) if limit.meter is Meter.GPU_MS]
@@ -255,10 +254,10 @@ def wanted_gpu_ms(limits: Sequence[Limit], used_ms: int) -> int:
 
 
 def retry_in_s(denied: Denied, waited_s: float, hold_wait_s: float) -> float | None:
-    """When to ask again after a refused top-up; None: the budget is spent.
+    """When to repeat a refused top-up; None: the budget is spent.
 
-    A rate shapes the stream: it goes on when the bucket has refilled, however long that takes. Other
-    requests' holds on a window may be given back soon, so they are waited for, but not for ever.
+    A rate shapes the stream: it continues when the bucket has refilled, however long that takes. Other
+    requests' holds on a window may be released soon, so they are waited for up to `hold_wait_s`.
     """
     after_s = denied.retry_after_s
     if after_s is None or denied.limit.is_bucket:

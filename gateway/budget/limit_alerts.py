@@ -1,8 +1,8 @@
-"""Who writes down what soft and shadow limits noticed, without a request waiting for it?
+"""Records events of soft and shadow limits off the request path.
 
-`note` only counts in memory; one task writes the counts every second, many grants as one row. What cannot be
-written waits; beyond `MAX_WAITING` different counts new ones are dropped, and the metric says so. These are
-alerts and not accounts: a crash loses up to a second of them.
+`note` counts in memory; a task writes the counts every second, many grants as one row. Unwritten counts are
+kept; beyond `MAX_WAITING` different keys new ones are dropped, which a metric reports. These are alerts, not
+accounts: a crash loses up to a second of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tenants.storage.database import Database
 
 MAX_WAITING = 10_000
 MAX_REMEMBERED = 10_000
-"""Thresholds of which this process has alerted already."""
+"""Thresholds that this process has already alerted on."""
 
 log = logging.getLogger("fairgate.gateway.limits")
 
 
 class LimitAlerts(BackgroundWriter):
-    """Counts, and writes the counts. Use from one event loop."""
+    """Counts events and writes the counts. Use from one event loop."""
 
     task_name = "gateway limit events"
     log = log
@@ -42,7 +42,7 @@ class LimitAlerts(BackgroundWriter):
         self._alerted: OrderedDict[EventKey, None] = OrderedDict()
 
     def note(self, granted: Granted) -> None:
-        """Counts what this grant tells of its limits. Costs nothing where no limit is soft or shadow."""
+        """Counts the events of a grant. Free where no limit is soft or shadow."""
         keys = noticed(granted)
         if not keys:
             return
@@ -59,7 +59,7 @@ class LimitAlerts(BackgroundWriter):
                 self._metrics.limit_event("dropped")
 
     def _is_first(self, key: EventKey) -> bool:
-        """An alert is given once per limit, window and level by each gateway."""
+        """Whether it is this gateway's first alert of this limit, window and level; logs it."""
         if key in self._alerted:
             return False
         self._alerted[key] = None
@@ -69,7 +69,7 @@ class LimitAlerts(BackgroundWriter):
         return True
 
     async def flush(self) -> None:
-        """Writes what was counted so far; where the database is down the counts stay for the next time."""
+        """Writes the counts so far; keeps them for the next time while the database is down."""
         tallies, self._waiting = self._waiting, {}
         if not tallies:
             return

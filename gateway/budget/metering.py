@@ -1,7 +1,7 @@
-"""What do limits count of a request, and what do bills say of it?
+"""Metering of one request: weighted amounts for limits, real tokens for bills.
 
-Before it runs by its size, while it runs by what came. A request holds this; nothing here refers back to it,
-or each would stay in memory, with all that it holds, until the collector of cycles comes by.
+By its size before it runs, by its output while it runs. Must not reference the request: the cycle would keep
+it alive until the next garbage collection.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from tenants.pricing.pricing import PriceBook
 from tenants.types import NOTHING, Amounts
 
 MAX_SIZES = 16
-"""Remembered of one request: a long one asks for ever new ones."""
+"""Cached sizes per request, bounded as a long request keeps asking for new ones."""
 
 
 def size_of(prices: PriceBook, call: Call, output_tokens: int) -> Amounts:
-    """What limits count of a request's prompt and so many output tokens, if nothing of it was cached."""
+    """A request's prompt and `output_tokens` as limits count them, assuming no cached input."""
     return counted(prices, call.model, call.tier, input_tokens=call.input_tokens, output_tokens=output_tokens)
 
 
 @dataclass(slots=True)
 class RequestMetering:
-    """Of one request."""
+    """Metering of one request."""
 
     call: Call
-    """As it stands: a move to another tier changes it."""
+    """The current call: a move to another tier replaces it."""
     prices: PriceBook
     uses: Sequence[SequenceUse]
     """By sequence, as they grow."""
     reported: Amounts = NOTHING
-    """What bills say of what was last reported as used: should everybody die, that is what is charged."""
+    """Real tokens of the last `report`: billed if all processes crash."""
     _sized: Call | None = None
-    """Whose sizes are known: of the call as it stood then."""
+    """The call that the cached sizes belong to."""
     _sizes: dict[int, Amounts] = field(default_factory=dict)
 
     def size(self, output_tokens: int) -> Amounts:
-        """`size_of` the request. The same few numbers are asked for again and again before it runs."""
+        """`size_of` the request, cached: the same few sizes are asked for repeatedly before it runs."""
         if self._sized is not self.call or len(self._sizes) >= MAX_SIZES:
             self._sized, self._sizes = self.call, {}
         found = self._sizes.get(output_tokens)
@@ -51,8 +51,7 @@ class RequestMetering:
         return found
 
     def report(self) -> Amounts:
-        """What limits count of what came so far: never more than the settlement will say. What bills say of
-        it is noted in `reported`."""
+        """Use so far as limits count it, never above the settlement's. Sets `reported`."""
         call = self.call
         use = use_of(self.uses, call.choices, dispatched=True)
         used = counted(

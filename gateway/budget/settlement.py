@@ -1,12 +1,12 @@
-"""How does the end of a request become durable, exactly once, whatever fails?
+"""Settles finished requests durably and exactly once, with retries.
 
-The settle row first, then the counters, then whoever waits is told and the engine may forget. Each half that
-succeeded is not repeated; what fails is tried again until it succeeds. If this process dies first, the open
-reserve row is found by the next one, or by another gateway.
+First the settle row, then the counters, then the waiter is notified and the engine may drop the outcome.
+Steps that succeeded are not repeated; failures are retried until they succeed. If this process dies first,
+the next one or another gateway finds the open reserve row.
 
-Where a settle row is there already (another gateway took this one for dead and adopted the request), that
-row counts: counters are charged by it, never by ours. The store charges a request as long as it holds
-something, so however many settle it, it is counted once.
+Where a settle row exists already (another gateway considered this one dead and adopted the request), counters
+are charged by that row. The store charges a request only while it holds something, so however many gateways
+settle it, it is counted once.
 """
 
 from __future__ import annotations
@@ -31,52 +31,43 @@ log = logging.getLogger("fairgate.gateway.settling")
 
 @dataclass(slots=True)
 class Settlement:
-    """One request's end on its way into the books."""
+    """The settlement of one request."""
 
     row: LedgerRow
     acknowledge: Callable[[], None]
     done: Callable[[], None]
     credit: LedgerRow | None = None
-    """Given back for a broken promise, written with the settle row or not at all."""
+    """Credit for a missed quote, written with the settle row or not at all."""
     is_durable: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """The settle row is in the ledger and the counters know: the client may be told. False where whoever
-    waits gave it up before; it goes on all the same."""
+    """Resolves to True when the settle row is in the ledger and the counters are charged; to False when the
+    waiter timed out, while the settlement continues."""
     counts: LedgerRow | None = None
-    """The settle row that is in the ledger."""
+    """The settle row in the ledger."""
 
     async def within(self, seconds: float) -> bool:
-        """Whether it is durable after so long at most. For one who waits."""
-        # What `asyncio.timeout` does, without its states: this is on every request's way.
-        timer = asyncio.get_running_loop().call_later(seconds, self.tell, False)
+        """Waits up to `seconds`; returns whether it is durable. For one waiter."""
+        # Cheaper than `asyncio.timeout`: every request passes here.
+        timer = asyncio.get_running_loop().call_later(seconds, self.resolve, False)
         try:
             return await self.is_durable
         finally:
             timer.cancel()
 
-    def tell(self, is_durable: bool) -> None:
-        """Whoever waits hears of it; the first word counts."""
+    def resolve(self, is_durable: bool) -> None:
+        """Resolves the waiter; idempotent."""
         if not self.is_durable.done():
             self.is_durable.set_result(is_durable)
 
 
 class Settlements:
-    """Settlements under way. Use from one event loop."""
+    """Running settlements. Use from one event loop."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        quota_store: QuotaStore,
-        mender: CounterRebuilder,
-        *,
-        is_alone: Callable[[], bool],
-    ) -> None:
-        """`is_alone`: whether no other request is under way here."""
+    def __init__(self, ledger: Ledger, quota_store: QuotaStore, rebuilder: CounterRebuilder) -> None:
         self._ledger = ledger
         self._quota_store = quota_store
-        self._mender = mender
-        self._is_alone = is_alone
+        self._rebuilder = rebuilder
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -89,15 +80,14 @@ class Settlements:
         done: Callable[[], None],
         credit: LedgerRow | None = None,
     ) -> Settlement:
-        """Begins to settle. `acknowledge` is called once it is durable, `done` when nobody works on it any
-        more."""
+        """Starts a settlement. `acknowledge` is called once it is durable, `done` when its task ends."""
         settlement = Settlement(row, acknowledge, done, credit)
         task = asyncio.create_task(self._settle(settlement), name=f"settle {row.request_id}")
         self._tasks[row.request_id] = task
         return settlement
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for what is under way, then gives it up."""
+        """Waits for the running settlements, then cancels them."""
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
@@ -109,7 +99,7 @@ class Settlements:
             while not await self._try_to_settle(settlement):
                 await asyncio.sleep(delay_s)
                 delay_s = min(RETRY_MOST_S, delay_s * 2)
-            settlement.tell(True)
+            settlement.resolve(True)
             settlement.acknowledge()
         finally:
             self._tasks.pop(settlement.row.request_id, None)
@@ -119,8 +109,8 @@ class Settlements:
         row = settlement.row
         try:
             if settlement.counts is None:
-                settlement.counts = await self._ledger.settle(row, settlement.credit, alone=self._is_alone())
-            with self._mender.noticing:
+                settlement.counts = await self._ledger.settle(row, settlement.credit)
+            with self._rebuilder.watching:
                 await self._quota_store.settle(row.request_id, settlement.counts.counted)
             return True
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:

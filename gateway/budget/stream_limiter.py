@@ -1,13 +1,12 @@
-"""How many streams can a tenant's rate feed, and who waits until one of them ends?
+"""Limits concurrent streams to what a tenant's token buckets can feed.
 
-A token bucket that flows at 100 tokens a second feeds two streams of 50, however many are asked for. More of
-them would only rest in the engine most of the time and hold memory there; so they wait here, first come,
-first served for each bucket, before they hold any budget. A request whose limits are no token buckets passes
-through.
+A bucket that refills at 100 tokens a second feeds two streams of 50. More of them would be paused in the
+engine most of the time and hold memory there, so they wait here, FIFO per bucket, before they hold any
+budget. Requests without token buckets pass through.
 
-Each gateway counts its own: with several of them a tenant may have so many times more streams, which then
-rest more often. The limit itself is kept by the quota store. That is enough: to share the count would cost a
-round trip for every stream, and the counts of a gateway that died would have to be found out and given back.
+Counted per gateway: with several gateways a tenant may run that many times more streams, which are then
+paused more often. The limit itself is enforced by the quota store. Sharing the count would cost a round trip
+for every stream, and the counts of a dead gateway would have to be recovered.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from gateway.budget.lease import Sizes
 from tenants.types import Limit, LimitMode
 
 MAX_WAITING_IN_ALL = 8_192
-"""Requests that wait for any bucket at one gateway."""
+"""Requests waiting at one gateway, for any bucket."""
 _MANY_TOKENS = 1_000
-"""Sizes are rounded; of so many tokens it does not show."""
+"""Sample size for the amount per token, large enough to hide rounding."""
 
 
 class StreamLimitReached(Exception):
-    """Too many requests wait already."""
+    """Too many requests are waiting."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"{most} requests wait already")
@@ -34,8 +33,8 @@ class StreamLimitReached(Exception):
 
 
 def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: float) -> dict[str, int]:
-    """For every hard token bucket that counts output: how many streams at the engine's pace it can feed, at
-    least one; by the bucket's identity."""
+    """Streams at the engine's pace that each hard token bucket on output can feed, at least one; by the
+    bucket's identity."""
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
@@ -50,16 +49,16 @@ def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: floa
 @dataclass(slots=True)
 class _WaitingStream:
     needs: Mapping[str, int]
-    """How many streams each of its buckets feeds."""
+    """Streams that each of its buckets feeds."""
     sequences: int
     may_pass: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class StreamLimiter:
-    """Lets as many streams pass as their buckets can feed. Use from one event loop."""
+    """Admits as many streams as their buckets can feed. Use from one event loop."""
 
     def __init__(self, *, max_waiting: int, max_waiting_in_all: int = MAX_WAITING_IN_ALL) -> None:
-        """`max_waiting`: for one bucket, so that those who wait for a slow one do not turn others away."""
+        """`max_waiting`: per bucket, so that waiters for a slow one do not turn others away."""
         self._max_waiting = max_waiting
         self._max_waiting_in_all = max_waiting_in_all
         self._waiting: dict[str, _WaitingStream] = {}
@@ -68,17 +67,17 @@ class StreamLimiter:
         """Sequences by bucket."""
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Waiting requests."""
         return len(self._waiting)
 
     def enter(self, request_id: str, needs: Mapping[str, int], sequences: int) -> asyncio.Future[bool]:
-        """Done, perhaps already, when the buckets in `needs` feed `sequences` more; a request with more than
-        they ever feed goes alone. Every request that passed, and every one whose wait was cancelled, must
-        `leave`. The result: whether it has to be patient, as others are fed by the same bucket, or were when
-        it came. Raises `StreamLimitReached`."""
+        """Future, perhaps done already, of the buckets in `needs` feeding `sequences` more; a request larger
+        than they ever feed runs by itself. Every request that passed, or whose wait was cancelled, must
+        `leave`. The result: whether its buckets are shared: they feed other streams, or did when it came.
+        Raises `StreamLimitReached`."""
         if not needs:
             return _done(False)
-        if not self._waiting and self._feed(needs, sequences):
+        if not self._waiting and self._can_feed(needs, sequences):
             self._pass(request_id, needs, sequences)
             return _done(self._is_shared(needs, sequences))
         crowds = [sum(bucket in each.needs for each in self._waiting.values()) for bucket in needs]
@@ -87,11 +86,11 @@ class StreamLimiter:
         if len(self._waiting) >= self._max_waiting_in_all:
             raise StreamLimitReached(self._max_waiting_in_all)
         waiting = self._waiting[request_id] = _WaitingStream(needs, sequences)
-        self._let_pass()
+        self._admit_waiting()
         return _done(self._is_shared(needs, sequences)) if waiting.may_pass.done() else waiting.may_pass
 
     def leave(self, request_id: str) -> None:
-        """The request is over, or waits no more. Harmless to repeat."""
+        """Removes a request that has ended or stopped waiting. Idempotent."""
         self._waiting.pop(request_id, None)
         passed = self._passed.pop(request_id, None)
         if passed is not None:
@@ -101,15 +100,15 @@ class StreamLimiter:
                 if not self._running[bucket]:
                     del self._running[bucket]
         if self._waiting:
-            self._let_pass()
+            self._admit_waiting()
 
-    def _let_pass(self) -> None:
-        """Nobody overtakes somebody who waits for one of the same buckets."""
+    def _admit_waiting(self) -> None:
+        """Admits waiting requests that can pass, FIFO among those that share a bucket."""
         blocked: set[str] = set()
         for request_id, waiting in list(self._waiting.items()):
             if waiting.may_pass.cancelled():
-                continue  # it is about to leave
-            if blocked.isdisjoint(waiting.needs) and self._feed(waiting.needs, waiting.sequences):
+                continue  # about to leave
+            if blocked.isdisjoint(waiting.needs) and self._can_feed(waiting.needs, waiting.sequences):
                 del self._waiting[request_id]
                 self._pass(request_id, waiting.needs, waiting.sequences)
                 waiting.may_pass.set_result(True)
@@ -121,8 +120,8 @@ class StreamLimiter:
         for bucket in needs:
             self._running[bucket] = self._running.get(bucket, 0) + sequences
 
-    def _feed(self, needs: Mapping[str, int], sequences: int) -> bool:
-        """Whether every one of its buckets feeds it, too."""
+    def _can_feed(self, needs: Mapping[str, int], sequences: int) -> bool:
+        """Whether all of its buckets can feed it as well."""
         for bucket, most in needs.items():
             running = self._running.get(bucket, 0)
             if running and running + sequences > most:
@@ -130,7 +129,7 @@ class StreamLimiter:
         return True
 
     def _is_shared(self, needs: Mapping[str, int], sequences: int) -> bool:
-        """Whether others are fed by one of the buckets of a request that has passed."""
+        """Whether a bucket of a passed request feeds other streams."""
         return any(self._running[bucket] > sequences for bucket in needs)
 
 

@@ -1,8 +1,8 @@
-"""How many tokens may a server without leases be asked for?
+"""Output cap (`max_tokens`) of a request to a server without leases.
 
-As many as could be held for the request by the time it is sent: a server that stops there by itself has
-generated nothing that nobody pays for, and its own count of the whole answer comes. What other requests give
-back later is not waited for. Pure.
+The most that could be held for the request at the time it is sent: a server that stops there has generated
+nothing unpaid, and its own token count of the answer is complete. Budget that other requests release later is
+ignored. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def most_tokens(
     sequences: int,
     most_each: int,
 ) -> int:
-    """For each of `sequences`. `covered` is held already, which is enough for `covered_tokens` of all
-    together; `states` are the limits after the hold. Rates bound nothing: they refill. A request whose worst
-    case is promised to it may hold all of it, whatever the states say; its caller knows."""
+    """The cap for each of `sequences`. `covered` is held, enough for `covered_tokens` of all together;
+    `states` are the limits after the hold. Token buckets bound nothing, as they refill. Callers must not cap
+    a request whose worst case is promised."""
     windows = [
         state
         for state in states
@@ -42,5 +42,5 @@ def most_tokens(
         )
 
     least = min(covered_tokens, sequences * most_each)
-    # Rounded down: what could be held is shared by all of them.
+    # Rounded down: all sequences share what could be held.
     return max(1, min(most_each, largest(least, sequences * most_each, fits) // sequences))

@@ -1,11 +1,11 @@
-"""Who keeps a running request's lease ahead of what it emits?
+"""Tops up the lease of a running request ahead of what it emits.
 
-One task a request, beside those that read its tokens, unless all that can come is covered already. It asks
-for more before a sequence comes to the end of its lease, for all sequences in one call; what is granted is
-durable before an engine hears of it. A rate that is used up lets the sequences rest until the bucket has
-refilled; a spent budget lets them go on to the end of what is covered, and stops them there.
+One task per request, beside those that read its tokens, unless the whole output is covered already. It asks
+for more before a sequence reaches the end of its lease, for all sequences in one call; a grant is durable
+before the engine's lease grows. An empty bucket pauses the sequences until it has refilled; a spent budget
+lets them run to the end of what is covered and stops them there.
 
-What to ask for, and when, is decided in `lease.py`.
+Sizes and times of top-ups are decided in `lease.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("fairgate.gateway.topping")
 
 
 class AccountsLost(Exception):
-    """The quota store or the ledger was away for too long to go on; `cause` is its last word."""
+    """The quota store or the ledger was unavailable for too long; `cause` is the last error."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -44,14 +44,14 @@ class AccountsLost(Exception):
 
 @dataclass(slots=True)
 class Leases:
-    """What a request holds, and which of its sequences may use how much of it."""
+    """A request's hold and its division among the sequences."""
 
     limits: tuple[Limit, ...]
     counting: RequestMetering
     most_each: int
     """`max_tokens`."""
     covered: Amounts = NOTHING
-    """As limits count it."""
+    """Weighted amounts, as limits count them."""
     covered_output_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     """By sequence."""
@@ -60,21 +60,21 @@ class Leases:
     top_ups: int = 0
     """Granted."""
     timeline: Timeline = field(default_factory=Timeline)
-    """Where they are noted."""
+    """Records top-ups."""
     counts_gpu: bool = field(init=False)
-    """Whether the engine has to stop at a lease of device time. A move to another tier changes nothing about
-    it: only between tiers with the same limits is there one."""
+    """Whether the engine has to stop at a lease of device time. Constant: requests move only between tiers
+    with the same limits."""
 
     def __post_init__(self) -> None:
         self.counts_gpu = lease.has_gpu_limit(self.limits)
 
     @property
     def uses(self) -> Sequence[SequenceUse]:
-        """What its sequences have used, as it grows."""
+        """Use of its sequences, updated as they run."""
         return self.counting.uses
 
     def granted(self, covered: Amounts) -> None:
-        """So much is held now: shares it out."""
+        """Notes that `covered` is held and divides it."""
         self.covered = covered
         most = self.most_each * len(self.uses)
         self.covered_output_tokens = max(
@@ -83,7 +83,7 @@ class Leases:
         self.share_out()
 
     def share_out(self) -> None:
-        """What is covered and not used by those that have ended is for the others."""
+        """Divides what is covered among the live sequences."""
         self.tokens = lease.share_out(self.covered_output_tokens, self.parts())
         if not self.counts_gpu:
             self.gpu_us = [None] * len(self.uses)
@@ -97,11 +97,11 @@ class Leases:
 
     @property
     def used_gpu_us(self) -> int:
-        """Device time so far, all sequences."""
+        """Device time so far, of all sequences."""
         return sum(use.gpu_us for use in self.uses)
 
     def parts(self) -> list[SequenceLease]:
-        """The sequences as they stand."""
+        """Current state of the sequences."""
         leases = self.tokens or [0] * len(self.uses)
         return [
             SequenceLease(use.output_tokens, old, self.most_each, use.outcome is None)
@@ -110,14 +110,14 @@ class Leases:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing that the request can still emit, or take of the device, is uncovered: it needs no more."""
+        """Whether all remaining output is covered and device time is not limited: no top-up is needed."""
         return not self.counts_gpu and all(
             tokens >= self.most_each or use.outcome is not None
             for tokens, use in zip(self.tokens, self.uses, strict=True)
         )
 
     def is_used_up(self, index: int) -> bool:
-        """Whether a sequence has come to the end of what is covered, but not to its own end."""
+        """Whether a live sequence has used up its lease."""
         use, gpu_us = self.uses[index], self.gpu_us[index]
         if use.outcome is not None or use.output_tokens >= self.most_each:
             return False
@@ -125,14 +125,14 @@ class Leases:
 
 
 class TopUpTask:
-    """Tops one request up while it decodes."""
+    """Tops up one request while it decodes."""
 
     def __init__(
         self,
         request_id: str,
         leases: Leases,
         upstream: Upstream,
-        books: Holds,
+        holds: Holds,
         *,
         predict: Callable[[int], int],
         sequence_ids: Sequence[str],
@@ -141,11 +141,11 @@ class TopUpTask:
         hold_wait_s: float,
         accounts_wait_s: float,
     ) -> None:
-        """`predict` gives the predicted length of a sequence that has emitted so much."""
+        """`predict`: predicted length of a sequence, given its emitted tokens."""
         self._request_id = request_id
         self._leases = leases
         self._upstream = upstream
-        self._books = books
+        self._holds = holds
         self._predict = predict
         self._sequence_ids = sequence_ids
         self._clock = clock
@@ -153,40 +153,42 @@ class TopUpTask:
         self._hold_wait_s = hold_wait_s
         self._accounts_wait_s = accounts_wait_s
         self._first_token_s: float | None = None
-        self._looks: list[int] = []
-        """By sequence: whether more is due is asked when it has emitted so much, not every time."""
-        self._look_ahead()
+        self._next_checks: list[int] = []
+        """By sequence, the emitted tokens at which to check again whether a top-up is due."""
+        self._schedule_checks()
         self._wake = asyncio.Event()
-        self._is_untold = False
-        """The engine did not take the last word on the leases."""
+        self._must_resend = False
+        """The engine did not accept the latest leases."""
         self.is_spent = False
-        """A budget refuses more: what is covered is the last."""
+        """The budget is spent: no more top-ups."""
 
     def seen(self, index: int) -> None:
-        """Something came from sequence `index`, or it ended."""
+        """Handles output or the end of sequence `index`."""
         use = self._leases.uses[index]
         if self._first_token_s is None:
             self._first_token_s = self._clock()
         if use.outcome is not None and any(other.outcome is None for other in self._leases.uses):
             self._leases.share_out()
-            self._tell()
+            self._send_leases()
             self._wake.set()
         if self.is_spent:
             self._stop_used_up()
-        elif (use.output_tokens >= self._looks[index] or self._leases.counts_gpu) and not self._wake.is_set():
+        elif (
+            use.output_tokens >= self._next_checks[index] or self._leases.counts_gpu
+        ) and not self._wake.is_set():
             if self._is_due():
                 self._wake.set()
             else:
-                self._look_ahead()
+                self._schedule_checks()
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises `AccountsLost`."""
+        """Runs until cancelled. Raises `AccountsLost`."""
         while True:
-            if self._is_untold:
+            if self._must_resend:
                 await self._sleep(RETRY_FIRST_S)
-                self._tell()
+                self._send_leases()
             elif self.is_spent:
-                # Said again until the outcomes are here: the engine may have taken no command just then.
+                # Repeated until the outcomes arrive: the engine may not have accepted the command.
                 self._stop_used_up()
                 await self._sleep(RETRY_MOST_S)
             else:
@@ -194,15 +196,15 @@ class TopUpTask:
                 self._wake.clear()
                 if self._is_due():
                     await self._top_up()
-                self._look_ahead()
+                self._schedule_checks()
 
     # ------------------------------------------------------------ asking
 
     async def _top_up(self) -> None:
-        """One top-up, asked for until it is granted or refused for good."""
+        """Performs one top-up, repeated until granted or finally refused."""
         leases = self._leases
         since_s = self._clock()
-        rested_s = 0.0
+        paused_s = 0.0
         takes_least = False
         while True:
             parts = leases.parts()
@@ -220,25 +222,25 @@ class TopUpTask:
             if isinstance(answer, Granted):
                 leases.top_ups += 1
                 leases.timeline.note(
-                    TimelineKind.TOPPED_UP, self._clock(), round(rested_s * 1e6), answer.covered.output_tokens
+                    TimelineKind.TOPPED_UP, self._clock(), round(paused_s * 1e6), answer.covered.output_tokens
                 )
                 leases.granted(answer.covered)
-                self._tell()
+                self._send_leases()
                 return
             retry_s = lease.retry_in_s(answer, self._clock() - since_s, self._hold_wait_s)
             if retry_s is not None:
                 await self._sleep(retry_s)
-                rested_s += retry_s
+                paused_s += retry_s
             elif not takes_least:
-                # Not enough for a whole chunk: the last tokens of a budget are worth something, too.
+                # Not enough for a whole chunk: ask for the last tokens of the budget.
                 takes_least = True
             else:
                 self.is_spent = True
                 return
 
     async def _ask(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
-        """Durable when it returns. While the store or the ledger is away the sequences rest at their leases'
-        end; not for ever."""
+        """Durable on return. While the store or the ledger is unavailable the sequences pause at the end of
+        their leases, up to `accounts_wait_s`. Raises `AccountsLost`."""
         since_s = self._clock()
         delay_s = RETRY_FIRST_S
         while True:
@@ -252,11 +254,11 @@ class TopUpTask:
             delay_s = min(RETRY_MOST_S, delay_s * 2)
 
     async def _ask_once(self, used: Amounts, first: Amounts, ahead: Amounts) -> Granted | Denied:
-        asking = asyncio.create_task(self._books.top_up(self._request_id, used, first, ahead))
+        asking = asyncio.create_task(self._holds.top_up(self._request_id, used, first, ahead))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # Whoever cancels is about to settle the request: it must not be topped up after that.
+            # The request is about to be settled: it must not be topped up after that.
             await asyncio.wait([asking], timeout=self._accounts_wait_s)
             asking.cancel()
             raise
@@ -273,16 +275,16 @@ class TopUpTask:
         chunk_ms = lease.wanted_gpu_ms(leases.limits, 0)
         return leases.covered.gpu_ms * 1000 - used_us <= chunk_ms * 500
 
-    def _look_ahead(self) -> None:
+    def _schedule_checks(self) -> None:
         chunk, tokens_per_s = self._chunk(), self._tokens_per_s()
-        self._looks = [lease.next_look(part, chunk, tokens_per_s) for part in self._leases.parts()]
+        self._next_checks = [lease.next_look(part, chunk, tokens_per_s) for part in self._leases.parts()]
 
     def _chunk(self) -> int:
         live = sum(use.outcome is None for use in self._leases.uses)
         return lease.chunk_tokens(self._leases.limits, self._leases.counting.size, live, self._tokens_per_s())
 
     def _tokens_per_s(self) -> float:
-        """The pace of its fastest sequence so far."""
+        """Pace of the fastest sequence so far."""
         if self._first_token_s is None or (elapsed_s := self._clock() - self._first_token_s) <= 0:
             return 0.0
         return (max(use.output_tokens for use in self._leases.uses) - 1) / elapsed_s
@@ -293,10 +295,10 @@ class TopUpTask:
             for use in self._leases.uses
         )
 
-    # ------------------------------------------------------------ telling the engine
+    # ------------------------------------------------------------ commands to the engine
 
-    def _tell(self) -> None:
-        self._is_untold = False
+    def _send_leases(self) -> None:
+        self._must_resend = False
         for index, use in enumerate(self._leases.uses):
             if use.outcome is None:
                 try:
@@ -304,8 +306,8 @@ class TopUpTask:
                         self._sequence_ids[index], self._leases.tokens[index], self._leases.gpu_us[index]
                     )
                 except UpstreamUnavailable:
-                    # Gone, which its readers will hear, or too busy to listen now.
-                    self._is_untold = True
+                    # Gone, which the readers of its tokens will notice, or too busy now.
+                    self._must_resend = True
 
     def _stop_used_up(self) -> None:
         for index, sequence_id in enumerate(self._sequence_ids):

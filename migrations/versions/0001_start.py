@@ -1,4 +1,4 @@
-"""The first schema: directory, limits, ledger, audit."""
+"""The schema: directory, limits, prices, ledger, audit, gateways, answers, quotes, timelines, SLOs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,137 +8,288 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-APPEND_ONLY = ("ledger", "ledger_charges", "audit")
+ID = sa.String(40)
+NAME = sa.String(64)
+WORD = sa.String(16)
+SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+RESERVES = sa.text("kind = 'reserve'")
+CHARGES = sa.text("kind IN ('settle', 'credit', 'adjust')")
+TABLES = (
+    "tenants",
+    "projects",
+    "api_keys",
+    "key_secrets",
+    "limits",
+    "limit_overrides",
+    "limit_events",
+    "prices",
+    "ledger",
+    "counter_sets",
+    "audit",
+    "directory_revision",
+    "settings",
+    "gateways",
+    "idempotent_answers",
+    "redeemed_quotes",
+    "timelines",
+    "slos",
+    "slo_counts",
+    "slo_misses",
+)
+"""In the order of their foreign keys."""
+APPEND_ONLY = ("ledger", "counter_sets", "audit", "prices")
 
 
 def upgrade() -> None:
-    op.create_table('audit',
-    sa.Column('id', sa.BigInteger().with_variant(sa.Integer(), 'sqlite'), autoincrement=True, nullable=False),
-    sa.Column('at_us', sa.BigInteger(), nullable=False),
-    sa.Column('actor', sa.String(length=128), nullable=False),
-    sa.Column('origin', sa.String(length=128), nullable=False),
-    sa.Column('action', sa.String(length=64), nullable=False),
-    sa.Column('target', sa.String(length=128), nullable=False),
-    sa.Column('tenant_id', sa.String(length=40), nullable=True),
-    sa.Column('before', sa.JSON(none_as_null=True), nullable=True),
-    sa.Column('after', sa.JSON(none_as_null=True), nullable=True),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_audit'))
+    op.create_table(
+        "tenants",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("name", NAME, nullable=False, unique=True),
+        sa.Column("status", WORD, nullable=False),
+        sa.Column("weight", sa.Float, nullable=False),
+        sa.Column("default_tier", WORD, nullable=False),
+        sa.Column("tiers", sa.JSON, nullable=False),
+        sa.Column("models", sa.JSON(none_as_null=True)),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.Column("on_low_budget", WORD, nullable=False, server_default="refuse"),
+        sa.Column("reserved_tokens_per_s", sa.Float, nullable=False, server_default="0"),
+        sa.Column("revision", sa.BigInteger, nullable=False, index=True),
     )
-    op.create_index(op.f('ix_audit_at_us'), 'audit', ['at_us'], unique=False)
-    op.create_table('directory_revision',
-    sa.Column('id', sa.Integer(), autoincrement=False, nullable=False),
-    sa.Column('revision', sa.BigInteger(), nullable=False),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_directory_revision'))
+    op.create_table(
+        "projects",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("tenant_id", ID, sa.ForeignKey("tenants.id"), nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("status", WORD, nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.UniqueConstraint("tenant_id", "name"),
     )
-    op.create_table('ledger',
-    sa.Column('id', sa.BigInteger().with_variant(sa.Integer(), 'sqlite'), autoincrement=True, nullable=False),
-    sa.Column('request_id', sa.String(length=80), nullable=False),
-    sa.Column('kind', sa.String(length=16), nullable=False),
-    sa.Column('tenant_id', sa.String(length=40), nullable=False),
-    sa.Column('project_id', sa.String(length=40), nullable=False),
-    sa.Column('key_id', sa.String(length=40), nullable=False),
-    sa.Column('gateway_id', sa.String(length=80), nullable=False),
-    sa.Column('tier', sa.String(length=16), nullable=False),
-    sa.Column('model', sa.String(length=256), nullable=False),
-    sa.Column('input_tokens', sa.BigInteger(), nullable=False),
-    sa.Column('output_tokens', sa.BigInteger(), nullable=False),
-    sa.Column('cost_nanousd', sa.BigInteger(), nullable=False),
-    sa.Column('requests', sa.BigInteger(), nullable=False),
-    sa.Column('outcome', sa.String(length=64), nullable=False),
-    sa.Column('at_us', sa.BigInteger(), nullable=False),
-    sa.Column('detail', sa.JSON(), nullable=False),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_ledger')),
-    sa.UniqueConstraint('request_id', 'kind', name=op.f('uq_ledger_request_id_kind'))
+    op.create_table(
+        "api_keys",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("tenant_id", ID, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+        sa.Column("project_id", ID, sa.ForeignKey("projects.id"), nullable=False),
+        sa.Column("name", NAME, nullable=False),
+        sa.Column("scopes", sa.JSON, nullable=False),
+        sa.Column("models", sa.JSON(none_as_null=True)),
+        sa.Column("tiers", sa.JSON(none_as_null=True)),
+        sa.Column("default_tier", WORD),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.Column("expires_us", sa.BigInteger),
+        sa.Column("revoked_us", sa.BigInteger),
     )
-    op.create_index('ix_ledger_gateway_id_kind_at_us', 'ledger', ['gateway_id', 'kind', 'at_us'], unique=False)
-    op.create_index('ix_ledger_tenant_id_at_us', 'ledger', ['tenant_id', 'at_us'], unique=False)
-    op.create_table('ledger_charges',
-    sa.Column('counter', sa.String(length=256), nullable=False),
-    sa.Column('request_id', sa.String(length=80), nullable=False),
-    sa.PrimaryKeyConstraint('counter', 'request_id', name=op.f('pk_ledger_charges'))
+    op.create_table(
+        "key_secrets",
+        sa.Column("public_id", sa.String(24), primary_key=True),
+        sa.Column("key_id", ID, sa.ForeignKey("api_keys.id"), nullable=False, index=True),
+        sa.Column("digest", sa.LargeBinary(32), nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.Column("expires_us", sa.BigInteger),
     )
-    op.create_index('ix_ledger_charges_request_id', 'ledger_charges', ['request_id'], unique=False)
-    op.create_table('settings',
-    sa.Column('name', sa.String(length=64), nullable=False),
-    sa.Column('value', sa.String(length=256), nullable=False),
-    sa.PrimaryKeyConstraint('name', name=op.f('pk_settings'))
+    op.create_table(
+        "limits",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("tenant_id", ID, sa.ForeignKey("tenants.id"), nullable=False, index=True),
+        sa.Column("kind", WORD, nullable=False),
+        sa.Column("subject_id", ID, nullable=False),
+        sa.Column("meter", WORD, nullable=False),
+        sa.Column("shape", WORD, nullable=False),
+        sa.Column("tier", WORD, nullable=False),
+        sa.Column("time_zone", sa.String(64), nullable=False),
+        sa.Column("amount", sa.BigInteger, nullable=False),
+        sa.Column("rate_milli", sa.BigInteger),
+        sa.Column("mode", WORD, nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.Column("thresholds", sa.JSON(none_as_null=True)),
+        sa.UniqueConstraint("kind", "subject_id", "meter", "shape", "tier"),
     )
-    op.create_table('tenants',
-    sa.Column('id', sa.String(length=40), nullable=False),
-    sa.Column('name', sa.String(length=64), nullable=False),
-    sa.Column('status', sa.String(length=16), nullable=False),
-    sa.Column('weight', sa.Float(), nullable=False),
-    sa.Column('default_tier', sa.String(length=16), nullable=False),
-    sa.Column('tiers', sa.JSON(), nullable=False),
-    sa.Column('models', sa.JSON(none_as_null=True), nullable=True),
-    sa.Column('created_us', sa.BigInteger(), nullable=False),
-    sa.Column('revision', sa.BigInteger(), nullable=False),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_tenants')),
-    sa.UniqueConstraint('name', name=op.f('uq_tenants_name'))
+    op.create_table(
+        "limit_overrides",
+        sa.Column("limit_id", ID, sa.ForeignKey("limits.id"), primary_key=True),
+        sa.Column("amount", sa.BigInteger, nullable=False),
+        sa.Column("rate_milli", sa.BigInteger),
+        sa.Column("until_us", sa.BigInteger, nullable=False),
+        sa.Column("reason", sa.String(200), nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
     )
-    op.create_index(op.f('ix_tenants_revision'), 'tenants', ['revision'], unique=False)
-    op.create_table('limits',
-    sa.Column('id', sa.String(length=40), nullable=False),
-    sa.Column('tenant_id', sa.String(length=40), nullable=False),
-    sa.Column('kind', sa.String(length=16), nullable=False),
-    sa.Column('subject_id', sa.String(length=40), nullable=False),
-    sa.Column('meter', sa.String(length=16), nullable=False),
-    sa.Column('shape', sa.String(length=16), nullable=False),
-    sa.Column('tier', sa.String(length=16), nullable=False),
-    sa.Column('time_zone', sa.String(length=64), nullable=False),
-    sa.Column('amount', sa.BigInteger(), nullable=False),
-    sa.Column('rate_milli', sa.BigInteger(), nullable=True),
-    sa.Column('mode', sa.String(length=16), nullable=False),
-    sa.Column('created_us', sa.BigInteger(), nullable=False),
-    sa.ForeignKeyConstraint(['tenant_id'], ['tenants.id'], name=op.f('fk_limits_tenant_id_tenants')),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_limits')),
-    sa.UniqueConstraint('kind', 'subject_id', 'meter', 'shape', 'tier', name=op.f('uq_limits_kind_subject_id_meter_shape_tier'))
+    op.create_table(
+        "limit_events",
+        sa.Column("limit_id", ID, primary_key=True),
+        sa.Column("window_start_s", sa.BigInteger, primary_key=True),
+        sa.Column("kind", WORD, primary_key=True),
+        sa.Column("level", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("count", sa.BigInteger, nullable=False),
+        sa.Column("first_us", sa.BigInteger, nullable=False),
+        sa.Column("last_us", sa.BigInteger, nullable=False),
     )
-    op.create_index(op.f('ix_limits_tenant_id'), 'limits', ['tenant_id'], unique=False)
-    op.create_table('projects',
-    sa.Column('id', sa.String(length=40), nullable=False),
-    sa.Column('tenant_id', sa.String(length=40), nullable=False),
-    sa.Column('name', sa.String(length=64), nullable=False),
-    sa.Column('status', sa.String(length=16), nullable=False),
-    sa.Column('created_us', sa.BigInteger(), nullable=False),
-    sa.ForeignKeyConstraint(['tenant_id'], ['tenants.id'], name=op.f('fk_projects_tenant_id_tenants')),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_projects')),
-    sa.UniqueConstraint('tenant_id', 'name', name=op.f('uq_projects_tenant_id_name'))
+    op.create_table(
+        "prices",
+        sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("model", sa.String(256), primary_key=True),
+        sa.Column("tier", WORD, primary_key=True),
+        sa.Column("input_nanousd", sa.BigInteger, nullable=False),
+        sa.Column("cached_input_nanousd", sa.BigInteger, nullable=False),
+        sa.Column("output_nanousd", sa.BigInteger, nullable=False),
+        sa.Column("multiplier", sa.Integer, nullable=False),
+        sa.Column("input_weight", sa.Integer, nullable=False),
+        sa.Column("cached_input_weight", sa.Integer, nullable=False),
+        sa.Column("output_weight", sa.Integer, nullable=False),
+        sa.Column("reasoning_weight", sa.Integer, nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
     )
-    op.create_table('api_keys',
-    sa.Column('id', sa.String(length=40), nullable=False),
-    sa.Column('tenant_id', sa.String(length=40), nullable=False),
-    sa.Column('project_id', sa.String(length=40), nullable=False),
-    sa.Column('name', sa.String(length=64), nullable=False),
-    sa.Column('scopes', sa.JSON(), nullable=False),
-    sa.Column('models', sa.JSON(none_as_null=True), nullable=True),
-    sa.Column('tiers', sa.JSON(none_as_null=True), nullable=True),
-    sa.Column('default_tier', sa.String(length=16), nullable=True),
-    sa.Column('created_us', sa.BigInteger(), nullable=False),
-    sa.Column('expires_us', sa.BigInteger(), nullable=True),
-    sa.Column('revoked_us', sa.BigInteger(), nullable=True),
-    sa.ForeignKeyConstraint(['project_id'], ['projects.id'], name=op.f('fk_api_keys_project_id_projects')),
-    sa.ForeignKeyConstraint(['tenant_id'], ['tenants.id'], name=op.f('fk_api_keys_tenant_id_tenants')),
-    sa.PrimaryKeyConstraint('id', name=op.f('pk_api_keys'))
+    op.create_index("ix_prices_model_tier_version", "prices", ["model", "tier", "version"])
+    op.create_table(
+        "ledger",
+        sa.Column("id", SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("request_id", sa.String(80), nullable=False),
+        sa.Column("kind", WORD, nullable=False),
+        sa.Column("number", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("tenant_id", ID, nullable=False),
+        sa.Column("project_id", ID, nullable=False),
+        sa.Column("key_id", ID, nullable=False),
+        sa.Column("gateway_id", sa.String(80), nullable=False),
+        sa.Column("tier", WORD, nullable=False),
+        sa.Column("model", sa.String(256), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger, nullable=False),
+        sa.Column("output_tokens", sa.BigInteger, nullable=False),
+        sa.Column("cost_nanousd", sa.BigInteger, nullable=False),
+        sa.Column("requests", sa.BigInteger, nullable=False),
+        sa.Column("gpu_ms", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("counted_input", sa.BigInteger),
+        sa.Column("counted_output", sa.BigInteger),
+        sa.Column("price_version", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("outcome", sa.String(64), nullable=False),
+        sa.Column("at_us", sa.BigInteger, nullable=False),
+        sa.Column("detail", sa.JSON, nullable=False),
+        sa.Column("counter_set", sa.String(16)),
+        sa.UniqueConstraint("request_id", "kind", "number"),
     )
-    op.create_index(op.f('ix_api_keys_tenant_id'), 'api_keys', ['tenant_id'], unique=False)
-    op.create_table('key_secrets',
-    sa.Column('public_id', sa.String(length=24), nullable=False),
-    sa.Column('key_id', sa.String(length=40), nullable=False),
-    sa.Column('digest', sa.LargeBinary(length=32), nullable=False),
-    sa.Column('created_us', sa.BigInteger(), nullable=False),
-    sa.Column('expires_us', sa.BigInteger(), nullable=True),
-    sa.ForeignKeyConstraint(['key_id'], ['api_keys.id'], name=op.f('fk_key_secrets_key_id_api_keys')),
-    sa.PrimaryKeyConstraint('public_id', name=op.f('pk_key_secrets'))
+    op.create_index(
+        "ix_ledger_tenant_id_at_us",
+        "ledger",
+        ["tenant_id", "at_us"],
+        sqlite_where=CHARGES,
+        postgresql_where=CHARGES,
     )
-    op.create_index(op.f('ix_key_secrets_key_id'), 'key_secrets', ['key_id'], unique=False)
-
+    op.create_index(
+        "ix_ledger_gateway_id_counter_set",
+        "ledger",
+        ["gateway_id", "counter_set"],
+        sqlite_where=RESERVES,
+        postgresql_where=RESERVES,
+    )
+    op.create_table(
+        "counter_sets",
+        sa.Column("gateway_id", sa.String(80), primary_key=True),
+        sa.Column("set_id", sa.String(16), primary_key=True),
+        sa.Column("counter", sa.String(256), primary_key=True),
+    )
+    op.create_index("ix_counter_sets_counter", "counter_sets", ["counter"])
+    op.create_table(
+        "audit",
+        sa.Column("id", SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("at_us", sa.BigInteger, nullable=False, index=True),
+        sa.Column("actor", sa.String(128), nullable=False),
+        sa.Column("origin", sa.String(128), nullable=False),
+        sa.Column("action", sa.String(64), nullable=False),
+        sa.Column("target", sa.String(128), nullable=False),
+        sa.Column("tenant_id", ID),
+        sa.Column("before", sa.JSON(none_as_null=True)),
+        sa.Column("after", sa.JSON(none_as_null=True)),
+    )
+    op.create_table(
+        "directory_revision",
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("revision", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "settings",
+        sa.Column("name", NAME, primary_key=True),
+        sa.Column("value", sa.String(256), nullable=False),
+    )
+    op.create_table(
+        "gateways",
+        sa.Column("id", sa.String(80), primary_key=True),
+        sa.Column("started_us", sa.BigInteger, nullable=False),
+        sa.Column("heartbeat_us", sa.BigInteger, nullable=False),
+        sa.Column("address", sa.String(256), nullable=False),
+        sa.Column("engines", sa.JSON, nullable=False),
+        sa.Column("adopter", sa.String(80), nullable=False),
+    )
+    op.create_table(
+        "idempotent_answers",
+        sa.Column("key_id", ID, primary_key=True),
+        sa.Column("idempotency_key", sa.String(255), primary_key=True),
+        sa.Column("fingerprint", sa.String(64), nullable=False),
+        sa.Column("request_id", sa.String(80), nullable=False),
+        sa.Column("gateway_id", sa.String(80), nullable=False),
+        sa.Column("status", sa.Integer, nullable=False),
+        sa.Column("headers", sa.JSON, nullable=False),
+        sa.Column("pieces", sa.LargeBinary),
+        sa.Column("expires_us", sa.BigInteger, nullable=False, index=True),
+    )
+    op.create_table(
+        "redeemed_quotes",
+        sa.Column("offer_id", sa.String(40), primary_key=True),
+        sa.Column("request_id", sa.String(80), nullable=False),
+        sa.Column("expires_us", sa.BigInteger, nullable=False, index=True),
+    )
+    op.create_table(
+        "timelines",
+        sa.Column("request_id", sa.String(80), primary_key=True),
+        sa.Column("tenant_id", ID, nullable=False),
+        sa.Column("ended_us", sa.BigInteger, nullable=False, index=True),
+        sa.Column("packed", sa.LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "slos",
+        sa.Column("id", ID, primary_key=True),
+        sa.Column("tenant_id", ID, nullable=False),
+        sa.Column("tier", WORD, nullable=False),
+        sa.Column("metric", WORD, nullable=False),
+        sa.Column("target_us", sa.BigInteger, nullable=False),
+        sa.Column("per_mille", sa.Integer, nullable=False),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.UniqueConstraint("tenant_id", "tier", "metric"),
+    )
+    op.create_table(
+        "slo_counts",
+        sa.Column("tenant_id", ID, primary_key=True),
+        sa.Column("tier", WORD, primary_key=True),
+        sa.Column("metric", WORD, primary_key=True),
+        sa.Column("span_s", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("start_s", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("total", sa.BigInteger, nullable=False),
+        sa.Column("missed", sa.BigInteger, nullable=False),
+    )
+    op.create_index("ix_slo_counts_span_s_start_s", "slo_counts", ["span_s", "start_s"])
+    op.create_table(
+        "slo_misses",
+        sa.Column("request_id", sa.String(80), primary_key=True),
+        sa.Column("metric", WORD, primary_key=True),
+        sa.Column("tenant_id", ID, nullable=False),
+        sa.Column("tier", WORD, nullable=False),
+        sa.Column("cause", WORD, nullable=False),
+        sa.Column("target_us", sa.BigInteger, nullable=False),
+        sa.Column("actual_us", sa.BigInteger),
+        sa.Column("at_us", sa.BigInteger, nullable=False, index=True),
+        sa.Column("evidence", sa.JSON, nullable=False),
+    )
+    op.create_index("ix_slo_misses_tenant_id_at_us", "slo_misses", ["tenant_id", "at_us"])
     op.execute("INSERT INTO directory_revision (id, revision) VALUES (1, 0)")
     _refuse_changes()
 
 
+def downgrade() -> None:
+    for table in reversed(TABLES):
+        op.drop_table(table)
+    # SQLite drops triggers with their table.
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION fairgate_append_only()")
+
+
 def _refuse_changes() -> None:
-    """Triggers: what is written in these tables stays."""
+    """Triggers that refuse changes of append-only tables."""
     if op.get_bind().dialect.name == "sqlite":
         for table in APPEND_ONLY:
             for change in ("update", "delete"):
@@ -156,28 +307,3 @@ def _refuse_changes() -> None:
             f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
             "FOR EACH STATEMENT EXECUTE FUNCTION fairgate_append_only()"
         )
-
-
-def downgrade() -> None:
-    op.drop_index(op.f('ix_key_secrets_key_id'), table_name='key_secrets')
-    op.drop_table('key_secrets')
-    op.drop_index(op.f('ix_api_keys_tenant_id'), table_name='api_keys')
-    op.drop_table('api_keys')
-    op.drop_table('projects')
-    op.drop_index(op.f('ix_limits_tenant_id'), table_name='limits')
-    op.drop_table('limits')
-    op.drop_index(op.f('ix_tenants_revision'), table_name='tenants')
-    op.drop_table('tenants')
-    op.drop_table('settings')
-    op.drop_index('ix_ledger_charges_request_id', table_name='ledger_charges')
-    op.drop_table('ledger_charges')
-    op.drop_index('ix_ledger_tenant_id_at_us', table_name='ledger')
-    op.drop_index('ix_ledger_gateway_id_kind_at_us', table_name='ledger')
-    op.drop_table('ledger')
-    op.drop_table('directory_revision')
-    op.drop_index(op.f('ix_audit_at_us'), table_name='audit')
-    op.drop_table('audit')
-
-    # SQLite drops triggers with their table.
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP FUNCTION fairgate_append_only()")

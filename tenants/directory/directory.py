@@ -1,11 +1,10 @@
-"""Who is behind this API key?
+"""In-memory directory of tenants, projects and API keys; authenticates requests.
 
-The whole directory lives in memory: `authenticate` is a look-up and one HMAC, no SQL. A poller reads one
-row, the directory's revision, four times a second; when it has grown, the tenants that changed are loaded
-again, so every admin act made anywhere (another gateway, the CLI) takes effect here within a second; a key
-that is not known is looked for at once (`look_again`). When the database is down the last known state keeps
-serving for `max_stale_s`, then `authenticate` fails closed (`DirectoryStale`): for that long a revocation
-might exist that we cannot see.
+`authenticate` is a look-up and one HMAC, no SQL. A poller reads one row, the directory's revision, four times
+a second; when it has grown the changed tenants are reloaded, so an admin act made anywhere (another gateway,
+the CLI) takes effect within a second. An unknown key triggers an immediate refresh (`look_again`). When the
+database is down the last known state keeps serving for `max_stale_s`, then `authenticate` fails closed
+(`DirectoryStale`): for that long a revocation may be unseen.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from tenants.types import Limit, Principal, SubjectKind, Tier
 
 POLL_INTERVAL_S = 0.25
 MAX_STALE_S = 60.0
-LOOK_AGAIN_S = 0.01
-"""Who guesses keys makes nobody look for news more often than that,"""
-LOOK_MOST_S = 1.0
-"""and waits no longer for it."""
+LOOK_AGAIN_EVERY_S = 0.01
+"""Least interval of refreshes for unknown keys, so that guessing keys causes no more of them."""
+LOOK_AGAIN_MOST_S = 1.0
+"""Longest wait for such a refresh."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One secret, resolved: everything `authenticate` decides on."""
+    """One resolved secret: everything `authenticate` needs."""
 
     digest: bytes
     refusal: KeyReason | None
@@ -50,7 +49,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _TenantState:
-    """One tenant as loaded: what the hot path looks up."""
+    """One loaded tenant."""
 
     tenant: Tenant
     limits: tuple[Limit, ...]
@@ -62,9 +61,9 @@ class _Loaded:
     revision: int
     pepper_fingerprint: str | None
     prices: PriceBook | None = None
-    """None: nothing has changed."""
+    """None: unchanged."""
     everything: bool = False
-    """Not the changes only: whatever is not in it does not exist."""
+    """A full load, not only changes: anything missing does not exist."""
     states: list[_TenantState] = field(default_factory=list)
 
 
@@ -92,8 +91,8 @@ class Directory:
         self._entries: dict[str, _Entry] = {}
         self._poller: asyncio.Task[None] | None = None
         self._refreshing = asyncio.Lock()
-        self._looking = asyncio.Lock()
-        self._looked_s = -math.inf
+        self._looking_again = asyncio.Lock()
+        self._refreshed_s = -math.inf
         self._polled = asyncio.Event()
 
     async def start(self) -> None:
@@ -102,23 +101,23 @@ class Directory:
         self._poller = asyncio.create_task(self._follow(), name="directory-poller")
 
     async def close(self) -> None:
-        """Stops following; what is loaded keeps answering until it is stale."""
+        """Stops following changes; the loaded state serves until it is stale."""
         if self._poller is not None:
             await stop([self._poller])
             self._poller = None
 
     @property
     def revision(self) -> int:
-        """The revision of what is loaded; grows with every admin act."""
+        """The loaded revision; grows with every admin act."""
         return self._revision
 
     @property
     def stale_s(self) -> float:
-        """Seconds since the database last confirmed what is loaded."""
+        """Seconds since the database last confirmed the loaded state."""
         return max(0.0, self._monotonic() - self._fresh_at_s)
 
     def authenticate(self, secret: str, now_s: float) -> Principal:
-        """The principal behind a key's text; `now_s` is seconds since 1970.
+        """The principal of a key's text; `now_s` is seconds since 1970.
 
         Raises `KeyRejected` (reason `malformed`, `unknown`, `revoked`, `expired` or `suspended`), or
         `DirectoryStale` when the database has been away for too long.
@@ -128,7 +127,7 @@ class Directory:
         public_id = public_id_of(secret)
         entry = self._entries.get(public_id)
         digest = digest_key(self._pepper, secret)
-        # Only who knows the whole secret learns that it was revoked, expired or suspended.
+        # Only a caller with the whole secret learns that it was revoked, expired or suspended.
         if entry is None or not hmac.compare_digest(digest, entry.digest):
             raise KeyRejected("unknown")
         if entry.refusal is not None:
@@ -147,8 +146,8 @@ class Directory:
         return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
 
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
-        """Every limit, or one tenant's (its projects' and keys' included), as in force at `now_s` (seconds
-        since 1970)."""
+        """Every limit, or one tenant's (with its projects' and keys'), as in force at `now_s` (seconds since
+        1970)."""
         if tenant_id is None:
             states = list(self._tenants.values())
         else:
@@ -161,14 +160,14 @@ class Directory:
         return self._prices
 
     async def prices_at(self, version: int) -> PriceBook:
-        """The price book as of an earlier version, for a request that was reserved with it; 0 (rows from
-        before there were versions): the one in force. Raises `DatabaseUnavailable`."""
+        """The price book of an earlier version, for a request reserved with it; 0: the one in force. Raises
+        `DatabaseUnavailable`."""
         if version in (0, self._prices.version):
             return self._prices
         return await self._database.read(lambda connection: queries.price_book(connection, version))
 
     async def refresh(self) -> None:
-        """Looks for changes now, instead of within `poll_interval_s`."""
+        """Loads changes now, instead of within `poll_interval_s`."""
         async with self._refreshing:
             asked_at_s = self._monotonic()
             since, prices_version = self._revision, self._prices.version
@@ -179,19 +178,19 @@ class Directory:
             self._fresh_at_s = asked_at_s
 
     async def look_again(self) -> bool:
-        """Whether there is news, for one whose key is not known: it may have been made a moment ago."""
+        """Refreshes for an unknown key, which may be new; returns whether anything changed."""
         before = self._revision
-        async with self._looking:
-            if self._monotonic() - self._looked_s >= LOOK_AGAIN_S:
+        async with self._looking_again:
+            if self._monotonic() - self._refreshed_s >= LOOK_AGAIN_EVERY_S:
                 with suppress(DatabaseUnavailable, PepperMismatch, TimeoutError):
-                    async with asyncio.timeout(LOOK_MOST_S):
+                    async with asyncio.timeout(LOOK_AGAIN_MOST_S):
                         await self.refresh()
-                self._looked_s = self._monotonic()
+                self._refreshed_s = self._monotonic()
         return self._revision != before
 
     async def next_poll(self) -> None:
-        """Returns when the poller has looked once more. A change that was committed before the call is in
-        force after the second look at the latest (the first may have been under way)."""
+        """Returns after the poller's next refresh. A change committed before the call is in force after the
+        second refresh at the latest (the first may have begun before)."""
         await self._polled.wait()
 
     def _apply(self, loaded: _Loaded) -> None:
@@ -219,14 +218,13 @@ class Directory:
 
 
 def _load(connection: Connection, since: int, prices_version: int) -> _Loaded:
-    """What changed after revision `since`, on one consistent snapshot."""
+    """Changes after revision `since`, from one consistent snapshot."""
     revision = queries.revision(connection)
     pepper = queries.setting(connection, PEPPER_SETTING)
     if revision == since:
         return _Loaded(revision, pepper)
     if revision < since:
-        # The database was replaced by an older one (a restored backup): nothing that we hold is known to
-        # be so.
+        # The database was replaced by an older one (a restored backup): the loaded state may be wrong.
         since = -1
     changed = queries.tenants_where(connection, tables.tenants.c.revision > since)
     ids = [tenant.tenant_id for tenant in changed]
@@ -307,5 +305,5 @@ def _default_tier(tenant: Tenant, key: ApiKey, tiers: frozenset[Tier]) -> Tier:
     for tier in (key.default_tier, tenant.default_tier):
         if tier is not None and tier in tiers:
             return tier
-    # Neither default is allowed any more: the last-served of what is, which takes nothing from anybody.
+    # Neither default is allowed any more: the lowest allowed tier, which takes no service from others.
     return next((tier for tier in reversed(Tier) if tier in tiers), tenant.default_tier)

@@ -1,8 +1,7 @@
-"""Which gateways live?
+"""Gateway heartbeats in the database.
 
-Each writes a heartbeat. What one that is silent for too long has reserved is settled by another. Ages are
-measured on one clock: the database's, so that gateways need not agree on the time (SQLite: the machine's,
-which all its users share).
+Requests of a gateway that has been silent for too long are settled by another. Ages are measured on the
+database's clock, so that gateways' clocks need not agree (SQLite: the machine's, which all its users share).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ MAX_ENGINES = 256
 
 @dataclass(frozen=True, slots=True)
 class GatewaySeen:
-    """A gateway as the database knows it."""
+    """A gateway as recorded in the database."""
 
     gateway_id: str
     address: str
-    """Where it serves; for people."""
+    """For display."""
     engines: frozenset[str]
     """Names of the engines that it can send requests to."""
     silent_s: float
@@ -71,12 +70,12 @@ class GatewayRegistry:
         return await self._database.write(write)
 
     async def seen(self) -> list[GatewaySeen]:
-        """Every gateway, changing nothing."""
+        """Every gateway."""
         return await self._database.read(lambda connection: _seen(connection, self._now_us(connection)))
 
     async def claim(self, gateway_id: str, adopter: str, stale_s: float) -> bool:
-        """Takes the right to settle what a gateway left that is silent for longer than `stale_s`. False when
-        it is not, or when another living gateway has that right."""
+        """Claims the right to settle the requests of a gateway that is silent for longer than `stale_s`.
+        False when it is not, or when another live gateway has that right."""
 
         def write(connection: Connection) -> bool:
             latest_us = self._now_us(connection) - round(stale_s * 1e6)
@@ -94,8 +93,8 @@ class GatewayRegistry:
         return await self._database.write(write)
 
     async def forget(self, gateway_id: str, silent_s: float = 0.0) -> None:
-        """Removes a gateway that has stopped, or that has been silent for `silent_s`, with everything it
-        left settled."""
+        """Removes a gateway that has stopped, or has been silent for `silent_s`, once all its requests are
+        settled."""
 
         def write(connection: Connection) -> None:
             latest_us = self._now_us(connection) - round(silent_s * 1e6)

@@ -1,8 +1,8 @@
-"""Which request runs under an `Idempotency-Key`, and what was its answer?
+"""Requests and stored answers by `Idempotency-Key`.
 
-A row is claimed before anything is held, so that of any number of gateways one runs the request. It becomes
-the answer when the request has ended, or goes away where nothing was charged. Keys belong to the API key that
-sent them.
+A row is claimed before any budget is held, so that only one gateway runs the request. When the request has
+ended the row gets its answer, or is deleted where nothing was charged. Idempotency keys belong to the API key
+that sent them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pack, _unpack = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[bytes]).de
 
 
 class TooManyKeys(Exception):
-    """An API key has as many idempotency keys in use as are kept."""
+    """An API key has the largest allowed number of idempotency keys in use."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"{most} idempotency keys of this API key are in use, the most that are kept")
@@ -42,7 +42,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """What was sent. `pieces` None: it was too large to be kept."""
+    """The answer as sent. `pieces` None: too large to keep."""
 
     status: int
     headers: Mapping[str, str]
@@ -51,7 +51,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Somebody was there first. `answer` None: it has not ended, as far as is known."""
+    """An existing claim. `answer` None: its request is not known to have ended."""
 
     fingerprint: str
     request_id: str
@@ -63,7 +63,7 @@ class IdempotentAnswers:
     """Reads and writes rows. Every method raises `DatabaseUnavailable`."""
 
     def __init__(self, database: Database, *, max_per_key: int) -> None:
-        """`max_per_key`: rows that one API key may have at once."""
+        """`max_per_key`: rows per API key."""
         self._database = database
         self._max_per_key = max_per_key
 
@@ -78,8 +78,8 @@ class IdempotentAnswers:
         expires_us: int,
         instead_of: str | None = None,
     ) -> Claimed | None:
-        """None: the key is this request's, durably. Otherwise who has it. `instead_of`: a request that never
-        began, whose gateway is gone; its claim is taken over. Raises `TooManyKeys`."""
+        """Claims the key durably; None on success, otherwise the existing claim. `instead_of`: a request that
+        never began and whose gateway is gone; its claim is taken over. Raises `TooManyKeys`."""
 
         def write(connection: Connection) -> Claimed | None:
             gone = table.c.expires_us <= now_us
@@ -105,14 +105,14 @@ class IdempotentAnswers:
             if claimed is None:
                 return _claimed(connection.execute(select(table).where(_is(scope))).mappings().one())
             if queries.count(connection, table, table.c.key_id == scope.key_id) > self._max_per_key:
-                # Raising takes the row back.
+                # Raising rolls the insert back.
                 raise TooManyKeys(self._max_per_key)
             return None
 
         return await self._database.write(write)
 
     async def keep(self, scope: Scope, request_id: str, answer: StoredAnswer) -> bool:
-        """The request has ended: its answer is the key's from now on. False when the claim was lost."""
+        """Stores the answer of a request that has ended. False when the claim was lost."""
         pieces = None if answer.pieces is None else zlib.compress(_pack(list(answer.pieces)))
 
         def write(connection: Connection) -> bool:
@@ -126,7 +126,7 @@ class IdempotentAnswers:
         return await self._database.write(write)
 
     async def release(self, scope: Scope, request_id: str) -> None:
-        """Nothing was charged: the key is free again."""
+        """Deletes the claim of a request that was not charged."""
 
         def write(connection: Connection) -> None:
             connection.execute(
@@ -136,7 +136,7 @@ class IdempotentAnswers:
         await self._database.write(write)
 
     async def purge(self, now_us: int) -> int:
-        """Forgets what has expired, at most `MAX_PURGED` rows; returns how many."""
+        """Deletes expired rows, at most `MAX_PURGED`; returns how many."""
 
         def write(connection: Connection) -> int:
             expired = list(

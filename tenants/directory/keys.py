@@ -1,8 +1,8 @@
-"""What does an API key look like, and how is it checked without being stored?
+"""API keys and their keyed digests.
 
-`fg_live_<public id>_<secret>`: the public id finds the row, the secret (256 random bits) opens it. Only
-HMAC-SHA256(pepper, whole key) is stored, so a stolen database opens nothing without the server's pepper.
-A fast hash is right here: unlike a password the secret cannot be guessed.
+`fg_live_<public id>_<secret>`: the public id finds the row, the secret (256 random bits) authenticates. Only
+HMAC-SHA256(pepper, whole key) is stored, so a stolen database is useless without the server's pepper. A fast
+hash suffices: unlike a password the secret cannot be guessed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_PEPPER_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. `text` is shown once and then exists only at its owner's."""
+    """A new key. `text` is shown once and never stored."""
 
     text: str
     public_id: str
@@ -36,24 +36,24 @@ class NewKey:
 
 
 def new_id(kind: str) -> str:
-    """A random id such as `ten_4kX…`; `kind` is its visible beginning."""
+    """A random id such as `ten_4kX…`; `kind` is its prefix."""
     return f"{kind}_{''.join(secrets.choice(_ALPHABET) for _ in range(16))}"
 
 
 def new_pepper() -> bytes:
-    """32 random bytes to keep outside the database."""
+    """32 random bytes, to be kept outside the database."""
     return secrets.token_bytes(32)
 
 
 def check_pepper(pepper: bytes) -> bytes:
-    """The pepper, or `Invalid` when it is too short to protect anything."""
+    """Returns the pepper. Raises `Invalid` when it is too short to protect keys."""
     if len(pepper) < MIN_PEPPER_BYTES:
         raise Invalid("pepper", f"must have at least {MIN_PEPPER_BYTES} bytes")
     return pepper
 
 
 def new_key(pepper: bytes) -> NewKey:
-    """Makes a key."""
+    """Generates a key."""
     public_id = "".join(secrets.choice(_ALPHABET) for _ in range(_PUBLIC_CHARS))
     secret = "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARS))
     text = f"{PREFIX}{public_id}_{secret}"
@@ -61,7 +61,7 @@ def new_key(pepper: bytes) -> NewKey:
 
 
 def digest_key(pepper: bytes, text: str) -> bytes:
-    """What is stored of a key: HMAC-SHA256, 32 bytes."""
+    """The stored digest of a key: HMAC-SHA256, 32 bytes."""
     keyed = _keyed(pepper).copy()
     keyed.update(text.encode("ascii"))
     return keyed.digest()
@@ -69,12 +69,12 @@ def digest_key(pepper: bytes, text: str) -> bytes:
 
 @lru_cache(maxsize=4)
 def _keyed(pepper: bytes) -> hmac.HMAC:
-    """What is the same for all keys: to begin with it anew costs more than a key's own digest."""
+    """HMAC state shared by all keys: setting it up costs more than one key's digest."""
     return hmac.new(pepper, digestmod=hashlib.sha256)
 
 
 def public_id_of(text: str) -> str:
-    """The public id inside a key's text; `KeyRejected("malformed")` where the text is no key."""
+    """The public id inside a key's text. Raises `KeyRejected("malformed")` for other texts."""
     if len(text) != _KEY_CHARS or not text.startswith(PREFIX) or not text.isascii():
         raise KeyRejected("malformed")
     public_id, separator, secret = text[len(PREFIX) :].partition("_")
@@ -89,10 +89,10 @@ def prefix_of(public_id: str) -> str:
 
 
 def quote_secret(pepper: bytes) -> bytes:
-    """The key that signs quotes: from the pepper, and of no use for anything else."""
+    """The key that signs quotes, derived from the pepper for this purpose only."""
     return hmac.digest(pepper, b"fairgate quotes", hashlib.sha256)
 
 
 def fingerprint(pepper: bytes) -> str:
-    """Recognises a pepper without revealing it."""
+    """Identifies a pepper without revealing it."""
     return hmac.new(pepper, b"fairgate pepper fingerprint", hashlib.sha256).hexdigest()

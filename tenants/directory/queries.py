@@ -1,7 +1,4 @@
-"""Which rows does the directory consist of?
-
-The few SELECTs that the directory (`directory.py`) and the admin acts (`tenants/admin/admin.py`) share.
-"""
+"""SELECTs shared by the directory (`directory.py`) and the admin acts (`tenants/admin/admin.py`)."""
 
 from __future__ import annotations
 
@@ -36,13 +33,13 @@ from tenants.storage.tables import (
 )
 from tenants.types import Limit, Override, SubjectKind, Tier
 
-#: Bind parameters of one `IN (…)`; SQLite takes 32,766, older builds 999.
+#: Bind parameters of one `IN (…)`; SQLite takes at most 32,766, older builds 999.
 CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What opens a key: the digest, and until when (None: as long as the key)."""
+    """A stored secret: its digest and expiry (None: that of the key)."""
 
     public_id: str
     key_id: str
@@ -56,7 +53,7 @@ def revision(connection: Connection) -> int:
 
 
 def setting(connection: Connection, name: str) -> str | None:
-    """One fact about the installation."""
+    """A setting of the installation."""
     return connection.execute(select(settings.c.value).where(settings.c.name == name)).scalar()
 
 
@@ -94,7 +91,7 @@ def find_key(connection: Connection, reference: str, tenant_id: str | None = Non
         condition = condition & (api_keys.c.tenant_id == tenant_id)
     found = keys_where(connection, condition)
     if not found:
-        # Not the reference itself: it may be a whole key, secret included.
+        # Shortened: the reference may be a whole key, secret included.
         raise NotFound("key", reference if len(reference) <= 24 else reference[:20] + "…")
     return found[0]
 
@@ -145,7 +142,7 @@ def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
 
 
 def limits_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Limit]:
-    """Limits with their overrides, expired ones included, in the order in which they were made."""
+    """Limits with their overrides, expired ones included, in order of creation."""
     joined = select(limit_overrides).join(limits, limits.c.id == limit_overrides.c.limit_id)
     overrides: dict[str, Override] = {
         row["limit_id"]: override_from(row)
@@ -164,7 +161,7 @@ def find_limit(connection: Connection, limit_id: str, tenant_id: str | None = No
 
 
 def price_version(connection: Connection) -> int:
-    """The newest version of the price book; 0: there are no prices yet."""
+    """The newest version of the price book; 0: no prices."""
     return int(connection.execute(select(func.max(prices.c.version))).scalar() or 0)
 
 
@@ -207,7 +204,7 @@ def chunks(values: list[str]) -> list[list[str]]:
 
 
 def binds(limit: Limit, key: ApiKey) -> bool:
-    """Does this limit stand on the key's path (key, project, tenant)?"""
+    """Whether the limit applies to the key: set on it, its project or its tenant."""
     match limit.kind:
         case SubjectKind.KEY:
             return limit.subject_id == key.key_id

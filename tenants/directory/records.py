@@ -1,7 +1,6 @@
-"""How do tenants, projects and keys look to the rest of the program?
+"""Tenants, projects and keys as frozen values read from the tables.
 
-Frozen values read from the tables; `as_json` is what the CLI, the admin API and the audit show of them
-(never a secret or a digest).
+`as_json` is their form in the CLI, the admin API and the audit (never a secret or a digest).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def from_us(at_us: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
 
-def _maybe(at_us: int | None) -> datetime | None:
+def _optional(at_us: int | None) -> datetime | None:
     return None if at_us is None else from_us(at_us)
 
 
@@ -50,7 +49,7 @@ def _iso(at: datetime | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who shares the GPUs. `models` None: all."""
+    """A tenant. `models` None: all."""
 
     tenant_id: str
     name: str
@@ -118,7 +117,7 @@ class ApiKey:
     revoked_at: datetime | None
 
     def status(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        """What the key is worth at `now` (its tenant's status apart)."""
+        """The key's own status at `now`, regardless of its tenant's."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
@@ -146,7 +145,7 @@ def tier_names(tiers: frozenset[Tier]) -> list[str]:
 
 
 def limit_as_json(limit: Limit) -> dict[str, Any]:
-    """A limit as the CLI and the admin API show it."""
+    """A limit as shown by the CLI and the admin API."""
     return {
         "id": limit.limit_id,
         "tenant_id": limit.tenant_id,
@@ -165,7 +164,7 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
 
 
 def override_as_json(override: Override) -> dict[str, Any]:
-    """An override; whether it has expired is for the reader's clock to say."""
+    """An override as shown; readers compare `until` with their own clock."""
     return {
         "amount": override.amount,
         "rate_per_s": override.rate_per_s,
@@ -214,8 +213,8 @@ def key_from(row: Row, public_id: str) -> ApiKey:
         tiers=None if row["tiers"] is None else frozenset(Tier(tier) for tier in row["tiers"]),
         default_tier=Tier(row["default_tier"]) if row["default_tier"] else None,
         created_at=from_us(row["created_us"]),
-        expires_at=_maybe(row["expires_us"]),
-        revoked_at=_maybe(row["revoked_us"]),
+        expires_at=_optional(row["expires_us"]),
+        revoked_at=_optional(row["revoked_us"]),
     )
 
 

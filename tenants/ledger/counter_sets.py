@@ -1,10 +1,10 @@
-"""Which counters is a request charged to, written down once for all requests that are charged to the same?
+"""Named sets of counters that requests are charged to.
 
-A request is held on one counter for each limit on its path, and all requests of a key and tier on the same
-ones until a window turns. So the set has a name, a digest of what is in it, and a ledger row has that name:
-one page to write instead of four, and whoever changes a set is found out by its digest.
+A request is held on one counter for each limit on its path; all requests of a key and tier share the same
+counters until a window turns. A set is named by a digest of its members, and a ledger row refers to it by
+that name: one page to write instead of four, and the digest reveals a set that was changed.
 
-Each gateway has sets of its own: what one has begun to write, and not committed, keeps no other waiting.
+Each gateway writes its own sets, so that an uncommitted set of one never blocks another.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from tenants.directory import queries
 from tenants.storage.tables import counter_sets, ledger
 
 DIGEST_BYTES = 12
-"""16 characters of base64. That any two of a billion sets have the same is as likely as 1 in 10^11."""
+"""16 characters of base64. Among a billion sets the chance of a collision is about 1 in 10^11."""
 MAX_KNOWN = 4_096
 
 
 @lru_cache(maxsize=MAX_KNOWN)
 def set_id(counters: tuple[str, ...]) -> str | None:
-    """The name of a set of counters, in whatever order and however often they are given; None for an empty
-    one."""
+    """The name of a set of counters, independent of order and repetitions; None for an empty one."""
     if not counters:
         return None
     packed = json.dumps(sorted(set(counters))).encode()
@@ -36,7 +35,7 @@ def set_id(counters: tuple[str, ...]) -> str | None:
 
 
 def counters_of(connection: Connection, set_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """What is in each of these sets, in alphabetical order; those that are not there are left out."""
+    """The members of each set, in alphabetical order; unknown sets are left out."""
     found: dict[str, list[str]] = {}
     for chunk in queries.chunks(sorted(set_ids)):
         query = select(counter_sets.c.set_id, counter_sets.c.counter).distinct()
@@ -49,8 +48,7 @@ def counters_of(connection: Connection, set_ids: Collection[str]) -> dict[str, t
 
 
 def changed_sets(connection: Connection) -> list[str]:
-    """Those that ledger rows name, and that are not what their names say: somebody added a counter, or took
-    one or all away."""
+    """Sets named by ledger rows whose members do not match their digest: counters were added or removed."""
     members: dict[tuple[str, str], list[str]] = {}
     for gateway_id, name, counter in connection.execute(select(counter_sets)):
         members.setdefault((gateway_id, name), []).append(counter)
@@ -63,8 +61,7 @@ def changed_sets(connection: Connection) -> list[str]:
 
 
 class KnownSets:
-    """Of which gateway's sets this process knows that they are in the database: these need not be written
-    again."""
+    """Sets that this process knows to be in the database; bounded."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
@@ -73,7 +70,7 @@ class KnownSets:
         return named in self._known
 
     def add(self, named: tuple[str, str]) -> None:
-        """It has been committed: gateway, and name of the set."""
+        """Notes a committed set: (gateway, name of the set)."""
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known.add(named)

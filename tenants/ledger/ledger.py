@@ -1,13 +1,12 @@
-"""What was reserved, what was charged, and for whom: the truth that counters are rebuilt from.
+"""The append-only ledger of reservations and charges, from which quota counters are rebuilt.
 
-Append-only rows, one per (request id, kind, number), so that whatever is retried there is one reservation
-and one charge. A request holds what its reserve row and its numbered top-up rows add up to; its settle row
-says what of it was charged. `append` returns after COMMIT: the row survives a crash of the process and of
-the machine.
+One row per (request id, kind, number), so that retries never reserve or charge twice. A request holds the sum
+of its reserve row and its numbered top-up rows; its settle row says what of it was charged. `append` returns
+after COMMIT: the row survives a crash of the process and of the machine.
 
-Counters are filled again from here when the quota store has lost its memory. So that no reservation falls
-between what was read and what is filled in, each rebuild opens an epoch (`next_epoch`), and a reserve or
-top-up row is only taken under the epoch in which its hold was granted.
+When the quota store has lost its counters they are rebuilt from here. So that no reservation falls between
+reading and refilling, each rebuild opens an epoch (`next_epoch`), and a reserve or top-up row is accepted
+only under the epoch in which its hold was granted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tenants.directory import queries
 from tenants.directory.records import from_us, to_us
 from tenants.errors import EpochEnded, Invalid
 from tenants.ledger import counter_sets, replay
-from tenants.ledger.batch_insert import EPOCH_SETTING, ROWS_AT_ONCE, insert_at_once, insert_rows, insert_sets
+from tenants.ledger.batch_insert import insert_rows, insert_sets
 from tenants.ledger.rows import (
     AMOUNT_FIELDS,
     KINDS,
@@ -40,8 +39,10 @@ from tenants.storage.database import Database
 from tenants.storage.tables import CHARGES, RESERVES, ledger, settings
 from tenants.types import Amounts, Limit
 
+EPOCH_SETTING = "quota_epoch"
+"""The setting that holds the epoch in force."""
 EPOCH_LOCK = 0x6661697267617465
-"""PostgreSQL's advisory lock: shared by those who write under an epoch, alone by who opens the next one."""
+"""PostgreSQL advisory lock: shared by writers under an epoch, exclusive for opening the next one."""
 
 MAX_CHARGED_TO = rules.MAX_LIMITS
 MAX_DETAIL_FIELDS = 64
@@ -59,32 +60,28 @@ _texts = attrgetter(*_TEXT_COLUMNS)
 
 
 class Ledger:
-    """Reads and appends; nothing here changes or deletes a row."""
+    """Reads and appends rows; never changes or deletes one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._at_once = _append_at_once if database.dialect == "sqlite" else None
         self._known_sets = counter_sets.KnownSets()
 
-    async def append(self, row: LedgerRow, *, epoch: str = "", alone: bool = False) -> bool:
+    async def append(self, row: LedgerRow, *, epoch: str = "") -> bool:
         """Durable on return. False, changing nothing, when this (request id, kind, number) exists already.
-        With an `epoch`, only while that one lasts: raises `EpochEnded` otherwise. `alone`: nobody else is
-        waiting for this event loop. Raises `DatabaseUnavailable`, or `Invalid` for a row that cannot be
-        stored."""
+        Raises `EpochEnded` when a given `epoch` is not in force, `DatabaseUnavailable`, or `Invalid` for a
+        row that cannot be stored."""
         _check(row)
-        appended = _appended(row, epoch, self._known_sets)
-        is_new = await self._database.write_together(_append, appended, at_once=self._at_once, alone=alone)
-        if is_new and not appended.is_known and appended.counter_set is not None:
-            self._known_sets.add((row.gateway_id, appended.counter_set))
+        new_row = _new_row(row, epoch, self._known_sets)
+        is_new = await self._database.write_together(_append, new_row)
+        if is_new and not new_row.is_known and new_row.counter_set is not None:
+            self._known_sets.add((row.gateway_id, new_row.counter_set))
         return is_new
 
-    async def settle(
-        self, row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool = False
-    ) -> LedgerRow:
-        """Appends a settle row, and returns the one that counts: this, or the one that was there already.
-        Durable on return; raises as `append` does. `credit` is written in the same transaction, or not at all
-        where the settle row was there already."""
-        if await (self.append(row, alone=alone) if credit is None else self._append_both(row, credit)):
+    async def settle(self, row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
+        """Appends a settle row and returns the effective one: this, or the one that existed already. Durable
+        on return; raises as `append`. `credit` is written in the same transaction, or not at all where a
+        settle row existed."""
+        if await (self.append(row) if credit is None else self._append_both(row, credit)):
             return row
         return (await self.settled([row.request_id]))[row.request_id]
 
@@ -93,9 +90,9 @@ class Ledger:
         _check(credit)
 
         def write(connection: Connection) -> bool:
-            [is_new] = _append(connection, [_appended(row)])
+            [is_new] = _append(connection, [_new_row(row)])
             if is_new:
-                _append(connection, [_appended(credit)])
+                _append(connection, [_new_row(credit)])
             return is_new
 
         return await self._database.write(write)
@@ -105,8 +102,8 @@ class Ledger:
         return await self._database.read(_epoch)
 
     async def next_epoch(self) -> str:
-        """Opens a new epoch: from now on no row is taken under the one before, so what `standing` reads
-        after this is complete."""
+        """Opens a new epoch: rows of the previous one are refused from now on, so a later `standing` is
+        complete."""
         return await self._database.write(_next_epoch)
 
     async def find(self, request_id: str) -> list[LedgerRow]:
@@ -138,8 +135,8 @@ class Ledger:
         request_ids: Collection[str] | None = None,
         most: int | None = 10_000,
     ) -> list[OpenRequest]:
-        """Reserved and not settled, oldest first: of one gateway, of some ids, or of all. Somebody must
-        settle them (with what their engine says of them). At most `most` (None: all)."""
+        """Reserved and unsettled requests, oldest first: of one gateway, of some ids, or of all. At most
+        `most` (None: all)."""
         of_gateway = [] if gateway_id is None else [ledger.c.gateway_id == gateway_id]
         chunks: list[list[ColumnElement[bool]]] = [[]]
         if request_ids is not None:
@@ -151,15 +148,15 @@ class Ledger:
         )
 
     async def reserved(self, request_ids: Collection[str]) -> list[OpenRequest]:
-        """These requests as they were reserved and topped up, settled or not."""
+        """These requests as reserved and topped up, settled or not."""
         conditions = [ledger.c.request_id.in_(chunk) for chunk in queries.chunks(list(request_ids))]
         return await self._database.read(
             lambda connection: [each for one in conditions for each in _reserved(connection, [one], None)]
         )
 
     async def standing(self, limits: Iterable[Limit], now: datetime) -> Standing:
-        """What every limit's counter must say at `now` (see `replay.usage`), and every open request: one
-        snapshot. `QuotaStore.rebuild` takes both."""
+        """The value of every limit's counter at `now` (see `replay.usage`) and every open request, read from
+        one snapshot. Input of `QuotaStore.rebuild`."""
         chosen = list(limits)
         now_us = to_us(now)
 
@@ -173,8 +170,8 @@ class Ledger:
     async def totals(
         self, *, tenant_id: str | None = None, since: datetime | None = None, until: datetime | None = None
     ) -> list[Total]:
-        """Charges (settle rows, plus credits and adjustments as they are signed) per tenant, tier and model,
-        by the time of the row: `since` <= at < `until`."""
+        """Charges (settle rows, plus signed credits and adjustments) per tenant, tier and model, of rows with
+        `since` <= at < `until`."""
 
         def rows(connection: Connection) -> list[Total]:
             groups = (ledger.c.tenant_id, ledger.c.tier, ledger.c.model)
@@ -228,64 +225,49 @@ def _check(row: LedgerRow) -> None:
         )
 
 
-class _Appended(msgspec.Struct, frozen=True):
-    """A row on its way."""
+class _NewRow(msgspec.Struct, frozen=True):
+    """A row to append."""
 
     row: LedgerRow
     epoch: str
     counter_set: str | None
-    """The name of what it is charged to."""
+    """Name of the counters that it is charged to."""
     is_known: bool
-    """That set is in the database."""
+    """The set is in the database."""
 
 
-def _appended(row: LedgerRow, epoch: str = "", known: Container[tuple[str, str]] = ()) -> _Appended:
+def _new_row(row: LedgerRow, epoch: str = "", known: Container[tuple[str, str]] = ()) -> _NewRow:
     name = counter_sets.set_id(row.charged_to)
-    return _Appended(row, epoch, name, name is None or (row.gateway_id, name) in known)
+    return _NewRow(row, epoch, name, name is None or (row.gateway_id, name) in known)
 
 
-class _SomeWereThere(Exception):
-    """Of several rows not all are new: which ones, each has to find out alone."""
+class _SomeExist(Exception):
+    """Some of the rows exist: append them one by one to find out which."""
 
 
-def _append(connection: Connection, appended: Sequence[_Appended]) -> list[bool]:
-    """Appends rows together, under their epochs; says of each whether it is new."""
-    for epoch in {each.epoch for each in appended if each.epoch}:
+def _append(connection: Connection, new_rows: Sequence[_NewRow]) -> list[bool]:
+    """Appends rows in one batch, under their epochs; returns for each whether it is new."""
+    for epoch in {each.epoch for each in new_rows if each.epoch}:
         _require_epoch(connection, epoch)
-    new = insert_rows(connection, [_values(each) for each in appended])
-    if new < len(appended):
-        if len(appended) > 1:
-            raise _SomeWereThere
+    new = insert_rows(connection, [_values(each) for each in new_rows])
+    if new < len(new_rows):
+        if len(new_rows) > 1:
+            raise _SomeExist
         return [False]
     members = {
         (each.row.gateway_id, each.counter_set, counter)
-        for each in appended
+        for each in new_rows
         if each.counter_set is not None and not each.is_known
         for counter in each.row.charged_to
     }
     if members:
         insert_sets(connection, sorted(members))
-    return [True] * len(appended)
+    return [True] * len(new_rows)
 
 
-def _append_at_once(connection: Connection, appended: Sequence[_Appended]) -> list[bool] | None:
-    """`_append` and COMMIT in one call, where all rows are new and under their epochs. None: too many rows.
-    Raises `IntegrityError`, having changed nothing, where one is not."""
-    if len(appended) > ROWS_AT_ONCE:
-        return None
-    insert_at_once(
-        connection,
-        [
-            (*_values(each), None if each.is_known else _as_json(each.row.charged_to), each.epoch)
-            for each in appended
-        ],
-    )
-    return [True] * len(appended)
-
-
-def _values(appended: _Appended) -> tuple[Any, ...]:
-    """By `ledger_insert.COLUMNS`."""
-    row = appended.row
+def _values(new_row: _NewRow) -> tuple[Any, ...]:
+    """In the order of `batch_insert.COLUMNS`."""
+    row = new_row.row
     amounts = row.amounts
     return (
         row.request_id,
@@ -307,13 +289,9 @@ def _values(appended: _Appended) -> tuple[Any, ...]:
         row.price_version,
         row.outcome,
         to_us(row.at),
-        _as_json(row.detail),
-        appended.counter_set,
+        msgspec.json.encode(row.detail).decode(),
+        new_row.counter_set,
     )
-
-
-def _as_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _epoch(connection: Connection) -> str:
@@ -322,9 +300,9 @@ def _epoch(connection: Connection) -> str:
 
 def _require_epoch(connection: Connection, epoch: str) -> None:
     if connection.dialect.name == "postgresql":
-        # Kept to the end of the transaction: nobody opens the next epoch between this look and our COMMIT.
+        # Held to the end of the transaction: the next epoch cannot be opened between this check and COMMIT.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({EPOCH_LOCK})")
-    # By hand: with every batch of rows, and the mapper takes as long for it as for them.
+    # Driver-level SQL: it runs with every batch, and SQLAlchemy Core would cost as much as the batch itself.
     found = connection.exec_driver_sql(f"SELECT value FROM settings WHERE name = '{EPOCH_SETTING}'").scalar()
     if (found or "") != epoch:
         raise EpochEnded()

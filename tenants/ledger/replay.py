@@ -1,7 +1,7 @@
-"""What must every counter say, and what must be held, by the ledger's rows alone?
+"""Computes the value of every quota counter from ledger rows.
 
-Pure reading on one connection, so that one snapshot answers both: what was settled, and who still holds.
-`Ledger.standing` is its caller, verification another.
+Reads on one connection only, so that charges and open holds come from one snapshot. Used by
+`Ledger.standing` and by verification.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SETTLED_BY_COUNTER = counter_sets.join(
     and_(
         _reserve.c.gateway_id == counter_sets.c.gateway_id,
         _reserve.c.counter_set == counter_sets.c.set_id,
-        # In the words of the index: see `RESERVES`.
+        # Verbatim the partial index's condition: see `RESERVES`.
         _reserve.c.kind == literal_column("'reserve'"),
     ),
 ).join(ledger, and_(ledger.c.request_id == _reserve.c.request_id, ledger.c.kind == "settle"))
-"""Each settle row (`ledger`) once for each counter that its request was reserved on."""
+"""Settle rows (`ledger`), each joined with every counter that its request was reserved on."""
 
 
 def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:
-    """What each limit's counter must say at `now_us`, from settled rows alone.
+    """The value of each limit's counter at `now_us`, from settle rows alone.
 
-    Windows: the sum of what was charged to the window that `now_us` lies in. Buckets: what has not flowed
-    back, replayed from the charges of twice the time a full refill takes; where older charges could matter
-    as well this errs to the tenant's disadvantage by less than one burst. Concurrency: 0.
+    Windows: the sum of the charges to the window that contains `now_us`. Buckets: what has not flowed back,
+    replayed from the charges of twice the time of a full refill; ignoring older charges errs to the tenant's
+    disadvantage by less than one burst. Concurrency: 0.
     """
     names: dict[str, Limit] = {}
     for limit in limits:
@@ -56,7 +56,7 @@ def charged_sums(
     names: list[str],
     condition: ColumnElement[bool] | None = None,
 ) -> dict[str, Amounts]:
-    """Per counter, the sum of the settle rows of the requests that are charged to it."""
+    """By counter, the sum of the settle rows of the requests charged to it."""
     found: dict[str, Amounts] = {}
     for chunk in queries.chunks(names):
         query = (
@@ -71,10 +71,10 @@ def charged_sums(
 
 
 def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
-    """Replays the charges of a bucket, by the time they were settled.
+    """Replays the charges of a bucket in the order of their settlement.
 
-    Started empty, which is never more than the true level, a bucket's level is exact after any moment at
-    which it was full; so the replay never shows more than there is.
+    Starts with an empty bucket, which is never above the true level; from any moment at which the bucket is
+    full the replayed level is exact. So the replay never overstates the level.
     """
     assert limit.rate_per_s is not None
     fill_us = int(limit.amount / limit.rate_per_s * 1e6) + 1_000
@@ -98,7 +98,7 @@ def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
 
 
 def counted_columns(rows: FromClause) -> tuple[ColumnElement[int], ...]:
-    """What limits count of rows of the ledger (or an alias), in the order of the fields of `Amounts`."""
+    """Columns of the ledger (or an alias) as limits count them, in the order of the fields of `Amounts`."""
     return (
         func.coalesce(rows.c.counted_input, rows.c.input_tokens),
         func.coalesce(rows.c.counted_output, rows.c.output_tokens),
@@ -111,8 +111,8 @@ def counted_columns(rows: FromClause) -> tuple[ColumnElement[int], ...]:
 def emptied(
     used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
 ) -> list[tuple[Limit, int]]:
-    """The same usage, with the buckets of running streams empty: what these have used so far is in no settle
-    row yet, and nobody gains by a rebuild. Pure."""
+    """The same usage, with the buckets of running streams empty: their use so far is in no settle row yet,
+    and a rebuild must not give it back. Pure."""
     streaming = {name for each in open_requests if each.top_ups for name in each.reserve.charged_to}
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)

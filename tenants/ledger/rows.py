@@ -1,4 +1,4 @@
-"""Rows of the ledger, and sums over them."""
+"""Ledger rows and sums over them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AMOUNT_FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "g
 
 
 class LedgerRow(msgspec.Struct, frozen=True):
-    """One movement. A reserve row says what was held, a top-up row what was held in addition (its detail:
+    """One ledger entry. A reserve row says what was held, a top-up row what was held in addition (its detail:
     what had been used by then), a settle row what was charged."""
 
     request_id: str
@@ -35,15 +35,15 @@ class LedgerRow(msgspec.Struct, frozen=True):
     at: datetime
     """UTC, with its time zone set."""
     detail: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """Numbers and short words worth keeping (never prompts or answers); JSON."""
+    """Numbers and short strings (never prompts or answers); JSON."""
     charged_to: tuple[str, ...] = ()
-    """Reserve rows: `Granted.charged_to`, the counters that this request will be charged to. Counters are
+    """Reserve rows: `Granted.charged_to`, the counters that the request will be charged to. Counters are
     rebuilt from it, so a reserve row without it counts against no limit after a restart."""
     number: int = 0
     """Top-up rows: 1, 2, … within their request."""
     counted_input: int | None = None
     counted_output: int | None = None
-    """What limits count of the tokens where they are weighted; None: the tokens themselves."""
+    """Weighted tokens, as limits count them; None: not weighted."""
     price_version: int = 0
 
     @property
@@ -60,7 +60,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that was reserved and not settled."""
+    """A reserved request, usually unsettled, with its top-ups."""
 
     reserve: LedgerRow
     top_ups: tuple[LedgerRow, ...] = ()
@@ -77,24 +77,24 @@ class OpenRequest:
 
     @property
     def used(self) -> Amounts:
-        """What the last top-up reported as used, as limits count it; nothing before the first."""
+        """Use reported by the last top-up, as limits count it; zero before the first."""
         return amounts_from(self.top_ups[-1].detail.get("used")) if self.top_ups else Amounts(requests=0)
 
     @property
     def worst(self) -> Amounts:
-        """The worst case, as it was reserved; at least what is held."""
+        """The worst case noted by the reserve row; at least what is held."""
         noted = as_list(amounts_from(self.reserve.detail.get("most")))
         return Amounts(*map(max, noted, as_list(self.held)))
 
     @property
     def may_be_cut(self) -> bool:
-        """Its worst case was not promised."""
+        """Whether its worst case was not promised."""
         return bool(self.reserve.detail.get("may_be_cut", True))
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What counters must say and who holds, at one instant."""
+    """Values of all counters and all open requests, at one instant."""
 
     used: list[tuple[Limit, int]]
     open_requests: list[OpenRequest]
@@ -114,19 +114,19 @@ class Total:
 
 
 def as_list(amounts: Amounts) -> list[int]:
-    """For a row's detail: in the order of `AMOUNT_FIELDS`."""
+    """Amounts for a row's detail, in the order of `AMOUNT_FIELDS`."""
     return [getattr(amounts, name) for name in AMOUNT_FIELDS]
 
 
 def amounts_from(noted: Any) -> Amounts:
-    """What `as_list` noted; nothing where nothing (or something else) was noted."""
+    """Inverse of `as_list`; zero for anything else."""
     if not isinstance(noted, list) or len(noted) != len(AMOUNT_FIELDS):
         return Amounts(requests=0)
     return Amounts(**{name: int(value) for name, value in zip(AMOUNT_FIELDS, noted, strict=True)})
 
 
 def sum_of(amounts: Iterable[Amounts]) -> Amounts:
-    """Meter by meter."""
+    """Sum by meter."""
     total = [0] * len(AMOUNT_FIELDS)
     for each in amounts:
         total = [sum_ + getattr(each, name) for sum_, name in zip(total, AMOUNT_FIELDS, strict=True)]
@@ -134,7 +134,7 @@ def sum_of(amounts: Iterable[Amounts]) -> Amounts:
 
 
 def is_settled(rows: Table) -> ColumnElement[bool]:
-    """SQL: has the request of this row of `rows` a settle row?"""
+    """SQL condition: the request of this row of `rows` has a settle row."""
     other = ledger.alias("other")
     return (
         select(other.c.id).where(other.c.request_id == rows.c.request_id, other.c.kind == "settle").exists()

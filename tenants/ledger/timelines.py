@@ -1,7 +1,8 @@
-"""Where are the timelines of requests that have ended?
+"""Storage of packed timelines of finished requests.
 
-A row each, packed by whoever wrote it; here it is bytes. They are kept for some days and up to a number: the
-oldest go first. They are no accounts: losing one loses an explanation, never a token or a nano-dollar.
+One row per request; the content is opaque bytes here. Kept for some days and up to a number of rows, the
+oldest purged first. Not part of the accounts: losing a timeline loses an explanation, never a token or a
+nano-dollar.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tenants.storage.database import Database
 from tenants.storage.tables import ledger, tenants, timelines
 
 MAX_PURGED = 20_000
-"""Rows that one round of `purge` takes away, so that it holds up nobody."""
+"""Rows removed by one `purge`, so that it does not block other writes for long."""
 
 
 class StoredTimeline(msgspec.Struct, frozen=True):
@@ -32,25 +33,25 @@ class StoredTimeline(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimeline:
-    """A timeline, and whose request it was of which model."""
+    """A timeline with its request's tenant and model."""
 
     tenant: str
     """Its name."""
     weight: float
-    """As it is now."""
+    """The current one."""
     model: str
     ended_us: int
     packed: bytes
 
 
 async def add(database: Database, rows: Sequence[StoredTimeline]) -> None:
-    """Writes them; those that are there already stay as they are. Raises `DatabaseUnavailable`."""
+    """Inserts rows; existing ones stay unchanged. Raises `DatabaseUnavailable`."""
     if rows:
         await database.write(lambda connection: _add(connection, rows))
 
 
 async def find(database: Database, request_id: str) -> StoredTimeline | None:
-    """None: there is none (any more). Raises `DatabaseUnavailable`."""
+    """The timeline of a request; None: missing or purged. Raises `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> StoredTimeline | None:
         row = connection.execute(select(timelines).where(timelines.c.request_id == request_id)).first()
@@ -60,8 +61,8 @@ async def find(database: Database, request_id: str) -> StoredTimeline | None:
 
 
 async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -> list[RecordedTimeline]:
-    """Of the requests that ended from `from_us` on and before `to_us`, in that order, the first `most`.
-    Raises `DatabaseUnavailable`."""
+    """The first `most` requests that ended in [`from_us`, `to_us`), in that order. Raises
+    `DatabaseUnavailable`."""
 
     def look(connection: Connection) -> list[RecordedTimeline]:
         settled = (ledger.c.request_id == timelines.c.request_id) & (ledger.c.kind == "settle")
@@ -79,8 +80,8 @@ async def recorded(database: Database, *, from_us: int, to_us: int, most: int) -
 
 
 async def purge(database: Database, *, before_us: int, most_rows: int) -> int:
-    """Takes away what ended before `before_us`, and the oldest beyond `most_rows`; at most `MAX_PURGED` at
-    once. Returns how many. Raises `DatabaseUnavailable`."""
+    """Deletes timelines that ended before `before_us`, and the oldest beyond `most_rows`; at most
+    `MAX_PURGED` per call. Returns how many. Raises `DatabaseUnavailable`."""
     cutoff_us = await database.read(lambda connection: _cutoff_us(connection, before_us, most_rows))
     return await database.write(lambda connection: _purge(connection, cutoff_us))
 

@@ -1,8 +1,8 @@
-"""Do the books agree: rows with one another, and counters with rows?
+"""Verifies ledger rows against each other and quota counters against rows.
 
-`fairgate ledger verify`. Every disagreement is named with its request or limit. Rows are checked in SQL on
-one snapshot. Counters live elsewhere, and requests come and go while we look, so rows are read before and
-after the counters, and a limit is reported only when it cannot be right in several looks in a row.
+`fairgate ledger verify`. Every inconsistency is reported with its request or limit. Rows are checked in SQL
+on one snapshot. Counters are in another store and requests come and go meanwhile, so rows are read before and
+after the counters, and a limit is reported only if it is inconsistent in several consecutive looks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tenants.storage.tables import ledger
 from tenants.types import NOTHING, Amounts, Limit, Meter
 
 MAX_EXAMPLES = 20
-"""Requests named per check."""
+"""Requests reported per check."""
 LOOKS = 5
 PAUSE_S = 0.2
 
@@ -36,19 +36,19 @@ _OWNERS = ("tenant_id", "project_id", "key_id")
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked, and what was found wrong."""
+    """Numbers of what was checked, and the problems found."""
 
     reserves: int
     settles: int
     open_requests: int
     """Reserved and not settled."""
     limits: int
-    """Limits whose counters were compared; 0 where no quota store was given."""
+    """Limits whose counters were compared; 0 without a quota store."""
     problems: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """No disagreement."""
+        """Whether no problem was found."""
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
@@ -73,10 +73,10 @@ async def verify_ledger(
 ) -> VerifyReport:
     """Checks every row and, with a quota store, every limit's counter against the rows.
 
-    `running` are the ids of the requests that are running: an unsettled request that is not among them is
-    a problem. A server passes a function, as requests come and go while we look. None: nobody knows, so
-    unsettled requests are only counted. What other gateways than `gateway_id` have reserved is theirs to
-    know, as long as their last heartbeat is no older than `stale_s`.
+    `running`: ids of the running requests; an unsettled request that is not among them is a problem. A server
+    passes a function, as requests come and go meanwhile. None: not known, so unsettled requests are only
+    counted. Requests reserved by gateways other than `gateway_id` are not judged while the last heartbeat of
+    those is no older than `stale_s`.
     """
     rows = await database.read(_check_rows)
     limits: list[Limit] = []
@@ -132,7 +132,7 @@ async def _check_unsettled(
         before = live()
         unsettled = await database.read(lambda connection: _unsettled(connection, others))
         known = before | live()
-        # One that came and went while we looked is settled at the next look.
+        # A request that came and went during this look is settled at the next one.
         suspects = [
             request_id
             for request_id in unsettled
@@ -148,7 +148,7 @@ async def _check_unsettled(
 
 
 def _row_checks() -> dict[str, Select[Any]]:
-    """What may be wrong with rows, and the query for the requests of which it is true."""
+    """Problems of rows, each with the query for the affected requests."""
     reserve, settle = ledger.alias("reserve"), ledger.alias("settle")
     both = and_(
         reserve.c.request_id == settle.c.request_id, reserve.c.kind == "reserve", settle.c.kind == "settle"
@@ -174,7 +174,7 @@ def _row_checks() -> dict[str, Select[Any]]:
         .where(ledger.c.kind == "top_up")
         .group_by(ledger.c.request_id)
         .having(func.count() != func.max(ledger.c.number)),
-        # GPU time is known only after a step: it may exceed what is held.
+        # GPU time is known only after a step, so it may exceed the hold.
         "more was charged than reserved and topped up": pairs.where(
             or_(*(one > other for one, other, name in charged if name != "gpu_ms"))
         ),
@@ -198,27 +198,27 @@ def _row_checks() -> dict[str, Select[Any]]:
 # ---------------------------------------------------------------- counters
 
 Held = dict[tuple[str, str], OpenRequest]
-"""By counter and request id: who holds something there."""
+"""Open requests by counter and request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Between what the rows before and after a look at the counters allow them to be.
+    """Bounds of the counters, from the rows read before and after them.
 
-    A request's steps are: hold, reserve row, (more of both,) …, settle row, counters. So a counter has every
-    settled row that was there before the look, except those of requests that are still live, and none that
-    was not there after it; and it holds what was unsettled both before and after: at least what the rows say
-    (a bucket less, as what was used flows), at most the request's worst case.
+    A request's steps are: hold, reserve row, (more of both,) …, settle row, counters. So a counter includes
+    every settle row read before it, except those of requests that are still live, and none that is missing
+    from the read after it. It holds what was unsettled in both reads: at least what the rows say (a bucket
+    less, as used amounts flow back), at most the request's worst case.
     """
 
     charged_before: dict[str, Amounts]
     charged_after: dict[str, Amounts]
     charged_live: dict[str, Amounts]
-    """Settled rows of requests that are live: counted already, or about to be."""
+    """Settle rows of live requests: already counted, or about to be."""
     held_for_sure: Held
     held_perhaps: Held
     has_unwritten: bool
-    """Some live request has no row yet: what it holds is not known here."""
+    """Some live request has no row yet, so its hold is not known here."""
 
 
 async def _check_counters(
@@ -248,7 +248,7 @@ async def _check_counters(
 async def _look(
     database: Database, quota_store: QuotaStore, limits: list[Limit], live: Callable[[], set[str]]
 ) -> list[tuple[LimitState, _Bounds]]:
-    # First which windows are current, then what rows say of them, then the counters, then the rows again.
+    # In this order: the current windows, their rows, the counters, the rows again.
     ledger_ = Ledger(database)
     names = [state.counter for state in await quota_store.states(limits)]
     before = await database.read(lambda connection: charged_sums(connection, names))
@@ -268,7 +268,7 @@ async def _look(
         held_perhaps=held_before | held_live | held_after,
         has_unwritten=written < len(live_ids),
     )
-    # A window that has turned meanwhile is looked at the next time.
+    # A window that has turned meanwhile is compared at the next look.
     return [(state, bounds) for state, name in zip(states, names, strict=True) if state.counter == name]
 
 
@@ -277,7 +277,7 @@ def _by_counter(requests: list[OpenRequest]) -> Held:
 
 
 def _of_live(connection: Connection, names: list[str], live_ids: list[str]) -> tuple[dict[str, Amounts], int]:
-    """Of the live requests: what was charged by counter, and how many have a row at all."""
+    """Charges of the live requests by counter, and how many of them have a row."""
     charged: dict[str, Amounts] = {}
     written = 0
     for chunk in queries.chunks(live_ids):
@@ -289,8 +289,8 @@ def _of_live(connection: Connection, names: list[str], live_ids: list[str]) -> t
 
 
 def _compare(state: LimitState, bounds: _Bounds) -> str:
-    """What is wrong with one counter; empty: nothing. (A bucket's level depends on when exactly each charge
-    was made, which rows and counter note on different clocks: only its holds are compared.)"""
+    """The problem of one counter; empty: none. (A bucket's level depends on the exact time of each charge,
+    which rows and counter take from different clocks: only its holds are compared.)"""
     limit, name = state.limit, state.counter
     if min(state.used, state.held, state.available) < 0:
         return f"a negative counter (used {state.used}, held {state.held}, available {state.available})"

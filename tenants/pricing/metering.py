@@ -1,8 +1,8 @@
-"""How much of a limit does a token count?
+"""Weighted tokens, as limits count them.
 
-One, unless the price book weights a model's tokens in a tier: cached input may count less, a large model's
-tokens more. Holds, top-ups and settlements of limits are all in these counted units; bills and usage keep
-the tokens themselves.
+A token counts as one unless the price book weights a model's tokens in a tier: cached input may count less, a
+large model's tokens more. Holds, top-ups and settlements of limits use these units; bills and usage the real
+tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ def counted(
     requests: int = 1,
     gpu_ms: int = 0,
 ) -> Amounts:
-    """What limits count of a request: weighted tokens, each sum rounded up once, and its cost.
+    """A request as limits count it: weighted tokens, each sum rounded up once, and its cost.
 
-    `cached_tokens` are part of the input, `reasoning_tokens` of the output. The answer never falls when
-    tokens are added, nor when cached or reasoning tokens turn out to be ordinary ones: what is held for
-    `cached_tokens=0, reasoning_tokens=0` bounds what is charged. Raises `UnknownPrice`, or `Invalid` for
-    impossible counts.
+    `cached_tokens` are part of the input, `reasoning_tokens` of the output. Monotone in tokens, also when
+    cached or reasoning tokens turn out to be ordinary ones: the value for `cached_tokens=0,
+    reasoning_tokens=0` bounds the charge. Raises `UnknownPrice`, or `Invalid` for impossible counts.
     """
     check_counts(input_tokens, cached_tokens, output_tokens, reasoning_tokens)
     entry = book.entry(model, tier)

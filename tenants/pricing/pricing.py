@@ -1,11 +1,11 @@
-"""What does a request cost?
+"""Prices and the cost of a request.
 
-Integer nano-dollars (a billionth of a dollar) per token, times the tier's multiplier in thousandths,
-rounded up once at the end. The cost never falls when tokens are added, so what is quoted for the most
-tokens bounds what is charged.
+Integer nano-dollars (billionths of a dollar) per token, times the tier's multiplier in thousandths, rounded
+up once at the end. The cost is monotone in tokens, so a quote for the most tokens bounds the charge.
 
-A book is one version of all prices: it never changes, so whoever holds one charges by it, whatever is set
-meanwhile. What a token counts for limits stands beside its price (`TokenWeights`, see `metering.py`).
+A `PriceBook` is one immutable version of all prices: a request is charged by the version it was reserved
+with, whatever is set meanwhile. Token weights for limits stand beside the prices (`TokenWeights`, see
+`metering.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TOKENS = 10_000_000
 DEFAULT_MULTIPLIERS: Mapping[Tier, int] = MappingProxyType(
     {Tier.INTERACTIVE: 2_000, Tier.STANDARD: 1_000, Tier.BATCH: 500}
 )
-"""Thousandths of the list price: going first costs twice as much, going last half."""
+"""Thousandths of the list price: interactive costs twice as much, batch half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def thousandths(name: str, value: int) -> int:
 class TokenWeights:
     """How many thousandths of a unit of a token limit one token counts.
 
-    `cached_input` is for input found in the prefix cache, `reasoning` for the part of the output that only
-    the model reads. Neither may exceed what it is a part of: a hold cannot know how much of a request they
-    will be, and must cover it all the same.
+    `cached_input` is for input found in the prefix cache, `reasoning` for hidden reasoning output. Neither
+    may exceed the weight of what it is a part of: its share of a request is unknown when it is held, and the
+    hold must cover it.
     """
 
     input: int = 1_000
@@ -91,7 +91,7 @@ PLAIN = TokenWeights()
 
 @dataclass(frozen=True, slots=True)
 class PriceEntry:
-    """What the book says of one model in one tier. `multiplier` is in thousandths."""
+    """Price, multiplier (in thousandths) and weights of one model in one tier."""
 
     price: Price
     multiplier: int
@@ -113,11 +113,11 @@ class PriceEntry:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """All prices, as of one version. A model is free only where its price says so (`FREE`)."""
+    """All prices of one version. A model is free only with an explicit price of zero (`FREE`)."""
 
     entries: Mapping[tuple[str, Tier], PriceEntry] = field(default_factory=dict)
     version: int = 0
-    """Grows with every change; ledger rows name the one they were charged by."""
+    """Grows with every change; ledger rows name the version they were charged by."""
 
     def __post_init__(self) -> None:
         if len(self.models) > MAX_MODELS:
@@ -129,7 +129,7 @@ class PriceBook:
         return {model for model, _ in self.entries}
 
     def entry(self, model: str, tier: Tier | str) -> PriceEntry:
-        """What the book says. Raises `UnknownPrice`."""
+        """The entry of a model in a tier. Raises `UnknownPrice`."""
         try:
             return self.entries[model, tier]  # type: ignore[index]  # a tier is equal to its name
         except KeyError:
@@ -138,8 +138,8 @@ class PriceBook:
     def cost_nanousd(
         self, model: str, tier: Tier | str, input_tokens: int, cached_tokens: int, output_tokens: int
     ) -> int:
-        """Cost of a request. `input_tokens` is the whole prompt, `cached_tokens` the part of it that was
-        found in the prefix cache (OpenAI counts so, too). Raises `UnknownPrice`, or `Invalid` for
+        """Cost of a request. `input_tokens` is the whole prompt, `cached_tokens` the part of it found in the
+        prefix cache (as in OpenAI's usage). Raises `UnknownPrice`, or `Invalid` for
         impossible counts."""
         check_counts(input_tokens, cached_tokens, output_tokens)
         return self.entry(model, tier).cost_nanousd(input_tokens, cached_tokens, output_tokens)
@@ -161,7 +161,7 @@ def check_counts(
 def uniform_book(
     prices: Mapping[str, Price], multipliers: Mapping[Tier, int] = DEFAULT_MULTIPLIERS, version: int = 1
 ) -> PriceBook:
-    """A book in which each model has one list price, and each tier one multiplier for all of them."""
+    """A book with one list price per model and one multiplier per tier."""
     for tier in Tier:
         if tier not in multipliers:
             raise Invalid("multiplier", f"tier {tier.value} has none")

@@ -1,7 +1,6 @@
-"""Which request redeemed a quote, of all gateways and through their restarts?
+"""Redeemed quotes and the requests that redeemed them, shared by all gateways.
 
-A row is there from the redemption until the quote would have expired anyway, or until it turns out that
-nothing was charged.
+A row exists from the redemption until the quote's expiry, or until its request ends without a charge.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class RedeemedQuotes:
         self._database = database
 
     async def claim(self, offer_id: str, request_id: str, expires_us: int) -> bool:
-        """Whether the offer is this request's from now on, durably; False: another one redeemed it."""
+        """Claims the offer for the request, durably; False: another request redeemed it."""
 
         def write(connection: Connection) -> bool:
             dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
@@ -37,7 +36,7 @@ class RedeemedQuotes:
         return await self._database.write(write)
 
     async def release(self, offer_id: str, request_id: str) -> None:
-        """Nothing was charged: the offer may be redeemed again. Nothing where it is not this request's."""
+        """Makes the offer redeemable again; no effect where it is not this request's."""
 
         def write(connection: Connection) -> None:
             connection.execute(
@@ -47,7 +46,7 @@ class RedeemedQuotes:
         await self._database.write(write)
 
     async def purge(self, now_us: int) -> int:
-        """Forgets what has expired, at most `MAX_PURGED` rows; returns how many."""
+        """Deletes expired rows, at most `MAX_PURGED`; returns how many."""
 
         def write(connection: Connection) -> int:
             expired = select(table.c.offer_id).where(table.c.expires_us <= now_us).limit(MAX_PURGED)

@@ -1,9 +1,8 @@
-"""What did soft and shadow limits notice?
+"""Events of soft and shadow limits: detection and storage.
 
-A soft limit notices grants at and above its thresholds; a shadow limit those that it would have refused.
-Both are counted per limit, window and level. Pure: `noticed` reads it off the answer of a reservation.
-Stored: one row for each, so that the numbers of several gateways add up; of a limit's windows only the
-newest are kept.
+A soft limit records grants at and above its thresholds, a shadow limit grants that it would have refused.
+Both are counted per limit, window and level. `noticed` derives them from the answer of a reservation (pure).
+Stored as one row each, to which all gateways add; only the newest windows of a limit are kept.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from tenants.storage.tables import limit_events, limits
 from tenants.types import LimitMode
 
 MAX_WINDOWS_KEPT = 100
-"""Of each limit; with a window of a minute that is the last hour and forty minutes in which it noticed
-anything."""
+"""Per limit, counting windows with events; with a window of a minute at least the last 100 minutes."""
 
 
 class EventKind(StrEnum):
-    """What was noticed."""
+    """Kinds of limit events."""
 
     THRESHOLD = "threshold"
     WOULD_DENY = "would_deny"
@@ -38,7 +36,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventKey:
-    """What is counted together."""
+    """Key of a count."""
 
     limit_id: str
     window_start_s: int
@@ -50,25 +48,25 @@ class EventKey:
 
 @dataclass(frozen=True, slots=True)
 class AlertTally:
-    """How often, and when first and last (microseconds since 1970)."""
+    """Number of events, and time of the first and last (microseconds since 1970)."""
 
     count: int
     first_us: int
     last_us: int
 
     def and_at(self, now_us: int) -> AlertTally:
-        """Once more."""
+        """With one more event."""
         return self.with_newer(AlertTally(1, now_us, now_us))
 
     def with_newer(self, other: AlertTally) -> AlertTally:
-        """Both together."""
+        """The sum of both."""
         first_us, last_us = min(self.first_us, other.first_us), max(self.last_us, other.last_us)
         return AlertTally(self.count + other.count, first_us, last_us)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitEvent:
-    """One row, as it is shown."""
+    """One row, for display."""
 
     key: EventKey
     count: int
@@ -88,8 +86,8 @@ class LimitEvent:
 
 
 def noticed(granted: Granted) -> list[EventKey]:
-    """What this grant tells of its limits: each threshold that use and holds now reach, and each shadow
-    limit that would have refused."""
+    """Events of a grant: each soft threshold that use and holds now reach, and each shadow limit that would
+    have refused."""
     keys: list[EventKey] = []
     shadows = {limit.limit_id for limit in granted.would_deny}
     for state in granted.states:
@@ -112,8 +110,8 @@ def _window_start_s(state: LimitState) -> int:
 
 
 async def add(database: Database, tallies: Mapping[EventKey, AlertTally]) -> None:
-    """Adds to the rows. Limits that are gone are passed over. Raises `DatabaseUnavailable`; as with every
-    failed write it is then unknown whether the numbers were added, so a repeat may count them twice."""
+    """Adds to the rows, skipping deleted limits. Raises `DatabaseUnavailable`; whether the counts were added
+    is then unknown, so a repeat may count twice."""
     await database.write(lambda connection: _add(connection, tallies))
 
 
@@ -125,7 +123,7 @@ def _add(connection: Connection, tallies: Mapping[EventKey, AlertTally]) -> None
         for chunk in queries.chunks(wanted)
         for limit_id in connection.execute(select(limits.c.id).where(limits.c.id.in_(chunk))).scalars()
     }
-    # In one order everywhere: two gateways that write the same rows never wait for each other in a circle.
+    # The same order in every gateway, so that two of them never deadlock.
     for key in sorted(tallies, key=lambda key: (key.limit_id, key.window_start_s, key.kind, key.level)):
         if key.limit_id not in known:
             continue
@@ -168,7 +166,7 @@ def _forget_old_windows(connection: Connection, limit_id: str) -> None:
 
 
 def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[LimitEvent]]:
-    """Per limit, newest window first, then by level."""
+    """Events by limit, newest window first, then by level."""
     found: dict[str, list[LimitEvent]] = {}
     table = limit_events
     for chunk in queries.chunks(limit_ids):
@@ -180,7 +178,7 @@ def events_of(connection: Connection, limit_ids: list[str]) -> dict[str, list[Li
 
 
 def forget(connection: Connection, limit_id: str) -> None:
-    """With the limit go its events."""
+    """Deletes the events of a limit."""
     connection.execute(delete(limit_events).where(limit_events.c.limit_id == limit_id))
 
 

@@ -1,23 +1,23 @@
-"""What may still be admitted while the quota store that is shared does not answer?
+"""Quota store that falls back to local slices of the limits while the shared store is unavailable.
 
-With `store_failure: local`, a slice of each limit, counted in this process. Everything passes through to
-the shared store while it answers. Once it does not:
+Implements `store_failure: local`. Every call passes through to the shared store while it answers. During an
+outage:
 
-- What is admitted fits into the slice: `local_slice` per cent of a limit's amount (and rate), at most what
-  was available when the limit was last seen; of a limit that was never seen: nothing. So with G gateways a
-  hard window is exceeded by at most G slices, whatever other gateways did meanwhile, and by nothing where
-  nothing was available at the last sight. A bucket's slice flows at `local_slice` per cent of its rate.
-- What runs keeps its hold, and a window's promise (`Hold.most`). Only what a top-up asks for beyond them
-  comes from the slice.
-- What ends is settled by its row in the ledger, which is durable before anybody asks here.
+- New requests fit into the slice: `local_slice` per cent of a limit's amount (and rate), at most what was
+  available when the limit was last seen; zero of a limit that was never seen. So with G gateways a hard
+  window is exceeded by at most G slices, whatever other gateways did meanwhile, and not at all where nothing
+  was available when last seen. A bucket's slice refills at `local_slice` per cent of its rate.
+- Running requests keep their holds and windows' promises (`Hold.most`). Only what a top-up asks for beyond
+  them comes from the slice.
+- Ended requests are settled by their ledger row, which is durable before `settle` is called here.
 
-When the store answers again its counters say nothing of all that, so its epoch is ended (`lose`) and the
-counters are rebuilt from the ledger (`gateway/budget/counter_rebuild.py`). Until this process knows of a
-later epoch than the one in which it began to count for itself, it goes on doing so, under the old epoch's
-name: the ledger takes rows of the old epoch only before the rebuild reads it. So what is granted here is
-either in the rebuilt counters or refused; counted once, without credit for the outage.
+When the store answers again its counters include none of this, so its epoch is ended (`lose`) and the
+counters are rebuilt from the ledger (`gateway/budget/counter_rebuild.py`). Until this process knows a later
+epoch than the one in which the outage began, it keeps counting locally under the old epoch's name: the ledger
+accepts rows of the old epoch only until the rebuild reads it. So a local grant is either in the rebuilt
+counters or refused; counted once, without credit for the outage.
 
-A store that answers and has lost its counters is not down: while they are rebuilt nothing is admitted. A
+A store that answers but has lost its counters is not down: nothing is admitted while they are rebuilt. A
 store that was never ready under this process has no slice: nothing is admitted.
 """
 
@@ -46,11 +46,11 @@ from tenants.quota.store import (
 from tenants.types import Amounts, Limit, LimitMode, Meter
 
 MAX_SEEN = 200_000
-"""Limits whose last sight is remembered; of others nothing is admitted."""
+"""Limits whose last state is remembered; on others nothing is admitted."""
 MAX_RUNNING = 200_000
-"""Requests whose hold is remembered; others wait for the store with their next top-up."""
+"""Requests whose hold is remembered; a top-up of others waits for the store."""
 MAX_ENDED = 100_000
-"""Requests that may end while the store is away; later ones wait for it with their settlement."""
+"""Requests that may be settled during an outage; the settlement of later ones waits for the store."""
 
 log = logging.getLogger("fairgate.quota.fallback")
 
@@ -58,22 +58,22 @@ Result = TypeVar("Result")
 
 
 class SharedStore(QuotaStore, Protocol):
-    """What a store must know beyond `QuotaStore`, so that what was admitted without it can be filled in."""
+    """A `QuotaStore` whose counters can be invalidated, so that local grants are filled in by a rebuild."""
 
     async def lose(self, epoch: str) -> None:
-        """Ends `epoch`, if it is the current one: the counters have to be rebuilt."""
+        """Ends `epoch` if it is the current one: the counters must be rebuilt."""
         ...
 
     def remember(self, request_id: str, tenant_id: str) -> None:
-        """Whose request it is, so that settling need not look for it."""
+        """Caches the request's tenant, so that settling need not search for it."""
         ...
 
 
 def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
-    """The part of a hard limit that one gateway may give out by itself; `available`: what it last saw of it.
-    Soft and shadow limits refuse nothing, so they stay whole. None: a bucket too small to be sliced.
+    """The part of a hard limit that one gateway may grant locally; `available`: as last seen. Soft and shadow
+    limits refuse nothing, so they stay whole. None: a bucket too small to be sliced.
 
-    A bucket is as large as its slice however little was in it (it begins with that): it goes on flowing."""
+    A bucket has the size of its slice even if less was available (its initial level), as it refills."""
     if limit.mode is not LimitMode.HARD:
         return limit
     amount = limit.amount * slice_percent // 100
@@ -84,28 +84,28 @@ def slice_of(limit: Limit, slice_percent: int, available: int) -> Limit | None:
 
 
 def beyond(amounts: Amounts, base: Amounts) -> Amounts:
-    """Field by field, how much more than `base`."""
+    """What exceeds `base`, by field."""
     return Amounts(*(max(0, getattr(amounts, name) - getattr(base, name)) for name in rules.FIELDS))
 
 
 def together(one: Amounts, other: Amounts) -> Amounts:
-    """Field by field, the sum."""
+    """The sum, by field."""
     return Amounts(*(getattr(one, name) + getattr(other, name) for name in rules.FIELDS))
 
 
 @dataclass(slots=True)
 class _Running:
-    """What a request of this process asked for, and what it holds in the shared store."""
+    """What a request of this process asked for and holds in the shared store."""
 
     limits: tuple[Limit, ...]
     most: Amounts
     may_be_cut: bool
     covered: Amounts
     epoch: str
-    """Of the store, when it said `covered`. After a rebuild it may hold something else."""
+    """The store's epoch of `covered`; after a rebuild the hold may differ."""
 
     def sliced(self, ahead: Amounts) -> list[Limit]:
-        """The limits on which a top-up needs the slice: not on a window that has promised it."""
+        """The limits on which a top-up needs the slice: all but windows that have promised it."""
         return [
             limit
             for limit in self.limits
@@ -117,19 +117,19 @@ class _Running:
 
 @dataclass(slots=True)
 class _Outage:
-    """What this process counts for itself while the store is away."""
+    """Local counters during an outage of the store."""
 
     epoch: str
-    """In which it began."""
+    """The epoch in which it began."""
     local: MemoryQuotaStore
     seen: dict[str, int]
-    """By a limit's identity, what was available at the last sight."""
+    """What was last seen available, by a limit's identity."""
     started: set[str] = field(default_factory=set)
-    """Buckets whose level was set."""
+    """Buckets whose initial level was set."""
     base: dict[str, Amounts] = field(default_factory=dict)
-    """What requests that are in `local` hold in the shared store."""
+    """Holds in the shared store of the requests in `local`."""
     ended: dict[str, tuple[Amounts, str | None]] = field(default_factory=dict)
-    """What was settled, and whose it is (None: not known); in the ledger already."""
+    """Settled amounts and tenants (None: not known); already in the ledger."""
 
 
 class FallbackQuotaStore:
@@ -157,48 +157,48 @@ class FallbackQuotaStore:
 
     @property
     def epoch(self) -> str:
-        """See `QuotaStore.epoch`. While it is counted here, the epoch in which that began, though the store
-        may be in a later one already: see the top of this file."""
+        """See `QuotaStore.epoch`. During an outage the epoch in which it began, though the store may be in a
+        later one: see the module docstring."""
         return self._shared.epoch if self._outage is None else self._outage.epoch
 
     async def reserve(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
-        """See `QuotaStore.reserve`. A slice that has no room, other than a bucket's, raises
-        `QuotaStoreUnavailable`: the budget is not spent, it cannot be seen."""
+        """See `QuotaStore.reserve`. Raises `QuotaStoreUnavailable` where a slice, other than a bucket's, has
+        no room: the budget is not spent but unknown."""
         if self._outage is None:
             try:
                 answer = await self._shared.reserve(request_id, limits, hold, lease_ttl_s)
             except QuotaStoreUnavailable as error:
                 self._fall_back(error)
             else:
-                self._saw(answer.states)
-                self._runs(request_id, answer, limits, hold)
+                self._note_seen(answer.states)
+                self._note_running(request_id, answer, limits, hold)
                 return answer
-        answer = await self._reserve_here(request_id, limits, hold, lease_ttl_s)
-        self._runs(request_id, answer, limits, hold)
+        answer = await self._reserve_locally(request_id, limits, hold, lease_ttl_s)
+        self._note_running(request_id, answer, limits, hold)
         return answer
 
     async def top_up(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """See `QuotaStore.top_up`; of a slice as `reserve`."""
+        """See `QuotaStore.top_up`; slices as in `reserve`."""
         if self._outage is None:
             try:
                 answer = await self._shared.top_up(request_id, used, first, ahead)
             except QuotaStoreUnavailable as error:
                 self._fall_back(error)
             else:
-                self._saw(answer.states)
+                self._note_seen(answer.states)
                 running = self._running.get(request_id)
                 if running is not None and isinstance(answer, Granted):
                     running.covered, running.epoch = answer.covered, self._shared.epoch
                 return answer
-        return await self._top_up_here(request_id, used, first, ahead)
+        return await self._top_up_locally(request_id, used, first, ahead)
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
-        """See `QuotaStore.settle`. While the store is away, the ledger's row is what counts: the counters are
-        rebuilt from it."""
+        """See `QuotaStore.settle`. During an outage the ledger row is decisive: the counters are rebuilt from
+        it."""
         if self._outage is None:
             try:
                 settled = await self._shared.settle(request_id, actual)
@@ -207,11 +207,11 @@ class FallbackQuotaStore:
             else:
                 self._running.pop(request_id, None)
                 return settled
-        return await self._settle_here(request_id, actual)
+        return await self._settle_locally(request_id, actual)
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
-        """See `QuotaStore.renew`. Leases of the shared store cannot be renewed without it; they need not be,
-        as whoever lives holds again after the rebuild."""
+        """See `QuotaStore.renew`. During an outage leases need no renewal: live requests hold again after the
+        rebuild."""
         await self._pass(lambda: self._shared.renew(request_ids, lease_ttl_s))
 
     async def expire(self) -> list[str]:
@@ -223,14 +223,14 @@ class FallbackQuotaStore:
         return await self._pass(self._shared.overdue)
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """See `QuotaStore.states`; the slice is not shown."""
+        """See `QuotaStore.states`; never shows slices."""
         states = await self._pass(lambda: self._shared.states(limits))
-        self._saw(states)
+        self._note_seen(states)
         return states
 
     async def ping(self) -> None:
-        """See `QuotaStore.ping`. After an outage this is what ends it: raises `QuotaStoreRecovering`
-        until the counters have been rebuilt since it began."""
+        """See `QuotaStore.ping`. Ends an outage: raises `QuotaStoreRecovering` until the counters have been
+        rebuilt since it began."""
         try:
             await self._shared.ping()
         except QuotaStoreRecovering:
@@ -250,7 +250,7 @@ class FallbackQuotaStore:
         """See `QuotaStore.begin_rebuild`."""
         is_ours = await self._shared.begin_rebuild(owner, ttl_s)
         if is_ours and self._outage is not None:
-            # Their rows will be in what is read from the ledger now.
+            # Their rows are included in what is read from the ledger from now on.
             self._outage.ended.clear()
         return is_ours
 
@@ -277,10 +277,10 @@ class FallbackQuotaStore:
             await self._end_outage(self._outage)
         self._was_ready = True
 
-    # ------------------------------------------------------------ into an outage, and out of it
+    # ------------------------------------------------------------ begin and end of an outage
 
     def _fall_back(self, error: QuotaStoreUnavailable) -> None:
-        """From now on it is counted here; or raises `error`, where that must not be."""
+        """Starts an outage; raises `error` where local grants are not allowed."""
         if isinstance(error, QuotaStoreRecovering) or not self._was_ready:
             raise error
         if self._outage is None:
@@ -290,8 +290,8 @@ class FallbackQuotaStore:
             self._outage = _Outage(self._shared.epoch, MemoryQuotaStore(self._clock), dict(self._seen))
 
     async def _end_outage(self, outage: _Outage) -> None:
-        """The store's counters are of a later epoch. What was settled here after the ledger had been read for
-        them is still held there."""
+        """Ends the outage, as the store's counters are of a later epoch. Requests settled here after the
+        rebuild read the ledger are still held there: settles them."""
         while outage.ended:
             request_id, (actual, tenant_id) = next(iter(outage.ended.items()))
             if tenant_id is not None:
@@ -299,12 +299,12 @@ class FallbackQuotaStore:
             await self._shared.settle(request_id, actual)
             outage.ended.pop(request_id, None)
         self._outage = None
-        # They were seen before the outage: the next one must not give the same room away again.
+        # Seen before the outage: the next one must not grant the same room again.
         self._seen.clear()
         log.info("the quota store is back, with everything that was given out locally")
 
     async def _pass(self, ask: Callable[[], Awaitable[Result]]) -> Result:
-        """Of the shared store only. Raises `QuotaStoreUnavailable` while it is away."""
+        """Calls the shared store only. Raises `QuotaStoreUnavailable` during an outage."""
         if self._outage is None:
             try:
                 return await ask()
@@ -312,7 +312,7 @@ class FallbackQuotaStore:
                 self._fall_back(error)
         raise QuotaStoreUnavailable("the quota store is away")
 
-    def _saw(self, states: Iterable[LimitState]) -> None:
+    def _note_seen(self, states: Iterable[LimitState]) -> None:
         if self._outage is not None:
             return
         for state in states:
@@ -322,7 +322,9 @@ class FallbackQuotaStore:
         while len(self._seen) > MAX_SEEN:
             self._seen.popitem(last=False)
 
-    def _runs(self, request_id: str, answer: Granted | Denied, limits: Sequence[Limit], hold: Hold) -> None:
+    def _note_running(
+        self, request_id: str, answer: Granted | Denied, limits: Sequence[Limit], hold: Hold
+    ) -> None:
         if isinstance(answer, Granted) and request_id not in self._running:
             self._running[request_id] = _Running(
                 tuple(limits), hold.most, hold.may_be_cut, answer.covered, self.epoch
@@ -330,9 +332,9 @@ class FallbackQuotaStore:
             if len(self._running) > MAX_RUNNING:
                 self._running.popitem(last=False)
 
-    # ------------------------------------------------------------ counting here
+    # ------------------------------------------------------------ local counting
 
-    async def _reserve_here(
+    async def _reserve_locally(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
         outage = self._outage
@@ -341,12 +343,12 @@ class FallbackQuotaStore:
         answer = await outage.local.reserve(request_id, slices, hold, lease_ttl_s)
         if isinstance(answer, Granted):
             outage.base[request_id] = Amounts(requests=0)
-        return _in_full(answer, limits)
+        return _with_whole_limits(answer, limits)
 
-    async def _top_up_here(
+    async def _top_up_locally(
         self, request_id: str, used: Amounts, first: Amounts, ahead: Amounts
     ) -> Granted | Denied:
-        """What goes beyond the hold in the shared store, its `base`, is a hold of its own on the slice."""
+        """Holds what exceeds the hold in the shared store, the `base`, separately on the slice."""
         outage, running = self._outage, self._running.get(request_id)
         assert outage is not None
         if running is None:
@@ -367,14 +369,14 @@ class FallbackQuotaStore:
             answer = await outage.local.top_up(
                 request_id, beyond(used, base), beyond(first, base), beyond(ahead, base)
             )
-        answer = _in_full(answer, running.limits)
+        answer = _with_whole_limits(answer, running.limits)
         return (
             answer
             if isinstance(answer, Denied)
             else structs.replace(answer, covered=together(base, answer.covered))
         )
 
-    async def _settle_here(self, request_id: str, actual: Amounts) -> bool:
+    async def _settle_locally(self, request_id: str, actual: Amounts) -> bool:
         outage = self._outage
         assert outage is not None
         rules.check_amounts(actual)
@@ -389,7 +391,7 @@ class FallbackQuotaStore:
         return is_first
 
     async def _slices(self, outage: _Outage, limits: Sequence[Limit]) -> list[Limit]:
-        """Raises `QuotaStoreUnavailable` where a limit is too small for one."""
+        """Slices of the limits. Raises `QuotaStoreUnavailable` where a limit is too small to be sliced."""
         slices: list[Limit] = []
         for limit in limits:
             name = limit.identity
@@ -404,9 +406,9 @@ class FallbackQuotaStore:
         return slices
 
 
-def _in_full(answer: Granted | Denied, limits: Sequence[Limit]) -> Granted | Denied:
-    """The answer, speaking of the limits instead of their slices. Raises `QuotaStoreUnavailable` where a
-    slice is used up and will not refill: the limit itself may well have room."""
+def _with_whole_limits(answer: Granted | Denied, limits: Sequence[Limit]) -> Granted | Denied:
+    """The answer with the limits in place of their slices. Raises `QuotaStoreUnavailable` where a slice is
+    used up and will not refill: the limit itself may have room."""
     whole = {limit.identity: limit for limit in limits}
     states = tuple(structs.replace(state, limit=whole[state.limit.identity]) for state in answer.states)
     if isinstance(answer, Granted):

@@ -1,7 +1,7 @@
-"""How are budgets held when one process serves alone?
+"""In-process quota store, for a single gateway.
 
-The arithmetic of `rules.py` on dictionaries. No method waits between reading and writing, so on one event
-loop every operation is atomic. Counters are lost with the process: the ledger rebuilds them (`rebuild`).
+The arithmetic of `rules.py` on dictionaries. No method awaits between reading and writing, so every operation
+is atomic on one event loop. Counters are lost with the process and rebuilt from the ledger (`rebuild`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_HOLDS = 100_000
 
 @dataclass(slots=True)
 class _Hold:
-    """What one request holds: per limit, and from which window it was taken (0: no window)."""
+    """What one request holds, by limit, with the start of each window (0: no window)."""
 
     limits: tuple[Limit, ...]
     starts_us: tuple[int, ...]
@@ -43,8 +43,7 @@ class _Hold:
 
 class _State(Enum):
     NEW = "new"
-    """Nobody has rebuilt it: in use, as there is nothing it could have lost, but whoever has a ledger
-    may still begin."""
+    """Not rebuilt: usable, as there was nothing to lose, but a caller with a ledger may still rebuild."""
     RECOVERING = "recovering"
     READY = "ready"
 
@@ -57,7 +56,7 @@ class MemoryQuotaStore:
         self._clock = clock
         self._max_holds = max_holds
         self._counters: dict[str, Counter] = {}
-        # Windows that are over and on which something is still held or promised, by charge name.
+        # Ended windows on which something is still held or promised, by charge name.
         self._ended: dict[str, WindowCounter] = {}
         self._holds: dict[str, _Hold] = {}
         # (lease end, request id); renewed leases leave stale entries that `expire` skips.
@@ -195,7 +194,7 @@ class MemoryQuotaStore:
 
     @property
     def is_local(self) -> bool:
-        """See `QuotaStore.is_local`; it is always there."""
+        """See `QuotaStore.is_local`; always False."""
         return False
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
@@ -245,19 +244,19 @@ class MemoryQuotaStore:
             now_us + round(lease_ttl_s * 1e6),
         )
         for index, limit in enumerate(held.limits):
-            counter = self._counter_again(held, index, now_us)
+            counter = self._restored_counter(held, index, now_us)
             self._store(limit, rules.changed(counter, LimitHold(), held.parts[index]))
         self._holds[request_id] = held
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
-        """See `QuotaStore.finish_rebuild`. The epoch needs no name here: it ends with this process."""
+        """See `QuotaStore.finish_rebuild`. The epoch is not stored: it ends with this process."""
         if self._state is _State.RECOVERING and owner != self._owner:
             raise QuotaStoreRecovering("somebody else rebuilds the counters")
         self._state = _State.READY
 
     def check(self) -> None:
-        """Self-audit: what every counter holds and promises is the sum over the live holds."""
+        """Asserts that every counter's held and promised amounts are the sums over the live holds."""
         sums: dict[str, tuple[int, int]] = {}
         for held in self._holds.values():
             for name, part in zip(held.charged_to, held.parts, strict=True):
@@ -274,9 +273,8 @@ class MemoryQuotaStore:
         if self._state is _State.RECOVERING:
             raise QuotaStoreRecovering("the counters are being rebuilt from the ledger")
 
-    def _counter_again(self, held: _Hold, index: int, now_us: int) -> Counter:
-        """The counter that a restored hold belongs to. Of a window that is over nobody knows how much is
-        left: nothing."""
+    def _restored_counter(self, held: _Hold, index: int, now_us: int) -> Counter:
+        """The counter of a restored hold. An ended window is taken as used up, as what is left is unknown."""
         limit, start_us, name = held.limits[index], held.starts_us[index], held.charged_to[index]
         current, known = self._advance(limit, now_us), self._counters.get(limit.identity)
         if limit.window is None:
@@ -295,7 +293,7 @@ class MemoryQuotaStore:
         return rules.advance(limit, self._counters.get(limit.identity), now_us)
 
     def _store(self, limit: Limit, counter: Counter) -> None:
-        """The only place that sets a counter: of the current window, or of one that is over."""
+        """Sets a counter of the current or an ended window; the only place that does."""
         name = limit.identity
         current = self._counters.get(name)
         if isinstance(counter, WindowCounter) and isinstance(current, WindowCounter):
@@ -314,7 +312,7 @@ class MemoryQuotaStore:
             self._ended.pop(name, None)
 
     def _counter_of(self, held: _Hold, index: int, now_us: int) -> Counter | None:
-        """The counter that a hold was taken from; None: of a window that is over and forgotten."""
+        """The counter that a hold was taken from; None: of a window that has ended and was dropped."""
         limit = held.limits[index]
         counter = self._counters[limit.identity]
         if not isinstance(counter, WindowCounter):
@@ -344,7 +342,7 @@ class MemoryQuotaStore:
         self._trim_leases()
 
     def _trim_leases(self) -> None:
-        # Entries of settled requests would otherwise stay until their lease would have ended.
+        # Drops entries of settled requests before their leases would have ended.
         if len(self._leases) > 64 and len(self._leases) > 2 * len(self._holds):
             self._leases = [(held.lease_until_us, request_id) for request_id, held in self._holds.items()]
             heapq.heapify(self._leases)

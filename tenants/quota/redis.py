@@ -1,17 +1,17 @@
-"""How are budgets held when many gateways share them?
+"""Redis quota store, shared by many gateways.
 
-In Redis (6.2 or newer), one Lua call an operation: atomic, on the server's clock, exact. `lua/*.lua` follow
-`rules.py`; what is only shown to people (states, when to retry) is computed here from the raw counters.
-All of a tenant's keys carry the hash tag `{tenant id}`, so they lie in one slot of a Redis Cluster:
+Redis 6.2 or newer, one Lua call per operation: atomic, exact, on the server's clock. `lua/*.lua` follow
+`rules.py`; values for display (states, retry times) are computed here from the raw counters. All keys of a
+tenant carry the hash tag `{tenant id}`, so they lie in one slot of a Redis Cluster:
 
-    fairgate:{ten_…}:counters   hash: a limit's identity -> its counter; #epoch: which rebuild they stem from
+    fairgate:{ten_…}:counters   hash: a limit's identity -> its counter; #epoch: the rebuild that they are of
     fairgate:{ten_…}:holds      hash: request id -> what it holds
     fairgate:{ten_…}:leases     sorted set: request id by the end of its lease
     fairgate:registry           hash: the epoch and the tenants that have counters (`registry.py`)
-    fairgate:server             which server process was filled with them
+    fairgate:server             the server process that was filled
 
-Redis is a cache of the ledger. When it has lost its memory, or has none yet, nothing is admitted or settled
-(`QuotaStoreRecovering`) until somebody has rebuilt it.
+Redis is a cache of the ledger. When it has lost its counters, or has none yet, nothing is admitted or settled
+(`QuotaStoreRecovering`) until a gateway has rebuilt them.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ CLOCK_ATTEMPTS = 4
 OLDEST_VERSION = (6, 2)
 
 _NO_TENANT = "-"
-"""Requests without any limit are held, too, under no tenant's name."""
+"""Stands for the tenant of requests without limits, which are held as well."""
 
 
 Run = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
-"""Calls a script by its name on a tenant's counters."""
+"""Calls a script by name on a tenant's counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passenger:
-    """A script of somebody else's, to be sent in the same message as one of ours."""
+    """A script of another component, sent in the same message as one of the store's."""
 
     script: Any
     keys: list[str]
     arguments: list[Any]
     arrived: Callable[[Any], None]
-    """Told the answer."""
+    """Called with the answer."""
     failed: Callable[[], None]
-    """Told that there is none; whether the script ran is not known."""
+    """Called when there is no answer; whether the script ran is not known."""
 
 
 _CARRYING = frozenset({"reserve", "top_up", "settle"})
-"""Scripts that take a passenger along: those that every request calls."""
+"""Scripts that carry a passenger: those that every request calls."""
 
 
 class RedisQuotaStore:
@@ -86,28 +86,27 @@ class RedisQuotaStore:
         except ValueError as error:
             raise Invalid("redis_url", "not a URL like redis://host:6379/0") from error
         self.board: Callable[[], Passenger | None] = lambda: None
-        """Asked before a message of a request is sent: what rides along costs no round trip of its own."""
+        """Called before a request's message is sent: a passenger costs no round trip of its own."""
         self.round_trips = 0
-        """Messages sent to Redis so far, each of which waits for its answer; the greetings of new connections
-        and scripts that had to be sent again are among them."""
+        """Messages sent to Redis so far, including handshakes of new connections and scripts sent again."""
         self._connections = 0
-        """Opened so far. A server that was started again can only be talked to through a new one."""
+        """Opened so far. A restarted server can only be reached through a new one."""
         self._proving = asyncio.Lock()
         self._proven = 0
-        """So many of them had been opened when the server last proved to be the one that was filled."""
-        pool.connection_class = _counting(pool.connection_class, self._count, self._count_connection)
+        """Value of `_connections` when the server was last verified to be the one that was filled."""
+        pool.connection_class = _counting_class(pool.connection_class, self._count, self._count_connection)
         self._redis: Any = redis_client.Redis(connection_pool=pool)
         self._prefix = prefix
         self._virtual_clock = virtual_clock
         self._server_ahead_us = 0
-        # Sent by its hash; the client library loads the text where the server does not know it.
+        # Called by hash; the client library loads the text where the server lacks it.
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts().items()}
         self._registry = Registry(self._redis, prefix, self._call)
         self._epoch = ""
         self._tenant_of: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:
-        """Closes the connections; holds stay until their leases run out."""
+        """Closes the connections; holds stay."""
         await self._redis.aclose(close_connection_pool=True)
 
     async def reserve(
@@ -120,7 +119,7 @@ class RedisQuotaStore:
         tenant_id = limits[0].tenant_id if limits else _NO_TENANT
         wishes = [rules.wish(limit, hold) for limit in limits]
         head = [request_id, wire.lease_us(lease_ttl_s), wire.pack(limits), *wire.by_meter(hold.ahead)]
-        async with self._reaching():
+        async with self._call_guard():
             reply = await self._with_windows(
                 self._run,
                 "reserve",
@@ -145,7 +144,7 @@ class RedisQuotaStore:
         """See `QuotaStore.top_up`."""
         rules.check_amounts(used)
         rules.check_rising(first, ahead)
-        async with self._reaching():
+        async with self._call_guard():
             tenant_id = await self._find_tenant(request_id)
             if tenant_id is None:
                 raise KeyError(request_id)
@@ -158,7 +157,7 @@ class RedisQuotaStore:
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
         """See `QuotaStore.renew`."""
-        async with self._reaching():
+        async with self._call_guard():
             by_tenant: dict[str, list[str]] = {}
             for request_id in request_ids:
                 tenant_id = await self._find_tenant(request_id)
@@ -170,7 +169,7 @@ class RedisQuotaStore:
     async def settle(self, request_id: str, actual: Amounts) -> bool:
         """See `QuotaStore.settle`."""
         rules.check_amounts(actual)
-        async with self._reaching():
+        async with self._call_guard():
             tenant_id = await self._find_tenant(request_id)
             if tenant_id is None:
                 return False
@@ -182,7 +181,7 @@ class RedisQuotaStore:
     async def expire(self) -> list[str]:
         """See `QuotaStore.expire`."""
         ended: list[str] = []
-        async with self._reaching():
+        async with self._call_guard():
             _, tenants = await self._registry.read()
             for tenant_id in tenants:
                 while True:
@@ -196,9 +195,9 @@ class RedisQuotaStore:
         return ended
 
     async def overdue(self) -> list[str]:
-        """See `QuotaStore.overdue`: the first of each tenant's."""
+        """See `QuotaStore.overdue`; at most `EXPIRE_BATCH` per tenant."""
         found: list[str] = []
-        async with self._reaching():
+        async with self._call_guard():
             _, tenants = await self._registry.read()
             for tenant_id in tenants:
                 _, members = await self._run("overdue", tenant_id, [EXPIRE_BATCH])
@@ -211,7 +210,7 @@ class RedisQuotaStore:
         for limit in limits:
             by_tenant.setdefault(limit.tenant_id, []).append(limit)
         found: dict[str, LimitState] = {}
-        async with self._reaching():
+        async with self._call_guard():
             for tenant_id, mine in by_tenant.items():
                 _, now, raws = await self._run("states", tenant_id, [limit.identity for limit in mine])
                 for limit, raw in zip(mine, raws, strict=True):
@@ -220,8 +219,8 @@ class RedisQuotaStore:
         return tuple(found[limit.identity] for limit in limits)
 
     async def ping(self) -> None:
-        """See `QuotaStore.ping`; also refuses a server that is too old."""
-        async with self._reaching(proves=False):
+        """See `QuotaStore.ping`; also rejects a server that is too old."""
+        async with self._call_guard(proves=False):
             version = str((await self._redis.info("server"))["redis_version"])
             if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
                 raise QuotaStoreUnavailable(f"Redis {version} is too old; 6.2 or newer is needed")
@@ -237,33 +236,33 @@ class RedisQuotaStore:
 
     @property
     def is_local(self) -> bool:
-        """See `QuotaStore.is_local`; without Redis nothing is given out."""
+        """See `QuotaStore.is_local`; always False."""
         return False
 
     async def lose(self, epoch: str) -> None:
-        """Ends `epoch`, if it is the current one: the counters have to be rebuilt."""
-        async with self._reaching(proves=False):
+        """Ends `epoch` if it is the current one: the counters must be rebuilt."""
+        async with self._call_guard(proves=False):
             await self._registry.lose(epoch)
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
-        async with self._reaching(proves=False):
+        async with self._call_guard(proves=False):
             if not await self._registry.begin(owner, ttl_s):
                 return False
-            # From here on nobody can use what is left of the last epoch.
+            # From here on the counters of the last epoch are unusable.
             for tenant_id in await self._registry.entered():
                 await self._rebuilding("rebuild", tenant_id, [1])
             return True
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
-        """See `QuotaStore.rebuild`. To repair a store in use, only while no other gateway settles: it
-        overwrites what was settled since `used` was computed."""
+        """See `QuotaStore.rebuild`. Repair a store in use only while no other gateway settles: settlements
+        since `used` was computed are overwritten."""
         by_tenant: dict[str, list[tuple[Limit, int]]] = {}
         for limit, amount in used:
             rules.check_limits([limit])
             by_tenant.setdefault(limit.tenant_id, []).append((limit, amount))
         is_owner = self._registry.attempt > 0
-        async with self._reaching(proves=not is_owner):
+        async with self._call_guard(proves=not is_owner):
             for tenant_id, mine in by_tenant.items():
                 await self._with_windows(
                     self._rebuilding if is_owner else self._run,
@@ -301,7 +300,7 @@ class RedisQuotaStore:
             for value in wire.restore_columns(limit, rules.part_again(limit, hold, used), start_us)
         ]
         text, ahead = wire.pack([limit for limit, _ in charged]), wire.by_meter(hold.ahead)
-        async with self._reaching(proves=False):
+        async with self._call_guard(proves=False):
             await self._rebuilding(
                 "restore", tenant_id, [request_id, wire.lease_us(lease_ttl_s), text, *ahead, *columns]
             )
@@ -309,18 +308,18 @@ class RedisQuotaStore:
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
         """See `QuotaStore.finish_rebuild`."""
-        async with self._reaching(proves=False):
+        async with self._call_guard(proves=False):
             for tenant_id in await self._registry.entered():
                 await self._rebuilding("stamp", tenant_id, [epoch])
             await self._registry.finish(epoch)
         self._epoch = epoch
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ calls
 
     @asynccontextmanager
-    async def _reaching(self, *, proves: bool = True) -> AsyncIterator[None]:
-        """Around every operation. What was answered through a new connection counts only once the server has
-        proved to be the one that was filled (`proves`: not where it is being filled)."""
+    async def _call_guard(self, *, proves: bool = True) -> AsyncIterator[None]:
+        """Wraps every operation. An answer through a new connection is valid only once the server is verified
+        to be the one that was filled (`proves`: not while it is being filled)."""
         try:
             yield
             if proves and self._proven < self._connections:
@@ -329,7 +328,7 @@ class RedisQuotaStore:
             raise QuotaStoreUnavailable("the quota store (Redis) is not available") from error
 
     async def _prove(self) -> None:
-        """Once for all who have come through new connections by now: a burst opens many."""
+        """Verifies the server once for all new connections: a burst opens many."""
         async with self._proving:
             if self._proven < self._connections:
                 connections = self._connections
@@ -354,7 +353,7 @@ class RedisQuotaStore:
     async def _carry(
         self, script: str, keys: list[str], arguments: list[Any], passenger: Passenger
     ) -> list[Any] | None:
-        """Both scripts in one message; None where the server does not know ours any more."""
+        """Sends both scripts in one message; None where the server no longer has ours."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.evalsha(self._scripts[script].sha, len(keys), *keys, *arguments)
         pipeline.evalsha(passenger.script.sha, len(passenger.keys), *passenger.keys, *passenger.arguments)
@@ -379,7 +378,7 @@ class RedisQuotaStore:
         return await self._call(script, [f"{base}:counters", f"{base}:leases", f"{base}:holds"], arguments)
 
     async def _run(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
-        """One operation. Where the tenant is not of the epoch that we know of, finds out why."""
+        """Runs one operation. Where the tenant is not of the known epoch, joins the current one or raises."""
         reply = await self._on_tenant(script, tenant_id, [self._epoch, *arguments])
         if reply[0] != b"lost":
             return reply
@@ -391,7 +390,7 @@ class RedisQuotaStore:
         return reply
 
     async def _rebuilding(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
-        """One operation of who has the right to rebuild. Raises `QuotaStoreRecovering` for anybody else."""
+        """Runs one operation of the owner of a rebuild. Raises `QuotaStoreRecovering` for other processes."""
         attempt = await self._registry.enter(tenant_id)
         reply = await self._on_tenant(script, tenant_id, [attempt, *arguments])
         if reply[0] == b"lost":
@@ -402,8 +401,8 @@ class RedisQuotaStore:
     async def _with_windows(
         self, run: Run, script: str, tenant_id: str, arguments: Callable[[int], list[Any]]
     ) -> list[Any]:
-        """Runs a script that may open new windows. Their bounds are computed here (Lua knows no time zones)
-        for the server's time as we believe it to be; where it says that we are wrong, once more."""
+        """Runs a script that may open new windows. Their bounds are computed here (Lua has no time zones) for
+        the estimated server time; repeated where the server reports that the estimate is wrong."""
         for _ in range(CLOCK_ATTEMPTS):
             reply = await run(script, tenant_id, arguments(self._now_us()))
             if len(reply) > 1:
@@ -419,13 +418,13 @@ class RedisQuotaStore:
         return self._local_us() + self._server_ahead_us
 
     def remember(self, request_id: str, tenant_id: str) -> None:
-        """Whose request it is, so that nobody needs to look for it."""
+        """Caches the request's tenant, so that it need not be searched for."""
         self._tenant_of[request_id] = tenant_id
         if len(self._tenant_of) > MAX_REMEMBERED:
             self._tenant_of.popitem(last=False)
 
     async def _find_tenant(self, request_id: str) -> str | None:
-        """Whose request it is: remembered, or, after a restart, looked for among all tenants."""
+        """The request's tenant: cached or, after a restart, searched for among all tenants."""
         if request_id in self._tenant_of:
             return self._tenant_of[request_id]
         _, tenants = await self._registry.read()
@@ -444,8 +443,8 @@ def _check(reply: list[Any]) -> None:
         raise Overrun(reply[1].decode(), int(reply[2]), int(reply[3]))
 
 
-def _counting(kind: type[Any], sends: Callable[[], None], connects: Callable[[], None]) -> type[Any]:
-    """A kind of connection that calls `sends` whenever it sends, `connects` when it has connected."""
+def _counting_class(kind: type[Any], sends: Callable[[], None], connects: Callable[[], None]) -> type[Any]:
+    """A connection class that calls `sends` on every send and `connects` after connecting."""
 
     class Counting(kind):  # type: ignore[misc]
         async def send_packed_command(self, *arguments: Any, **options: Any) -> None:

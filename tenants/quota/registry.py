@@ -1,21 +1,21 @@
-"""Which tenants have counters in Redis, and are those counters to be trusted?
+"""Registry in Redis of the epoch and of the tenants that have counters.
 
-One hash says it, so that it is lost as a whole or not at all:
+One hash, so that it is lost as a whole or not at all:
 
-    fairgate:registry   epoch      named by the rebuild that filled the counters; missing: they were lost
+    fairgate:registry   epoch      named by the rebuild that filled the counters; missing: lost
                         t:ten_…    `in` when the tenant has counters of this epoch, `joining` just before that
                         owner, until_us, attempt      of a rebuild under way
 
 Every tenant's counters carry the epoch as well, and each script compares it with its caller's. Where it is
-missing, `join` finds out why: a tenant nobody asked for before begins with nothing; in any other case
+missing, `join` finds out why: a tenant used for the first time starts with empty counters; in any other case
 something was lost, and nothing is admitted until one owner has rebuilt everything.
 
 A server that comes back with an old copy of its data (a dump, a replica that took over, the last second of an
-append-only file missing) looks complete. So it is noted which server was filled:
+append-only file missing) looks complete. So the server that was filled is recorded:
 
     fairgate:server     the `run_id` of that process, which every start changes
 
-and who has connected anew looks whether this is still the one (`prove`). If not, everything is rebuilt.
+and every new connection checks that it is still the same (`prove`). If not, everything is rebuilt.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ IN = b"in"
 _FIELD = "t:"
 
 Call = Callable[[str, list[str], list[Any]], Awaitable[list[Any]]]
-"""Calls a script by its name, with keys and arguments."""
+"""Calls a script by name, with keys and arguments."""
 
 
 class Registry:
-    """The hash above."""
+    """Reads and writes the registry."""
 
     def __init__(self, client: Any, prefix: str, call: Call) -> None:
         self._client = client
@@ -45,29 +45,29 @@ class Registry:
         self._key = f"{prefix}:registry"
         self._server_key = f"{prefix}:server"
         self._server = ""
-        """Which one it was when this process began to rebuild."""
+        """The server's `run_id` when this process began to rebuild."""
         self._call = call
         self.attempt = 0
-        """Of this process's rebuild; 0: it is not at one."""
+        """Number of this process's rebuild; 0: none under way."""
 
     async def join(self, tenant_id: str) -> str:
-        """The epoch, of which the tenant is a part then. Raises `QuotaStoreRecovering`."""
+        """Adds the tenant to the current epoch and returns it. Raises `QuotaStoreRecovering`."""
         state, *rest = await self._call("join", [self._key], [_FIELD + tenant_id])
         if state == b"lost":
             raise recovering()
         epoch = str(rest[0].decode())
         if state != IN:
-            # Nobody holds anything before the second step; so whoever finds it half done may repeat it.
+            # Nothing is held before the second step, so a half-done join may be repeated.
             await self._client.hset(f"{self._prefix}:{{{tenant_id}}}:counters", "#epoch", epoch)
             await self._client.hset(self._key, _FIELD + tenant_id, IN)
         return epoch
 
     async def lose(self, epoch: str) -> None:
-        """This epoch's counters are not complete any more."""
+        """Ends this epoch: its counters are no longer complete."""
         await self._call("lose", [self._key], [epoch])
 
     async def read(self) -> tuple[str, list[str]]:
-        """The epoch, and everybody with counters. Raises `QuotaStoreRecovering`."""
+        """The epoch and the tenants with counters. Raises `QuotaStoreRecovering`."""
         epoch, fields = (
             await self._client.pipeline(transaction=False).hget(self._key, "epoch").hkeys(self._key).execute()
         )
@@ -76,8 +76,8 @@ class Registry:
         return epoch.decode(), _tenants(fields)
 
     async def prove(self) -> None:
-        """Raises `QuotaStoreRecovering` when the server is not the one that was filled. In this order: who
-        reads the epoch of a rebuild that has just ended reads its server as well."""
+        """Raises `QuotaStoreRecovering` when the server is not the one that was filled. The epoch is read
+        first: after the epoch of a finished rebuild, its server is read as well."""
         pipeline = self._client.pipeline(transaction=False)
         pipeline.hget(self._key, "epoch").get(self._server_key).info("server")
         epoch, filled, server = await pipeline.execute()
@@ -97,19 +97,19 @@ class Registry:
         return True
 
     async def enter(self, tenant_id: str) -> int:
-        """Notes a tenant that is being rebuilt, before anything of it is written; returns the number of the
-        attempt. Raises `QuotaStoreRecovering` for who is not at it."""
+        """Registers a tenant of a rebuild before its counters are written; returns the number of the attempt.
+        Raises `QuotaStoreRecovering` unless this process is rebuilding."""
         if not self.attempt:
             raise recovering()
         await self._client.hset(self._key, _FIELD + tenant_id, IN)
         return self.attempt
 
     async def entered(self) -> list[str]:
-        """Everybody, also while the epoch is missing."""
+        """All registered tenants, also while the epoch is missing."""
         return _tenants(await self._client.hkeys(self._key))
 
     async def finish(self, epoch: str) -> None:
-        """The last step. Raises `QuotaStoreRecovering` when the right was lost meanwhile."""
+        """Finishes a rebuild. Raises `QuotaStoreRecovering` when the right was lost meanwhile."""
         attempt, self.attempt = self.attempt, 0
         if attempt:
             await self._client.set(self._server_key, self._server)
@@ -119,7 +119,7 @@ class Registry:
 
 
 def recovering() -> QuotaStoreRecovering:
-    """The error to raise."""
+    """The error of lost counters."""
     return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
 
 

@@ -1,22 +1,22 @@
-"""How do limits count? The arithmetic of every quota store, pure.
+"""Arithmetic of limits, shared by all quota stores. Pure.
 
-Three kinds of counter. All arithmetic is on integers below 2**53, so that Redis, which computes in doubles,
-gets the same results; `lua/*.lua` follow this file line by line and are tested against it.
+Three kinds of counter. All integers stay below 2**53, so that Redis, which computes in doubles, gets the same
+results; `lua/*.lua` follow this file line by line and are tested against it.
 
 - A *window* (minute, hour, day, month in a time zone; lifetime) counts `used` and `held`; both start at
   zero with each window. A request is held on and charged to the window in which it was reserved, top-ups
-  included, also when it goes on in a later one; a window that is over is kept as long as something is held
+  included, even if it continues into a later one; an ended window is kept while something is held
   on it. So no window's charges ever exceed its amount.
 
   A request that may not be cut holds a quantile of what it may need, but is *promised* its worst case:
-  `worst_open` sums what such requests may still ask for beyond what they hold. Everybody else finds room
+  `worst_open` sums what such requests may still ask for beyond what they hold. Other requests find room
   only beside it: used + held + worst_open <= amount after every admission and top-up. A top-up within the
   promise moves tokens from `worst_open` to `held` and asks for no room, so it is never refused, whatever was
-  admitted meanwhile and however the amount was changed.
+  admitted or changed meanwhile.
 - A *token bucket* has a level that refills with `rate` up to `amount`. A hold does not lower the level,
   it only makes part of it unavailable; using it up or settling lowers the level. So over any interval of
   length t, however holds are nested, charged + outstanding <= amount + rate * t: exact, at the price that
-  a bucket does not refill past its cap while much of it is held. What was charged is not given back: it has
+  a bucket does not refill past its cap while much of it is held. Charges are not given back: they have
   flowed.
 - *Concurrency* counts holds.
 
@@ -50,7 +50,7 @@ MAX_LIMITS = 128
 MAX_REQUEST_ID_CHARS = 80
 MAX_LEASE_S = 86_400.0
 HOLD_RETRY_S = 1.0
-"""When only running requests stand in the way: nobody knows when they end, so ask again soon."""
+"""Retry time when only running requests are in the way: when they end is unknown."""
 MAX_DEBT = 7_000_000_000_000
 """How far below zero a bucket's level may fall; with the largest level it stays below 2**53."""
 
@@ -67,7 +67,7 @@ class WindowCounter(msgspec.Struct, frozen=True):
     used: int
     held: int
     worst_open: int
-    """What is promised beyond `held`."""
+    """Promised beyond `held`."""
 
 
 class BucketCounter(msgspec.Struct, frozen=True):
@@ -91,9 +91,9 @@ class LimitHold(msgspec.Struct, frozen=True):
 
     held: int = 0
     charged: int = 0
-    """Buckets: what top-ups reported as used; no longer held."""
+    """Buckets: use reported by top-ups; no longer held."""
     most: int = 0
-    """Windows: what it was promised; 0: nothing."""
+    """Windows: the promised total; 0: none."""
 
     @property
     def covered(self) -> int:
@@ -102,7 +102,7 @@ class LimitHold(msgspec.Struct, frozen=True):
 
     @property
     def open(self) -> int:
-        """Promised, and not held yet."""
+        """Promised but not held yet."""
         return max(0, self.most - self.covered)
 
 
@@ -110,36 +110,37 @@ _NO_PART = LimitHold()
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is asked of one limit: totals of one request."""
+    """What a request asks of one limit, in totals."""
 
     first: int
     ahead: int
     most: int
-    """0: no promise is asked for."""
+    """0: no promise."""
 
 
 # ---------------------------------------------------------------- names
 
 
 def charge_name(limit: Limit, counter: Counter) -> str:
-    """The counter that a request reserved now is charged to: the identity and, for windows, which one."""
+    """Name of the counter that a request reserved now is charged to: the identity and, for windows, the
+    start."""
     return counter_name(limit.identity, counter)
 
 
 def charge_name_at(limit: Limit, start_us: int) -> str:
-    """`charge_name` where the start of the window is known (0 where there is none)."""
+    """`charge_name` from the start of the window (0: no window)."""
     return limit.identity if limit.window is None else f"{limit.identity}@{start_us // _SECOND_US}"
 
 
 def counter_name(identity_: str, counter: Counter) -> str:
-    """`charge_name` where the identity is known."""
+    """`charge_name` from an identity."""
     if isinstance(counter, WindowCounter):
         return f"{identity_}@{counter.start_us // _SECOND_US}"
     return identity_
 
 
 def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[tuple[Limit, int]]:
-    """Those of `limits` that a request with these charge names is charged on, and the start of the window
+    """The `limits` that a request with these charge names is charged on, with the start of the window
     (microseconds; 0: no window)."""
     starts: dict[str, int] = {}
     for name in charged_to:
@@ -157,7 +158,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def window_bounds_us(window: Window, time_zone: str, now_us: int) -> tuple[int, int]:
-    """Start and end (exclusive; 0: never) of the window that `now_us` lies in.
+    """Start and end (exclusive; 0: never) of the window that contains `now_us`.
 
     Days and months begin at local midnight, so a day may have 23 or 25 hours. Minutes and hours begin where
     the local clock's do.
@@ -177,7 +178,7 @@ def window_bounds_us(window: Window, time_zone: str, now_us: int) -> tuple[int, 
         first = first.replace(day=1)
     start_us, end_us = _instant_us(first, zone), _instant_us(_after(window, first), zone)
     if now_us >= end_us:
-        # The clock was put back across midnight: this hour belongs to the new window already.
+        # The clock was set back across midnight: this hour already belongs to the new window.
         first = _after(window, first)
         start_us, end_us = end_us, _instant_us(_after(window, first), zone)
     return start_us, end_us
@@ -197,7 +198,7 @@ def _instant_us(local: datetime, zone: ZoneInfo) -> int:
 
 
 def rate_per_ms(limit: Limit) -> int:
-    """What flows into the bucket in a millisecond, in units times its `scale`: a whole number."""
+    """Refill per millisecond, in units times the limit's `scale`: a whole number."""
     assert limit.rate_per_s is not None
     return round(limit.rate_per_s * limit.scale) // 1_000
 
@@ -215,8 +216,7 @@ def _refill(limit: Limit, level: int, since_ms: int) -> int:
 
 
 def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
-    """The counter as it stands at `now_us`; None: it was never used. A clock that steps back changes
-    nothing."""
+    """The counter at `now_us`; None: never used. A clock that steps back changes nothing."""
     if limit.is_bucket:
         now_ms = now_us // 1_000
         if counter is None:
@@ -235,7 +235,7 @@ def advance(limit: Limit, counter: Counter | None, now_us: int) -> Counter:
 
 
 def room(limit: Limit, counter: Counter) -> int:
-    """How much more may be held now, beside everything held and promised."""
+    """What may still be held, beside everything held and promised."""
     match counter:
         case WindowCounter():
             return max(0, limit.amount - counter.used - counter.held - counter.worst_open)
@@ -246,7 +246,7 @@ def room(limit: Limit, counter: Counter) -> int:
 
 
 def wish(limit: Limit, hold: Hold) -> Wish:
-    """What a request asks of this limit: a bucket is not asked for more than the first step needs."""
+    """What a request asks of this limit: of a bucket only what the first step needs."""
     if limit.meter is Meter.CONCURRENCY:
         return Wish(1, 1, 0)
     first = hold.first.of(limit.meter)
@@ -261,7 +261,7 @@ def wish_more(limit: Limit, first: Amounts, ahead: Amounts) -> Wish:
 
 
 def part_again(limit: Limit, hold: Hold, used: Amounts) -> LimitHold:
-    """What an open request held on this limit, from what the ledger says of it."""
+    """What an open request held on this limit, according to the ledger."""
     asked = wish(limit, hold)
     if limit.is_bucket:
         charged = used.of(limit.meter)
@@ -283,12 +283,12 @@ def changed(counter: Counter, old: LimitHold, new: LimitHold) -> Counter:
 
 
 def lacking(part: LimitHold, wish: Wish) -> int:
-    """What must be found for this request to go on: what it was promised it need not find."""
+    """The room that this request needs to go on: nothing for what it was promised."""
     return max(0, max(wish.first, wish.most) - part.covered - part.open)
 
 
 def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitHold:
-    """What the request holds when what it lacks is there: `ahead` as far as there is room, at least
+    """What the request holds once there is room for what it lacks: `ahead` as far as possible, at least
     `first`."""
     upto = wish.ahead
     if limit.mode is LimitMode.HARD:
@@ -298,8 +298,8 @@ def reach(limit: Limit, counter: Counter, part: LimitHold, wish: Wish) -> LimitH
 
 
 def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, LimitHold] | None:
-    """`is_short`, `reach` and `changed` with one look at the room, for a request that holds nothing yet: the
-    counter, and what is held of it. None: the limit is short, or not a hard one."""
+    """`is_short`, `reach` and `changed` in one, for a request that holds nothing yet: the counter and what is
+    held of it. None: the limit is short, or not a hard one."""
     free = room(limit, counter)
     if limit.mode is not LimitMode.HARD or wish.first > free or wish.most > free:
         return None
@@ -308,7 +308,7 @@ def taken(limit: Limit, counter: Counter, wish: Wish) -> tuple[Counter, LimitHol
 
 
 def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
-    """Counts what was used. The counter is that of the hold's window; a bucket's is advanced."""
+    """Charges what was used. The counter is that of the hold's window; a bucket's is advanced."""
     match counter:
         case WindowCounter():
             return WindowCounter(
@@ -322,15 +322,14 @@ def charge(limit: Limit, counter: Counter, amount: int) -> Counter:
 
 
 def lowest_level(limit: Limit) -> int:
-    """How far a bucket's level may fall. Below zero only where it was made smaller than what was held, or a
-    soft one overdrawn: forgiven. GPU time that a step took beyond the hold is not: the next requests wait for
-    it."""
+    """Lower bound of a bucket's level. 0: a debt of a shrunk or soft bucket is forgiven. Not of GPU time that
+    a step took beyond the hold: the next requests wait for it."""
     return -MAX_DEBT if limit.meter is Meter.GPU_MS else 0
 
 
 def use(limit: Limit, counter: Counter, part: LimitHold, used: int) -> tuple[Counter, LimitHold]:
-    """A request reports what it has used so far: on a bucket that part of its hold becomes a charge. On a
-    window it stays held (and where more was used, that is held)."""
+    """Applies reported use: on a bucket that part of the hold becomes a charge, on a window it stays held (at
+    least what was used)."""
     if isinstance(counter, BucketCounter):
         flowed = max(0, used - part.charged)
         after = LimitHold(max(0, part.held - flowed), part.charged + flowed, part.most)
@@ -342,12 +341,12 @@ def use(limit: Limit, counter: Counter, part: LimitHold, used: int) -> tuple[Cou
 
 
 def settle(limit: Limit, counter: Counter, part: LimitHold, actual: int) -> Counter:
-    """Ends a hold, and charges of `actual` what is not charged yet."""
+    """Ends a hold and charges the part of `actual` that is not charged yet."""
     return charge(limit, changed(counter, part, _NO_PART), max(0, actual - part.charged))
 
 
 def is_exact(limit: Limit) -> bool:
-    """May nothing be used that is not held? GPU time is known only after it was used."""
+    """Whether use is bounded by the hold. GPU time is not, as it is known only afterwards."""
     return limit.mode is LimitMode.HARD and limit.meter not in (Meter.GPU_MS, Meter.CONCURRENCY)
 
 
@@ -358,7 +357,7 @@ def check_covered(limit: Limit, part: LimitHold, used: int) -> None:
 
 
 def covered(limits: Sequence[Limit], parts: Sequence[LimitHold], ahead: Amounts) -> Amounts:
-    """`Granted.covered`; `ahead` is the largest that was asked for."""
+    """`Granted.covered`; `ahead`: the largest asked for."""
     least: dict[Meter, int] = {}
     for limit, part in zip(limits, parts, strict=True):
         if limit.mode is LimitMode.HARD:
@@ -378,12 +377,12 @@ def covered(limits: Sequence[Limit], parts: Sequence[LimitHold], ahead: Amounts)
 
 
 def largest(one: Amounts, other: Amounts) -> Amounts:
-    """Field by field."""
+    """The larger value, by field."""
     return Amounts(*(max(getattr(one, field), getattr(other, field)) for field in FIELDS))
 
 
 def is_exceeded(limit: Limit, counter: Counter) -> bool:
-    """Is more used and held than the limit allows? Only soft and shadow limits get there by holding."""
+    """Whether more is used and held than the limit allows; by holds only on soft and shadow limits."""
     match counter:
         case WindowCounter():
             return counter.used + counter.held > limit.amount
@@ -394,7 +393,7 @@ def is_exceeded(limit: Limit, counter: Counter) -> bool:
 
 
 def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
-    """An advanced counter, set to what the ledger says; what is held stays held."""
+    """An advanced counter with its use set from the ledger; holds stay."""
     match counter:
         case WindowCounter():
             return replace(counter, used=used)
@@ -408,7 +407,7 @@ def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
 
 
 def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
-    """What callers see of an advanced counter."""
+    """The state of an advanced counter, for callers."""
     name, available = charge_name(limit, counter), room(limit, counter)
     match counter:
         case WindowCounter():
@@ -427,8 +426,8 @@ def view(limit: Limit, counter: Counter, now_us: int) -> LimitState:
 def retry_after_s(
     limit: Limit, counter: Counter | None, part: LimitHold, wanted: int, now_us: int
 ) -> float | None:
-    """When to ask again for `wanted` more; None: waiting cannot help. A request that runs (`part`) stays with
-    its window, also when the next one begins; None for a counter: a window that is over and forgotten."""
+    """When to ask again for `wanted` more; None: waiting cannot help. A running request (`part`) stays with
+    its window when the next one begins. `counter` None: a window that has ended and was dropped."""
     if counter is None or wanted > limit.amount:
         return None
     match counter:
@@ -452,7 +451,7 @@ def _flow_s(limit: Limit, scaled: int) -> float:
 
 
 def is_short(limit: Limit, counter: Counter | None, part: LimitHold, wish: Wish) -> bool:
-    """Is what the request lacks not there? None: a window that is over and forgotten has no room."""
+    """Whether there is no room for what the request lacks. `counter` None: a dropped window, without room."""
     return lacking(part, wish) > (0 if counter is None else room(limit, counter))
 
 
@@ -463,8 +462,8 @@ def refuse(
     wishes: Sequence[Wish],
     now_us: int,
 ) -> Denied | None:
-    """None when every hard limit has room; else the refusal, naming the limit that stands in the way
-    longest. The counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
+    """None when every hard limit has room; else the refusal, naming the limit that blocks longest.
+    The counters are advanced, or (top-ups) of the request's own windows. `states` is left empty."""
     worst: tuple[float, Denied] | None = None
     for limit, counter, part, wish in zip(limits, counters, parts, wishes, strict=True):
         if limit.mode is not LimitMode.HARD or not is_short(limit, counter, part, wish):
@@ -477,7 +476,7 @@ def refuse(
     return None if worst is None else worst[1]
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- validation
 
 
 FIELDS = ("input_tokens", "output_tokens", "cost_nanousd", "requests", "gpu_ms")
@@ -495,7 +494,7 @@ def check_amounts(amounts: Amounts) -> None:
 
 
 def check_rising(*steps: Amounts) -> None:
-    """Raises `Invalid` for amounts that cannot be counted exactly, or of which a later one is smaller."""
+    """Raises `Invalid` for amounts that cannot be counted exactly or that fall."""
     check_amounts(steps[0])
     for smaller, larger in pairwise(steps):
         if larger is smaller:
@@ -540,5 +539,5 @@ def _check_limit(limit: Limit) -> None:
 
 
 def conserved(reserved: int, charged: int, refunded: int, outstanding: int) -> bool:
-    """Invariant 1: every unit that was ever reserved is charged, refunded or still outstanding."""
+    """Invariant 1: every reserved unit is charged, refunded or outstanding."""
     return min(reserved, charged, refunded, outstanding) >= 0 and reserved == charged + refunded + outstanding

@@ -1,4 +1,4 @@
-"""Which Lua scripts are there, and what is sent before each?"""
+"""Texts of the Lua scripts, with the shared code before each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _SHARED = ("server", "common")
 
 
 def server() -> str:
-    """What scripts need of the server, also those of other packages: its clock, and numbers as text."""
+    """Helpers for scripts, also of other packages: the server's clock, and numbers as text."""
     return _text("server")
 
 
 def scripts() -> dict[str, str]:
-    """The text of each operation of the quota store, by its name."""
+    """Script texts of the quota store's operations, by name."""
     before = "".join(_text(name) for name in _SHARED)
     return {path.stem: before + _text(path.stem) for path in _LUA.glob("*.lua") if path.stem not in _SHARED}
 

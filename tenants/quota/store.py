@@ -1,7 +1,7 @@
-"""How does a caller hold, settle and refund budget?
+"""Protocol of quota stores: reserve, top up, settle and rebuild budget holds.
 
-One Protocol, two implementations (`memory.py`, `redis.py`) that pass one conformance suite. The
-arithmetic is `rules.py`, pure; here is only the shape of the conversation.
+Implemented by `memory.py` and `redis.py`, which pass one conformance suite, and by `fallback.py` over a
+shared store. The arithmetic is in `rules.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ class QuotaStoreUnavailable(Exception):
 
 
 class QuotaStoreRecovering(QuotaStoreUnavailable):
-    """The store answers, but has lost its counters: nothing is admitted or settled until they have been
-    rebuilt from the ledger (`begin_rebuild`)."""
+    """The store answers but has lost its counters: nothing is admitted or settled until they are rebuilt from
+    the ledger (`begin_rebuild`)."""
 
 
 class Overrun(ValueError):
-    """More was used than was held on a hard limit; nothing was changed. Callers top up before they use
-    more, so this is a bug of the caller, and a limit would have been exceeded. GPU-milliseconds, which are
-    known only after a step, are charged beyond the hold instead."""
+    """More was used than held on a hard limit; nothing was changed. A bug of the caller, which must top up
+    before using more. GPU-milliseconds, known only after a step, are charged beyond the hold instead."""
 
     def __init__(self, limit_name: str, held: int, actual: int) -> None:
         super().__init__(f"{actual} used but only {held} held on {limit_name}")
@@ -36,12 +35,12 @@ class Overrun(ValueError):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How much of each limit a request asks for when it starts: `first <= ahead <= most` in every field.
-    Totals since the request began, prompt included.
+    """What a request asks for when it starts: `first <= ahead <= most` in every field. Totals since the
+    request began, prompt included.
 
-    Windows hold `ahead` as far as there is room, never less than `first`; token buckets hold `first`, which
-    must fit into the burst (at most half of it, where a stream is to run at the full rate: a bucket does not
-    refill past its cap); concurrency counts the request.
+    Windows hold `ahead` as far as there is room, at least `first`; token buckets hold `first`, which must fit
+    into the burst (at most half of it for a stream at the full rate, as a bucket does not refill past its
+    cap); concurrency counts the request.
     """
 
     first: Amounts
@@ -51,14 +50,14 @@ class Hold(msgspec.Struct, frozen=True):
     most: Amounts
     """The worst case: the prompt and `max_tokens`."""
     may_be_cut: bool = False
-    """False: admitted only when every window has room for `most` beside what is promised to others, and
-    then promised: no window refuses a top-up up to `most`. True: admitted as soon as there is room for
-    `first`; the answer ends where the budget does (`on_low_budget: truncate`, or a client that asked for no
-    particular length)."""
+    """False: admitted only when every window has room for `most` beside what is promised to others; `most` is
+    then promised, so no window refuses a top-up up to it. True: admitted when there is room for `first`; the
+    answer ends where the budget does (`on_low_budget: truncate`, or a client that asked for no particular
+    length)."""
 
     @classmethod
     def whole(cls, amounts: Amounts) -> Hold:
-        """Everything at once, without top-ups."""
+        """The full amounts held from the start, without top-ups."""
         return cls(amounts, amounts, amounts)
 
 
@@ -70,18 +69,18 @@ class LimitState(msgspec.Struct, frozen=True):
     """Settled in the current window (bucket: what has not flowed back yet; concurrency: 0)."""
     held: int
     available: int
-    """What another request may hold: windows without what is promised (`worst_open`)."""
+    """What another request may hold; on windows excluding what is promised (`worst_open`)."""
     reset_s: float
     """Seconds until the window ends (lifetime: `math.inf`; bucket: until it is full; concurrency: 0)."""
     counter: str = ""
     """Name of the counter (limit and window), as in `Granted.charged_to`."""
     worst_open: int = 0
-    """Windows: what the requests that may not be cut are still promised beyond what they hold."""
+    """Windows: what requests that may not be cut are promised beyond their holds."""
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """Every hard limit holds what must be covered. `states` are after the hold; soft and shadow limits
-    that are exceeded now are named in `exceeded`."""
+    """Every hard limit holds what must be covered. `states` are after the hold; `exceeded` names the soft and
+    shadow limits that are exceeded now."""
 
     states: tuple[LimitState, ...]
     exceeded: tuple[Limit, ...] = ()
@@ -89,16 +88,16 @@ class Granted(msgspec.Struct, frozen=True):
     """Names of the counters (limit and window) that hold this request and will be charged for it. They belong
     into the ledger's reserve row (`LedgerRow.charged_to`): from there counters are rebuilt and verified."""
     covered: Amounts = NOTHING
-    """How far the request may go: in each field the least that any hard limit on it holds, in total since
-    the request began; where no hard limit counts it, the largest `ahead` asked for. What a limit on total
-    tokens holds beyond the input counts as output."""
+    """What the request may use: in each field the least that any hard limit on it holds, in total since the
+    request began; where no hard limit counts it, the largest `ahead` asked for. What a limit on total tokens
+    holds beyond the input counts as output."""
     would_deny: tuple[Limit, ...] = ()
     """Shadow limits that would have refused this call."""
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """Nothing more was held. `limit` is the one that stands in the way longest. `retry_after_s` is None where
-    waiting cannot help (a spent budget, or a request larger than the limit itself)."""
+    """Nothing more was held. `limit` is the one that blocks longest. `retry_after_s` is None where waiting
+    cannot help (a spent budget, or a request larger than the limit)."""
 
     limit: Limit
     wanted: int
@@ -142,7 +141,7 @@ class QuotaStore(Protocol):
         ...
 
     async def renew(self, request_ids: Sequence[str], lease_ttl_s: float) -> None:
-        """Keeps leases alive while their requests run."""
+        """Extends the leases of running requests."""
         ...
 
     async def settle(self, request_id: str, actual: Amounts) -> bool:
@@ -152,26 +151,27 @@ class QuotaStore(Protocol):
         ...
 
     async def expire(self) -> list[str]:
-        """Drops holds whose lease ran out; returns their request ids (the caller settles their ledger)."""
+        """Drops holds whose lease ran out; returns their request ids (the caller settles them in the
+        ledger)."""
         ...
 
     async def overdue(self) -> list[str]:
-        """Requests whose lease ran out, and which hold all the same: some of them, changing nothing."""
+        """Some of the requests that still hold after their lease ran out. Changes nothing."""
         ...
 
     @property
     def epoch(self) -> str:
-        """The epoch that this process knows of; empty: none yet, or the counters live and die with this
-        process.         What was granted is of this epoch if it was the same before and after the call."""
+        """The epoch known to this process; empty: none yet, or the counters end with this process. A grant is
+        of this epoch if it was the same before and after the call."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """The store cannot be reached, and slices of the limits are given out without it (`fallback.py`)."""
+        """Whether the store is unreachable and local slices of the limits are granted (`fallback.py`)."""
         ...
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """Counters now, changing nothing."""
+        """Current states of the limits. Changes nothing."""
         ...
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
@@ -179,14 +179,14 @@ class QuotaStore(Protocol):
         counts as one). True for exactly one `owner` at a time: it calls `rebuild`, `restore` for every
         request that is still open, then `finish_rebuild`, all within `ttl_s`; what the ledger says must be
         read after this call and in one snapshot (a request that settles in between is in one of the two
-        lists). Every attempt begins with nothing: what an earlier one left is dropped. False: the store is
-        not lost, or somebody else is at it."""
+        lists). Every attempt starts empty: what an earlier one left is dropped. False: the store has
+        its counters, or another owner is rebuilding."""
         ...
 
     async def rebuild(self, used: Iterable[tuple[Limit, int]]) -> None:
         """Sets settled counters from the ledger (`Ledger.usage_by_limit`): as the owner of a rebuild, or to
-        repair a store that is in use, where what is held stays held. Raises `QuotaStoreRecovering` for
-        anybody else's rebuild."""
+        repair a store that is in use, where what is held stays held. Raises `QuotaStoreRecovering` while
+        another process rebuilds."""
         ...
 
     async def restore(
@@ -198,15 +198,15 @@ class QuotaStore(Protocol):
         used: Amounts,
         lease_ttl_s: float,
     ) -> None:
-        """As the owner of a rebuild: holds again what an open request held, whether there is room or not.
+        """As the owner of a rebuild: restores what an open request held, whether there is room or not.
         Windows hold `hold.ahead` (and promise `hold.most`, unless it may be cut), buckets what is left of
         `hold.first` beyond `used`. `limits` that are not in `charged_to` (the reserve row's) are left out.
         A repeat changes nothing."""
         ...
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
-        """From here on the store admits. `epoch`: a name never used before. Raises `QuotaStoreRecovering`
-        when the right was lost to another owner: nothing was finished, it will be by the other."""
+        """Ends a rebuild: the store admits from now on. `epoch`: a name never used before. Raises
+        `QuotaStoreRecovering` when the right was lost to another owner, which will finish instead."""
         ...
 
     async def ping(self) -> None:

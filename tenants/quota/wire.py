@@ -1,6 +1,6 @@
-"""How do limits, holds and counters travel to Redis and back?
+"""Codec of limits, holds and counters for the Lua scripts.
 
-What the scripts (`lua/*.lua`) take as arguments and answer with, as values of `rules.py`. No I/O.
+Converts values of `rules.py` to arguments of `lua/*.lua`, and their replies back. No I/O.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _METERS = tuple(Meter)
 _MODES = {LimitMode.SOFT: 0, LimitMode.HARD: 1, LimitMode.SHADOW: 2}
 
 
-# ---------------------------------------------------------------- there
+# ---------------------------------------------------------------- arguments
 
 
 def lease_us(lease_ttl_s: float) -> int:
-    """A lease as the scripts count it."""
+    """A lease in microseconds."""
     return round(lease_ttl_s * 1e6)
 
 
@@ -34,18 +34,17 @@ def by_meter(amounts: Amounts) -> list[int]:
 
 
 def reserve_columns(limit: Limit, wish: Wish, now_us: int) -> list[Any]:
-    """The arguments of one limit, for a new hold."""
+    """Arguments of one limit for a new hold."""
     return _columns(limit, (wish.first, wish.ahead, wish.most), _bounds(limit, now_us))
 
 
 def restore_columns(limit: Limit, part: LimitHold, start_us: int) -> list[Any]:
-    """The arguments of one limit, for a hold that was there before (in the window that began at
-    `start_us`)."""
+    """Arguments of one limit for a restored hold, in the window that began at `start_us`."""
     return _columns(limit, (part.held, part.charged, part.most), _bounds(limit, start_us))
 
 
 def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
-    """The arguments of one limit whose counter is set."""
+    """Arguments of one limit for setting its counter."""
     start_us, end_us = _bounds(limit, now_us)
     return [
         limit.identity,
@@ -86,11 +85,11 @@ def _bounds(limit: Limit, at_us: int) -> tuple[int, int]:
     return rules.window_bounds_us(limit.window, limit.time_zone, at_us)
 
 
-# ---------------------------------------------------------------- and back
+# ---------------------------------------------------------------- replies
 
 
 def granted(reply: list[Any]) -> Granted:
-    """The answer of a script that held."""
+    """Decodes the reply of a script that held."""
     now_us, limits = int(reply[1]), unpack(reply[2])
     counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
     pairs = list(zip(limits, counters, strict=True))
@@ -108,17 +107,17 @@ def granted(reply: list[Any]) -> Granted:
 
 
 def denied_reserve(limits: Sequence[Limit], wishes: Sequence[Wish], reply: list[Any]) -> Denied:
-    """The answer of `reserve` when it refused."""
+    """Decodes a refusal of `reserve`."""
     now_us = int(reply[1])
     counters = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[2], strict=True)]
     return _denied(limits, counters, counters, [LimitHold()] * len(limits), wishes, now_us)
 
 
 def denied_top_up(first: Amounts, ahead: Amounts, reply: list[Any]) -> Denied:
-    """The answer of `top_up` when it refused."""
+    """Decodes a refusal of `top_up`."""
     now_us, limits = int(reply[1]), unpack(reply[2])
     current = [advanced(limit, raw, now_us) for limit, raw in zip(limits, reply[3], strict=True)]
-    # A window that is over is judged as it is, not as the one that came after it.
+    # An ended window is judged as it is, not as its successor.
     counters = [
         _parsed(limit, raw) if limit.window is not None else advanced(limit, raw, now_us)
         for limit, raw in zip(limits, reply[5], strict=True)
@@ -146,7 +145,7 @@ def _views(limits: Iterable[Limit], counters: Iterable[Counter], now_us: int) ->
 
 
 def advanced(limit: Limit, raw: bytes, now_us: int) -> Counter:
-    """A counter as it stands now; empty: it was never used."""
+    """A counter at `now_us`; empty: never used."""
     return rules.advance(limit, _parsed(limit, raw), now_us)
 
 
@@ -174,7 +173,7 @@ def _amounts(numbers: Sequence[int]) -> Amounts:
 
 
 def pack(limits: Sequence[Limit]) -> str:
-    """Limits as text that Redis keeps with the hold, so that another process can go on with it."""
+    """Limits as text stored with the hold, so that another process can continue it."""
     return json.dumps(
         [
             [
@@ -198,7 +197,7 @@ def pack(limits: Sequence[Limit]) -> str:
 
 
 def unpack(text: bytes) -> list[Limit]:
-    """The limits that `pack` made `text` of."""
+    """Inverse of `pack`."""
     return [
         Limit(
             limit_id,

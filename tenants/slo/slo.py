@@ -1,10 +1,9 @@
-"""What was promised of how fast, how much of the error budget is left, and how fast does it burn?
+"""SLO targets, error budgets and burn-rate alerts.
 
-A target binds a metric (time to the first token, time per output token, latency) of a tenant's requests in a
-tier: so many per cent of them must stay within so many seconds. The rest is the error budget. It burns at
-rate 1 when it would be used up exactly at the end of its period, and an alert asks for a high rate over a
-long and over a short window at once, so that it is both significant and still going on (Google, The Site
-Reliability Workbook, chapter 5). Pure.
+A target applies to a metric (TTFT, TPOT, end-to-end latency) of a tenant's requests in a tier: a given
+percentage of them must stay within a given time. The rest is the error budget. At burn rate 1 it is used up
+exactly at the end of its period. An alert fires on a high rate over both a long and a short window, so that
+it is significant and still going on (Google, The Site Reliability Workbook, chapter 5). Pure.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from tenants.types import Tier
 METRICS = ("ttft", "tpot", "e2e")
 PERIOD_DAYS = 30
 SPAN_S = 300
-"""What windows are made of."""
+"""Granularity of the windows."""
 DAY_S = 86_400
 KEPT_SPANS_S = 3 * DAY_S + 2 * SPAN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Burns at `rate` or more over both windows."""
+    """Fires at a burn rate of `rate` or more over both windows."""
 
     long_s: int
     short_s: int
     rate: float
     severity: str
-    """`page`: now; `ticket`: within days."""
+    """`page`: react now; `ticket`: within days."""
 
 
 ALERTS = (
@@ -48,12 +47,12 @@ class Slo:
 
     slo_id: str
     tenant_id: str
-    """Empty: every tenant's that has none of its own for that tier and metric."""
+    """Empty: the default of tenants without a target of their own for that tier and metric."""
     tier: Tier
     metric: str
     target_us: int
     per_mille: int
-    """Of all requests, in thousandths, that must meet it."""
+    """Share of requests that must meet it, in thousandths."""
 
     @property
     def target_s(self) -> float:
@@ -71,7 +70,7 @@ class Slo:
 
 
 class SloBook:
-    """Every target, by whom it binds."""
+    """All targets, by tenant and tier."""
 
     def __init__(self, slos: Iterable[Slo] = ()) -> None:
         self._by: dict[tuple[str, Tier], dict[str, Slo]] = {}
@@ -84,7 +83,7 @@ class SloBook:
         return bool(self._by)
 
     def of(self, tenant_id: str, tier: Tier) -> tuple[Slo, ...]:
-        """What binds a request: for each metric its tenant's own target, or the tier's."""
+        """Targets of a request: for each metric its tenant's own, or the tier's default."""
         found = self._found.get((tenant_id, tier))
         if found is None:
             merged = self._by.get(("", tier), {}) | self._by.get((tenant_id, tier), {})
@@ -92,7 +91,7 @@ class SloBook:
         return found
 
     def targets_s(self, tenant_id: str, tier: Tier) -> Mapping[str, float]:
-        """Of a request, in seconds by metric."""
+        """Targets of a request in seconds, by metric."""
         found = self._targets_s.get((tenant_id, tier))
         if found is None:
             found = self._targets_s[tenant_id, tier] = {
@@ -103,7 +102,7 @@ class SloBook:
 
 @dataclass(frozen=True, slots=True)
 class SloTally:
-    """Of some requests."""
+    """Numbers of requests and of misses."""
 
     total: int = 0
     missed: int = 0
@@ -112,8 +111,8 @@ class SloTally:
         return SloTally(self.total + other.total, self.missed + other.missed)
 
     def burn_rate(self, per_mille: int) -> float | None:
-        """Misses per allowed miss; None where nothing was sent. A target that allows no miss at all burns
-        infinitely with the first."""
+        """Misses per allowed miss; None without requests. Infinite from the first miss where none is
+        allowed."""
         if not self.total:
             return None
         allowed = (1000 - per_mille) / 1000
@@ -121,14 +120,14 @@ class SloTally:
         return share / allowed if allowed else (float("inf") if share else 0.0)
 
     def budget_left(self, per_mille: int) -> float | None:
-        """Share of the error budget that is left; negative when it is overdrawn."""
+        """Remaining share of the error budget; negative when overdrawn."""
         rate = self.burn_rate(per_mille)
         return None if rate is None else 1 - rate
 
 
 @dataclass(frozen=True, slots=True)
 class Burning:
-    """One alert's two windows."""
+    """Burn rates over the two windows of an alert."""
 
     alert: Alert
     long_rate: float | None
@@ -152,8 +151,8 @@ class Burning:
 
 
 def burning(spans: Mapping[int, SloTally], per_mille: int, now_s: float) -> list[Burning]:
-    """Every alert. `spans`: by the start of their `SPAN_S`, seconds since 1970. Windows are whole spans, the
-    one that runs included."""
+    """Burn rates of every alert. `spans`: tallies by the start of their `SPAN_S`, seconds since 1970. Windows
+    are whole spans, including the current one."""
 
     def rate(window_s: int) -> float | None:
         since_s = int(now_s) // SPAN_S * SPAN_S - (window_s - SPAN_S)
@@ -165,7 +164,7 @@ def burning(spans: Mapping[int, SloTally], per_mille: int, now_s: float) -> list
 
 @dataclass(frozen=True, slots=True)
 class SloReport:
-    """How one tenant's requests in one tier met one target, over the period."""
+    """Attainment of one target by one tenant's requests in one tier, over the period."""
 
     slo: Slo
     tenant_id: str
@@ -202,7 +201,7 @@ class Missed:
     cause: str
     target_us: int
     actual_us: int | None
-    """None: it never came to that."""
+    """None: never reached."""
     at_us: int
     """When the request ended; microseconds since 1970."""
     evidence: Mapping[str, Any]

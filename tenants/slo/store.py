@@ -1,7 +1,7 @@
-"""Where is written how targets were met?
+"""Storage of SLO targets, counts and misses.
 
-Counts by spans of five minutes (what burn rates are computed from) and of a day (what budgets are), added to
-by every gateway; misses one by one. All of it is kept for a while, and no account depends on it.
+Counts by spans of five minutes (for burn rates) and of a day (for error budgets), incremented by every
+gateway; misses one by one. Purged after a while; no account depends on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PURGED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class CountKey:
-    """What is counted together."""
+    """Key of a count."""
 
     tenant_id: str
     tier: str
@@ -32,12 +32,12 @@ class CountKey:
 
 
 async def read_slos(database: Database) -> list[Slo]:
-    """Every target. Raises `DatabaseUnavailable`."""
+    """Reads all targets. Raises `DatabaseUnavailable`."""
     return await database.read(lambda connection: slos_where(connection))
 
 
 def slos_where(connection: Connection, *conditions: Any) -> list[Slo]:
-    """By tenant, tier and metric."""
+    """Targets ordered by tenant, tier and metric."""
     query = select(slos).where(*conditions).order_by(slos.c.tenant_id, slos.c.tier, slos.c.metric)
     return [
         Slo(
@@ -55,9 +55,8 @@ def slos_where(connection: Connection, *conditions: Any) -> list[Slo]:
 async def add(
     database: Database, tallies: Mapping[CountKey, SloTally], missed: Sequence[Missed], now_s: float
 ) -> None:
-    """Adds to the counts of `now_s` (seconds since 1970), and writes misses; one that is there already stays.
-    Raises `DatabaseUnavailable`; whether the numbers were added is then unknown, so a repeat may count them
-    twice."""
+    """Adds to the counts of `now_s` (seconds since 1970) and inserts misses; existing ones stay. Raises
+    `DatabaseUnavailable`; whether the counts were added is then unknown, so a repeat may count twice."""
     if tallies or missed:
         await database.write(lambda connection: _add(connection, tallies, missed, now_s))
 
@@ -76,7 +75,7 @@ def _add(
             "total": tallies[key].total,
             "missed": tallies[key].missed,
         }
-        # In one order everywhere: two gateways never wait for each other in a circle.
+        # The same order in every gateway, so that two of them never deadlock.
         for key in sorted(tallies, key=lambda each: (each.tenant_id, each.tier, each.metric))
         for span_s in (SPAN_S, DAY_S)
     ]
@@ -113,7 +112,7 @@ def _add(
 
 
 async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES) -> None:
-    """Takes away what no report asks for any more. Raises `DatabaseUnavailable`."""
+    """Deletes counts and misses older than any report covers. Raises `DatabaseUnavailable`."""
 
     def work(connection: Connection) -> None:
         for span_s, kept_s in ((SPAN_S, KEPT_SPANS_S), (DAY_S, (PERIOD_DAYS + 1) * DAY_S)):
@@ -136,7 +135,7 @@ async def purge(database: Database, now_s: float, most_misses: int = MAX_MISSES)
 def counts(
     connection: Connection, span_s: int, since_s: int, tenant_id: str | None
 ) -> dict[CountKey, dict[int, SloTally]]:
-    """By the start of the span."""
+    """Tallies by key and start of the span."""
     table = slo_counts
     query = select(table).where(table.c.span_s == span_s, table.c.start_s >= since_s)
     if tenant_id is not None:
@@ -165,7 +164,7 @@ def causes(connection: Connection, since_us: int, tenant_id: str | None) -> dict
 
 
 def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list[Missed]:
-    """The newest first."""
+    """Misses, newest first."""
     query = select(slo_misses).where(*conditions)
     query = query.order_by(slo_misses.c.at_us.desc(), slo_misses.c.request_id, slo_misses.c.metric)
     return [
@@ -185,7 +184,7 @@ def misses(connection: Connection, conditions: Sequence[Any], most: int) -> list
 
 
 def insert_slo(connection: Connection, slo: Slo, now_us: int) -> None:
-    """One more target."""
+    """Inserts a target."""
     connection.execute(
         insert(slos).values(
             id=slo.slo_id,

@@ -1,21 +1,18 @@
-"""How does anything of ours read and write SQL?
+"""SQL access: a pool of readers, and one writer thread with group commit.
 
-Synchronous SQLAlchemy in threads. Reads run in a small pool. Writes go to one writer thread that
-executes everything that waits in one transaction, commits once, and then answers everyone: group commit.
-Where one of them fails, all are undone and run again with a SAVEPOINT each, so that one caller's failure is
-its own. (One that nobody waits beside may be committed without the thread: `database.py`.) Small writes
-of one kind are handed over together (`write_together`), so that they can share a statement as well, which
-SQLite can commit by itself: the fewer calls a transaction has, the less often the writer stands behind a
-busy event loop. `write` returns only after COMMIT, and COMMIT is durable: SQLite runs in WAL mode with
-synchronous=FULL, PostgreSQL with synchronous_commit=on whatever the server's default is.
+Synchronous SQLAlchemy in threads. The writer thread executes all queued writes in one transaction, commits
+once, then answers all callers: group commit. Where a write fails, all are rolled back and run again with a
+SAVEPOINT each, so that a failure concerns only its own caller. Small writes of one kind run together
+(`write_together`) and can share a statement: each call of a transaction may have to wait for the
+interpreter's lock that a busy event loop holds. `write` returns only after COMMIT, and COMMIT is durable:
+SQLite runs in WAL mode with synchronous=FULL, PostgreSQL with synchronous_commit=on regardless of the
+server's default.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,55 +30,26 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from tenants.errors import DatabaseUnavailable, Invalid, Overloaded, SchemaMissing
 from tenants.storage.loop_idle import LoopIdle
 
-# How does a statement run at the price of the driver alone?
-#
-# What SQLAlchemy makes for each statement (a context, a result, events) takes longer than a small `INSERT`
-# itself, and every request waits for two transactions of such. So these few go to the driver: on the same
-# connection, in the same transaction, with the same errors.
-
-
-def execute(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
-    """Runs one statement, in the driver's own parameters; returns how many rows it changed. Raises
-    `DBAPIError`.
-
-    Where a savepoint is set it goes SQLAlchemy's own way: something failed before, and only that notices
-    a connection which is lost.
-    """
-    if connection.in_nested_transaction():
-        return connection.exec_driver_sql(text, parameters).rowcount
-    driver: Any = connection.connection.driver_connection
-    dbapi: Any = connection.dialect.dbapi
-    try:
-        cursor = driver.execute(text, parameters)
-        rows: int = cursor.rowcount
-        cursor.close()
-    except dbapi.Error as error:
-        # As SQLAlchemy names it, so that callers need to know one family of errors.
-        wrapped = DBAPIError.instance(text, parameters, error, dbapi.Error, dialect=connection.dialect)
-        raise wrapped from error
-    return rows
-
-
 T = TypeVar("T")
 Item = TypeVar("Item")
-Together = Callable[[Connection, Sequence[Item]], Sequence[T]]
-"""Does several writes of one kind; one result for each."""
+BatchWork = Callable[[Connection, Sequence[Item]], Sequence[T]]
+"""Performs several writes of one kind; returns one result for each."""
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
 SIBLINGS = 6
-"""After a batch of so many writes others are expected to follow at once (PostgreSQL's `commit_siblings`)."""
+"""After a batch of this many writes more are expected (PostgreSQL's `commit_siblings`)."""
 GATHER_S = 0.002
-"""They are waited for so long at most (its `commit_delay`), and only while the event loop is busy, which they
-come from: what a transaction costs by itself is shared by more."""
+"""Longest wait for more writes (PostgreSQL's `commit_delay`), and only while the event loop is busy: a larger
+batch shares the fixed cost of a transaction."""
 COMMIT_S = 0.01
-"""While a commit takes this long enough writes gather by themselves."""
+"""With commits this slow, enough writes queue up without waiting."""
 BUSY_TIMEOUT_S = 5
 """SQLite: how long to wait for another process (the CLI beside a server) to finish its write."""
 
 
 def parse_url(url: str) -> URL:
-    """The URL with the driver that we use; `Invalid` where it names no database that we know."""
+    """The URL with our driver. Raises `Invalid` for an unsupported database."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -148,7 +116,7 @@ def create_sql_engine(
 
 def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None:
     def on_connect(connection: Any, _record: object) -> None:
-        # The driver's own implicit BEGIN would come too late for SAVEPOINT and DDL: we begin ourselves.
+        # The driver's implicit BEGIN comes too late for SAVEPOINT and DDL: `on_begin` sends it instead.
         connection.isolation_level = None
         for pragma in (
             f"busy_timeout={round(busy_timeout_s * 1000)}",
@@ -159,14 +127,14 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        execute(connection, begin)
+        connection.exec_driver_sql(begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
 
 
 def translate(error: SQLAlchemyError) -> DatabaseUnavailable:
-    """What a driver's failure means to a caller, without the driver's words."""
+    """The error for a caller, without the driver's text."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     state = getattr(cause, "sqlstate", None)
     if (
@@ -178,24 +146,21 @@ def translate(error: SQLAlchemyError) -> DatabaseUnavailable:
     return DatabaseUnavailable("the database is not available")
 
 
-#: PostgreSQL: deadlock, serialization failure, lock not available.
+#: PostgreSQL SQLSTATEs: deadlock, serialization failure, lock not available.
 _CONFLICTS = frozenset({"40P01", "40001", "55P03"})
 
 
 class _Conflict(Exception):
-    """Two processes' batches wait for one another's rows."""
+    """A deadlock or serialization failure between two processes' batches."""
 
 
 class _Job:
     """One queued write."""
 
-    __slots__ = ("at_once", "error", "future", "item", "loop", "result", "work")
+    __slots__ = ("error", "future", "item", "loop", "result", "work")
 
-    def __init__(
-        self, work: Together[Any, Any], item: object, at_once: AtOnce[Any, Any] | None = None
-    ) -> None:
+    def __init__(self, work: BatchWork[Any, Any], item: object) -> None:
         self.work = work
-        self.at_once = at_once
         self.item = item
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
@@ -203,26 +168,25 @@ class _Job:
         self.error: Exception | None = None
 
 
-def _alone(connection: Connection, works: Sequence[Callable[[Connection], T]]) -> list[T]:
-    """Writes of no common kind, one after the other."""
+def _each(connection: Connection, works: Sequence[Callable[[Connection], T]]) -> list[T]:
+    """Runs writes of no common kind one after the other."""
     return [work(connection) for work in works]
 
 
 def _answer(jobs: Sequence[_Job]) -> None:
-    """Tells the callers of one event loop, all of them in one turn of it: to wake it costs more than to
-    answer."""
+    """Answers all callers of an event loop in one callback: waking the loop is the expensive part."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
     for loop, answered in by_loop.items():
-        with suppress(RuntimeError):  # it was closed: nobody waits there any more
-            loop.call_soon_threadsafe(_tell, answered)
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_set_results, answered)
 
 
-def _tell(jobs: Sequence[_Job]) -> None:
+def _set_results(jobs: Sequence[_Job]) -> None:
     for job in jobs:
         if job.future.done():
-            continue  # its caller was cancelled meanwhile
+            continue  # the caller was cancelled
         if job.error is not None:
             job.future.set_exception(job.error)
         else:
@@ -258,8 +222,10 @@ class Database:
         self.dialect = parsed.get_backend_name()
         self.description = parsed.render_as_string(hide_password=True)
         """The URL without its password, fit for logs."""
-        self._commits = 0
-        self._writes = 0
+        self.commits = 0
+        """Transactions so far."""
+        self.writes = 0
+        """Writes answered so far; `writes / commits` is the mean batch size of group commit."""
         self._max_batch = max_batch
         self._max_reads = max_reads
         self._reads_waiting = 0
@@ -277,60 +243,29 @@ class Database:
         self._readers = ThreadPoolExecutor(max_workers=readers, thread_name_prefix="fairgate-read")
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_queued = max_queued
-        self._lull = LoopIdle()
-        self._lone: LoneWriter | None = None
-        if self.dialect == "sqlite":
-            self._lone = LoneWriter(create_sql_engine(url, writing=True, busy_timeout_s=0))
-        self._are_many = False
+        self._loop_idle = LoopIdle()
+        self._expects_more = False
         """More writes are expected to follow the next one."""
-        self._kept: Connection | None = None
-        """The writer's own connection, between its transactions."""
+        self._connection: Connection | None = None
+        """The writer's, kept open between transactions."""
         self._closed = False
         self._writer = threading.Thread(target=self._write_forever, name="fairgate-write", daemon=True)
         self._writer.start()
 
-    @property
-    def commits(self) -> int:
-        """Transactions since the start."""
-        return self._commits + (0 if self._lone is None else self._lone.commits)
-
-    @property
-    def writes(self) -> int:
-        """Writes answered since the start; `writes / commits` is what group commit saves."""
-        return self._writes + (0 if self._lone is None else self._lone.commits)
-
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Runs `work` in the writer's next transaction; returns its result after COMMIT.
 
-        What `work` raises is raised here and only its own changes are undone. Cancelling the caller
+        What `work` raises is raised here and only its own changes are rolled back. Cancelling the caller
         does not undo a write that has begun. `work` must not commit, must not block on anything but the
-        connection, and may run a second time after its first run was undone. Raises
-        `DatabaseUnavailable` (`Overloaded` when too many writes wait).
+        connection, and may run a second time after a rollback. Raises `DatabaseUnavailable` (`Overloaded`
+        when too many writes are queued).
         """
-        return cast(T, await self._queued(_Job(_alone, work)))
+        return cast(T, await self._queued(_Job(_each, work)))
 
-    async def write_together(
-        self,
-        work: Together[Item, T],
-        item: Item,
-        *,
-        at_once: AtOnce[Item, T] | None = None,
-        alone: bool = False,
-    ) -> T:
-        """As `write`, for small writes of one kind: `work` gets the items that wait one after the other all
-        at once. Where it raises they are undone, and it gets each of them alone. `at_once` is a shorter way
-        to the same, tried first where nothing of another kind waits. `alone`: nobody else is waiting for this
-        event loop, so it may be held up for as long as a commit takes."""
-        may_be_first = alone and not self._closed and self._queue.empty()
-        if may_be_first and at_once is not None and self._lone is not None:
-            try:
-                results = self._lone.write(at_once, item)
-            except SQLAlchemyError as error:
-                raise _unavailable(error) from error
-            if results is not None:
-                return results[0]
-        result: T = await self._queued(_Job(work, item, at_once))
-        return result
+    async def write_together(self, work: BatchWork[Item, T], item: Item) -> T:
+        """As `write`, for small writes of one kind: `work` gets all consecutively queued items in one call.
+        If it raises, they are rolled back and run one by one."""
+        return cast(T, await self._queued(_Job(work, item)))
 
     def _queued(self, job: _Job) -> asyncio.Future[Any]:
         if self._closed:
@@ -338,12 +273,12 @@ class Database:
         if self._queue.qsize() >= self._max_queued:
             raise Overloaded("too many writes wait for the database")
         self._queue.put(job)
-        if self._are_many:
-            self._lull.asked(job.loop)
+        if self._expects_more:
+            self._loop_idle.watch(job.loop)
         return job.future
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work` on a consistent snapshot; what it writes is rolled back. Raises as `write` does."""
+        """Runs `work` on a consistent snapshot; its writes are rolled back. Raises as `write`."""
         if self._closed:
             raise DatabaseUnavailable("the database was closed")
         with self._reads_lock:
@@ -359,7 +294,7 @@ class Database:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
 
     async def close(self) -> None:
-        """Finishes the writes that wait, then closes every connection."""
+        """Finishes the queued writes, then closes every connection."""
         if self._closed:
             return
         self._closed = True
@@ -368,8 +303,6 @@ class Database:
     def _close_now(self) -> None:
         self._queue.put(None)
         self._writer.join()
-        if self._lone is not None:
-            self._lone.close()
         self._readers.shutdown(wait=True)
         self._write_engine.dispose()
         self._read_engine.dispose()
@@ -389,8 +322,8 @@ class Database:
 
     def _write_forever(self) -> None:
         while (job := self._queue.get()) is not None:
-            if self._are_many:
-                self._lull.wait(GATHER_S)
+            if self._expects_more:
+                self._loop_idle.wait(GATHER_S)
             batch, last = [job], False
             while len(batch) < self._max_batch:
                 try:
@@ -403,11 +336,11 @@ class Database:
                 batch.append(following)
             begun_s = time.monotonic()
             self._commit([job for job in batch if not job.future.cancelled()])
-            self._are_many = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
+            self._expects_more = len(batch) >= SIBLINGS and time.monotonic() - begun_s < COMMIT_S
             if last:
                 break
-        self._drop_kept()
-        # Whoever slipped in while the database was being closed gets an answer as well.
+        self._disconnect()
+        # Writes queued while closing are answered with an error.
         while True:
             try:
                 late = self._queue.get_nowait()
@@ -421,56 +354,35 @@ class Database:
         if not jobs:
             return
         try:
-            if not self._commit_at_once(jobs) and not self._commit_plainly(jobs):
+            if not self._commit_together(jobs):
                 with self._write_engine.connect() as connection, connection.begin():
                     for job in jobs:
                         self._run(job, connection)
                         self._assert_in_transaction(connection)
-            self._commits += 1
-            self._writes += len(jobs)
+            self.commits += 1
+            self.writes += len(jobs)
         except _Conflict as conflict:
             if len(jobs) > 1:
-                # One by one nobody holds one row while waiting for another's.
+                # One by one, none holds a row while waiting for another.
                 for job in jobs:
                     job.error = None
                     self._commit([job])
                 return
             jobs[0].error = _unavailable(conflict)
         except Exception as error:
-            # Nothing of this batch is known to be committed, whatever a single job returned.
+            # Whether any of this batch was committed is unknown, whatever a single job returned.
             failure = _unavailable(error)
             for job in jobs:
                 job.error = job.error or failure
         _answer(jobs)
 
-    def _commit_at_once(self, jobs: list[_Job]) -> bool:
-        """One statement that commits itself. False where that changed nothing: then it must be done plainly.
-        Raises what the database raises, after which nobody knows whether it was done."""
-        at_once = jobs[0].at_once
-        if at_once is None or any(job.at_once is not at_once for job in jobs):
-            return False
-        try:
-            results = at_once(self._keep(), [job.item for job in jobs])
-        except IntegrityError:
-            return False
-        except DBAPIError:
-            self._drop_kept()
-            raise
-        except Exception:
-            return False  # it did not get as far as the database
-        if results is None:
-            return False
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        return True
-
-    def _commit_plainly(self, jobs: list[_Job]) -> bool:
-        """One transaction without savepoints, which cost as much as the writes themselves; those of one kind
-        that follow each other together. False when one failed: then all was undone, and must be run with
-        savepoints. Raises what COMMIT raises, after which nobody knows whether it was done."""
+    def _commit_together(self, jobs: list[_Job]) -> bool:
+        """Runs one transaction without savepoints, which cost as much as the writes themselves; consecutive
+        writes of one kind run together. False when one failed: all were rolled back and must be run with
+        savepoints. Raises what COMMIT raises; whether it was committed is then unknown."""
         is_committing = False
         try:
-            connection = self._keep()
+            connection = self._connect()
             with connection.begin():
                 for work, alike in groupby(jobs, key=attrgetter("work")):
                     some = list(alike)
@@ -480,23 +392,23 @@ class Database:
                     self._assert_in_transaction(connection)
                 is_committing = True
         except Exception:
-            # Whatever is wrong with the connection, the next one is new.
-            self._drop_kept()
+            # The connection may be broken: open a new one for the next transaction.
+            self._disconnect()
             if is_committing:
                 raise
             return False
         return True
 
-    def _keep(self) -> Connection:
-        if self._kept is None:
-            self._kept = self._write_engine.connect()
-        return self._kept
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._write_engine.connect()
+        return self._connection
 
-    def _drop_kept(self) -> None:
-        if self._kept is not None:
+    def _disconnect(self) -> None:
+        if self._connection is not None:
             with suppress(SQLAlchemyError):
-                self._kept.close()
-            self._kept = None
+                self._connection.close()
+            self._connection = None
 
     def _run(self, job: _Job, connection: Connection) -> None:
         try:
@@ -515,112 +427,14 @@ class Database:
             job.error = error
 
     def _assert_in_transaction(self, connection: Connection) -> None:
-        # SQLite rolls the whole transaction back by itself on some errors (disk full, I/O error); its
-        # COMMIT would then quietly do nothing, earlier callers of the batch be told a lie, and later ones
-        # commit one by one (a SAVEPOINT outside a transaction begins one).
+        # On some errors (disk full, I/O error) SQLite rolls the whole transaction back by itself. COMMIT
+        # would then do nothing though earlier writes of the batch had succeeded, and later ones would commit
+        # one by one (a SAVEPOINT outside a transaction begins one).
         if self.dialect == "sqlite" and not cast(Any, connection.connection.dbapi_connection).in_transaction:
             raise DatabaseUnavailable("the database could not store the change")
 
 
 def open_database(url: str) -> Database:
-    """Opens `sqlite:///path` or `postgresql://user@host/name`. It connects at the first use, and does
-    not create tables: `migrations.runner.upgrade(url)` does. Raises `Invalid` for a URL it cannot use."""
+    """Opens `sqlite:///path` or `postgresql://user@host/name`. Connects at first use; tables are created by
+    `migrations.runner.upgrade(url)`. Raises `Invalid` for an unusable URL."""
     return Database(url)
-
-
-# May the event loop commit a write itself, when nobody else is waiting for the loop?
-#
-# To hand a write to another thread and to be woken again takes nearly as long as a fast disk takes to commit
-# it. So a caller that knows itself alone commits where it stands, on a connection of its own. That holds the
-# loop up, so it waits for nobody: where somebody else writes, the write goes to the writer's thread. Where
-# commits take long the next ones do so, too.
-
-AtOnce = Callable[[Connection, Sequence[Item]], Sequence[T] | None]
-"""Does writes in one statement, outside of a transaction, so that it commits itself. None: not so many.
-Raises `IntegrityError` where it changed nothing."""
-
-LONG_S = 0.002
-"""Commits that usually take longer are the thread's."""
-SMOOTHING = 0.25
-"""How much of what is usual is the latest commit."""
-MOST_COUNTED_S = 2 * LONG_S
-"""One commit counts as no longer than this, so that one pause of the machine does not make it usual."""
-REST_S = 2.0
-"""After so long it is tried again."""
-THREAD_EVERY = 100
-"""One of so many is the thread's in any case: its commits also move the log of writes into the database."""
-
-
-class LoneWriter:
-    """SQLite's. Safe to use from any thread: who finds it in use is not alone."""
-
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`engine`: of its own; its connections wait for no lock."""
-        self.commits = 0
-        self._engine = engine
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-        self._rests_until_s = -math.inf
-        self._usual_s = 0.0
-        self._turns = 0
-
-    def write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
-        """The result, in a list, of one write that commits itself, durable; None where the thread must do it,
-        and nothing was changed. Raises `SQLAlchemyError`, after which nobody knows whether it was done."""
-        if not self._lock.acquire(blocking=False):
-            return None
-        try:
-            self._turns += 1
-            if self._turns % THREAD_EVERY == 0 or self._clock() < self._rests_until_s:
-                return None
-            return self._write(at_once, item)
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Closes its connection; a later write opens another."""
-        with self._lock:
-            self._drop()
-
-    def _write(self, at_once: AtOnce[Item, T], item: Item) -> Sequence[T] | None:
-        try:
-            connection = self._open()
-            begun_s = self._clock()
-            results = at_once(connection, [item])
-        except IntegrityError:
-            return None
-        except SQLAlchemyError as error:
-            if _is_busy(error):
-                return None
-            self._drop()
-            raise
-        self._look_at(begun_s, self._clock())
-        if results is not None:
-            self.commits += 1
-        return results
-
-    def _look_at(self, begun_s: float, ended_s: float) -> None:
-        taken_s = min(ended_s - begun_s, MOST_COUNTED_S)
-        self._usual_s += SMOOTHING * (taken_s - self._usual_s)
-        if self._usual_s > LONG_S:
-            self._rests_until_s, self._usual_s = ended_s + REST_S, 0.0
-
-    def _open(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            execute(self._connection, "PRAGMA wal_autocheckpoint=0")
-        return self._connection
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            with suppress(SQLAlchemyError):
-                self._connection.close()
-            self._connection = None
-        self._engine.dispose()
-
-
-def _is_busy(error: SQLAlchemyError) -> bool:
-    """Somebody else writes; nothing was changed."""
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
-    return code & 0xFF == sqlite3.SQLITE_BUSY

@@ -1,4 +1,4 @@
-"""How does every client of ours talk to Redis?"""
+"""Connection options shared by all Redis clients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 
 def redis_options(timeout_s: float) -> dict[str, Any]:
-    """Arguments of each client and pool of connections.
+    """Arguments of each client and connection pool.
 
-    Without notifications of maintenance (which only Redis Enterprise sends): as long as it expects them,
-    redis-py 8 hands out pooled connections that the server has closed, and a restarted Redis would fail one
-    more request for each of them.
+    Maintenance notifications (sent by Redis Enterprise only) are off: with them redis-py 8 hands out pooled
+    connections that the server has closed, and after a Redis restart one request fails for each of them.
     """
     return {
         "socket_timeout": timeout_s,

@@ -1,8 +1,8 @@
-"""What is stored, in which tables?
+"""SQLAlchemy tables.
 
-Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` stands for "any" or
-"none" in columns that are part of a UNIQUE constraint (NULLs never collide). `ledger`, `counter_sets`,
-`audit` and `prices` are append-only: triggers made by the migrations refuse UPDATE and DELETE.
+Instants are integer microseconds since 1970 (UTC), money is integer nano-dollars, `''` means "any" or "none"
+in columns of a UNIQUE constraint (NULLs never collide). `ledger`, `counter_sets`, `audit` and `prices` are
+append-only: triggers created by the migration refuse UPDATE and DELETE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ metadata = MetaData(
 _ID = String(40)
 _NAME = String(64)
 _WORD = String(16)
-#: SQLite numbers rows by itself only in a column of exactly the type INTEGER.
+#: SQLite autoincrements only columns of exactly the type INTEGER.
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 tenants = Table(
@@ -83,7 +83,7 @@ api_keys = Table(
     Column("revoked_us", BigInteger),
 )
 
-# A key keeps its id, limits and scopes when it is rotated; only its secrets change.
+# Rotating a key changes its secrets; its id, limits and scopes stay.
 key_secrets = Table(
     "key_secrets",
     metadata,
@@ -116,7 +116,7 @@ limits = Table(
     UniqueConstraint("kind", "subject_id", "meter", "shape", "tier"),
 )
 
-# At most one for a limit; one that has expired stays until it is replaced or cleared.
+# At most one per limit; an expired one stays until replaced or cleared.
 limit_overrides = Table(
     "limit_overrides",
     metadata,
@@ -128,7 +128,7 @@ limit_overrides = Table(
     Column("created_us", BigInteger, nullable=False),
 )
 
-# What soft and shadow limits noticed, counted per window; written off the hot path.
+# Events of soft and shadow limits, counted per window; written off the hot path.
 limit_events = Table(
     "limit_events",
     metadata,
@@ -143,7 +143,7 @@ limit_events = Table(
     Column("last_us", BigInteger, nullable=False),
 )
 
-# The price book: a version's rows say what changed with it; in force is the newest row of a model and tier.
+# The price book: a version's rows are its changes; in force is the newest row of a model and tier.
 prices = Table(
     "prices",
     metadata,
@@ -153,7 +153,7 @@ prices = Table(
     Column("input_nanousd", BigInteger, nullable=False),
     Column("cached_input_nanousd", BigInteger, nullable=False),
     Column("output_nanousd", BigInteger, nullable=False),
-    # Thousandths, all five of them.
+    # Thousandths, all five.
     Column("multiplier", Integer, nullable=False),
     Column("input_weight", Integer, nullable=False),
     Column("cached_input_weight", Integer, nullable=False),
@@ -163,8 +163,8 @@ prices = Table(
     Index("ix_prices_model_tier_version", "model", "tier", "version"),
 )
 
-#: Conditions of indexes that leave out what nobody looks for by them: each page of an index is another one to
-#: write with every row. SQLite uses such an index only where a query says the condition in these very words.
+#: Conditions of partial indexes, which save index pages to write with every row. SQLite uses a partial index
+#: only if a query contains its condition verbatim.
 RESERVES = text("kind = 'reserve'")
 CHARGES = text("kind IN ('settle', 'credit', 'adjust')")
 
@@ -187,15 +187,15 @@ ledger = Table(
     Column("cost_nanousd", BigInteger, nullable=False),
     Column("requests", BigInteger, nullable=False),
     Column("gpu_ms", BigInteger, nullable=False, server_default="0"),
-    # What limits count of the tokens where a model's are weighted; NULL: the tokens themselves.
+    # Weighted tokens, as limits count them; NULL: not weighted.
     Column("counted_input", BigInteger),
     Column("counted_output", BigInteger),
-    # Version of the price book; 0: from before there were versions.
+    # Version of the price book; 0: none.
     Column("price_version", BigInteger, nullable=False, server_default="0"),
     Column("outcome", String(64), nullable=False),
     Column("at_us", BigInteger, nullable=False),
     Column("detail", JSON, nullable=False),
-    # Reserve rows: which counters the request was held on, and so will be charged to; NULL: none.
+    # Reserve rows: the counters that hold the request and will be charged for it; NULL: none.
     Column("counter_set", String(16)),
     UniqueConstraint("request_id", "kind", "number"),
     Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us", sqlite_where=CHARGES, postgresql_where=CHARGES),
@@ -208,8 +208,9 @@ ledger = Table(
     ),
 )
 
-# Sets of counters (limit and window), each by a digest of what is in it: requests of one key are charged to
-# the same ones until a window turns. Each gateway has its own: what one is writing keeps no other waiting.
+# Sets of counters (limit and window), named by a digest of their members: requests of one key are charged to
+# the same set until a window turns. Each gateway has its own sets, so that gateways' writes never block
+# each other.
 counter_sets = Table(
     "counter_sets",
     metadata,
@@ -233,7 +234,7 @@ audit = Table(
     Column("after", JSON(none_as_null=True)),
 )
 
-# One row, id 1: grows by one with every admin act, in the same transaction.
+# One row, id 1: incremented by every admin act in the same transaction.
 directory_revision = Table(
     "directory_revision",
     metadata,
@@ -249,7 +250,7 @@ settings = Table(
     Column("value", String(256), nullable=False),
 )
 
-# Which gateways live: a heartbeat of each. What a silent one left is settled by another.
+# Heartbeats of the gateways. What a dead gateway left open is settled by another.
 gateways = Table(
     "gateways",
     metadata,
@@ -257,13 +258,13 @@ gateways = Table(
     Column("started_us", BigInteger, nullable=False),
     Column("heartbeat_us", BigInteger, nullable=False),
     Column("address", String(256), nullable=False),
-    # Names of the engines that it can send requests to: only who reaches them all knows what it left.
+    # Names of the engines that it can reach: only a gateway that reaches all of them may adopt its requests.
     Column("engines", JSON, nullable=False),
-    # Which gateway settles what this one left; empty: none.
+    # The gateway that settles what this one left; empty: none.
     Column("adopter", String(80), nullable=False),
 )
 
-# One row for each `Idempotency-Key` in use: which request runs under it, and, once it ended, its answer.
+# One row per `Idempotency-Key` in use: its request and, once that has ended, its answer.
 idempotent_answers = Table(
     "idempotent_answers",
     metadata,
@@ -273,15 +274,15 @@ idempotent_answers = Table(
     Column("fingerprint", String(64), nullable=False),
     Column("request_id", String(80), nullable=False),
     Column("gateway_id", String(80), nullable=False),
-    # Status 0: it has not ended.
+    # 0: not ended.
     Column("status", Integer, nullable=False),
     Column("headers", JSON, nullable=False),
-    # The body's pieces as they were sent, packed; NULL: it was too large to be kept.
+    # The body's pieces as sent, packed; NULL: too large to keep.
     Column("pieces", LargeBinary),
     Column("expires_us", BigInteger, nullable=False, index=True),
 )
 
-# One row for each redeemed quote that has not expired: the request that it belongs to.
+# One row per redeemed, unexpired quote: the request that redeemed it.
 redeemed_quotes = Table(
     "redeemed_quotes",
     metadata,
@@ -290,7 +291,7 @@ redeemed_quotes = Table(
     Column("expires_us", BigInteger, nullable=False, index=True),
 )
 
-# What happened to a request, packed (`gateway/domain/timeline.py`); numbers only. Purged by age and count.
+# Packed timelines of requests (`gateway/domain/timeline.py`); numbers only. Purged by age and count.
 timelines = Table(
     "timelines",
     metadata,
@@ -300,7 +301,7 @@ timelines = Table(
     Column("packed", LargeBinary, nullable=False),
 )
 
-# Targets. tenant_id '': every tenant's in that tier that has none of its own.
+# SLO targets. tenant_id '': the default of all tenants without one of their own in that tier.
 slos = Table(
     "slos",
     metadata,
@@ -315,7 +316,7 @@ slos = Table(
     UniqueConstraint("tenant_id", "tier", "metric"),
 )
 
-# How many requests there were and how many missed their target, by spans of five minutes and of a day.
+# Requests and misses of each target, by spans of five minutes and of a day.
 slo_counts = Table(
     "slo_counts",
     metadata,
@@ -330,7 +331,7 @@ slo_counts = Table(
     Index("ix_slo_counts_span_s_start_s", "span_s", "start_s"),
 )
 
-# One missed target of one request, with its cause and what that was found by.
+# Missed targets of requests, with cause and evidence.
 slo_misses = Table(
     "slo_misses",
     metadata,
@@ -340,7 +341,7 @@ slo_misses = Table(
     Column("tier", _WORD, nullable=False),
     Column("cause", _WORD, nullable=False),
     Column("target_us", BigInteger, nullable=False),
-    # NULL: it never came to that.
+    # NULL: never reached.
     Column("actual_us", BigInteger),
     Column("at_us", BigInteger, nullable=False, index=True),
     Column("evidence", JSON, nullable=False),

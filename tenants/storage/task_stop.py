@@ -1,4 +1,4 @@
-"""How does a task that runs for ever end?"""
+"""Cancellation of background tasks that run forever."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ASK_AGAIN_S = 1.0
 
 
 async def stop(tasks: Iterable[asyncio.Task[Any]], *, ask_again_s: float = ASK_AGAIN_S) -> None:
-    """Cancels them, and returns when all have ended, whatever they raised.
+    """Cancels the tasks and returns when all have ended, ignoring what they raised.
 
-    Asks again where one goes on: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes just as
-    what it waits for is done (python/cpython#86296), and redis-py sends each command within one. So it is not
-    for a task that needs longer than `ask_again_s` to clear up: that would be cut short.
+    Repeats the cancellation every `ask_again_s`: `asyncio.wait_for` of Python 3.11 loses one that arrives
+    just as its awaitable completes (python/cpython#86296), and redis-py sends each command within one. A task
+    whose clean-up takes longer than `ask_again_s` is cut short.
     """
     pending = set(tasks)
     while pending:
@@ -23,4 +23,4 @@ async def stop(tasks: Iterable[asyncio.Task[Any]], *, ask_again_s: float = ASK_A
         done, pending = await asyncio.wait(pending, timeout=ask_again_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # seen: nobody is to be warned of it
+                task.exception()  # retrieved, so that asyncio logs no warning

@@ -1,4 +1,4 @@
-"""A write is durable when it is answered, fails alone, and shares its commit."""
+"""Writes are durable when answered, fail separately and share a commit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, insert, select, text
@@ -202,6 +203,16 @@ async def test_sqlite_is_configured_for_durability(sqlite_url: str) -> None:
     expected = ["wal", 2, 1, 5000]
     assert await database.write(pragmas) == expected
     assert await database.read(pragmas) == expected
+    await database.close()
+
+
+async def test_sqlite_is_in_a_transaction_before_the_first_statement(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+
+    def has_begun(connection: Connection) -> bool:
+        return bool(cast(Any, connection.connection.driver_connection).in_transaction)
+
+    assert await database.write(has_begun)
     await database.close()
 
 

@@ -1,4 +1,4 @@
-"""Reservations and charges are written once, kept for ever, and enough to rebuild every counter."""
+"""Ledger rows are written once and kept, and suffice to rebuild every counter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, event, select, text
 
 from tenants.errors import EpochEnded, Invalid
-from tenants.ledger.batch_insert import ROWS_AT_ONCE
+from tenants.ledger.batch_insert import ROWS_PER_STATEMENT
 from tenants.ledger.counter_sets import set_id
-from tenants.ledger.ledger import Ledger, _append, _appended
+from tenants.ledger.ledger import Ledger, _append, _new_row
 from tenants.ledger.replay import charged_sums
 from tenants.ledger.rows import Kind, LedgerRow
 from tenants.quota.memory import MemoryQuotaStore
@@ -80,7 +80,7 @@ async def test_the_same_row_is_written_once_however_often_it_is_sent(ledger: Led
 async def test_rows_that_are_written_together_are_those_that_are_written_one_by_one(
     ledger: Ledger, database: Database
 ) -> None:
-    number = 2 * ROWS_AT_ONCE + 3
+    number = 2 * ROWS_PER_STATEMENT + 3
     rows = [
         row(f"r{index}", charged_to=("a", f"b@{index}"), detail={"most": [index]}, price_version=index)
         if index % 2
@@ -161,7 +161,7 @@ async def test_what_many_are_charged_to_is_written_once(database: Database, ledg
     await ledger.append(row("r0", charged_to=("b", "a", "b")))
     await ledger.append(row("r1", charged_to=("a", "b")))
     await asyncio.gather(*(ledger.append(row(f"r{index}", charged_to=("b", "a"))) for index in range(2, 9)))
-    # Somebody who does not know that it is there writes it again.
+    # A writer that does not know of it writes it again.
     await Ledger(database).append(row("r9", charged_to=("a", "b")))
     await ledger.append(row("other", charged_to=("a",)))
     await ledger.append(row("none"))
@@ -314,7 +314,7 @@ async def test_the_next_epoch_waits_for_what_is_being_written(postgres_url: str)
     entered, leave = threading.Event(), threading.Event()
 
     def half_way(connection: Connection) -> None:
-        _append(connection, [_appended(row("slow"), old)])
+        _append(connection, [_new_row(row("slow"), old)])
         entered.set()
         assert leave.wait(30)
 
@@ -356,7 +356,7 @@ async def test_many_requests_of_one_key_wait_for_no_common_row(postgres_url: str
         for kind in ("reserve", "settle"):
             charged_to = ("same",) if kind == "reserve" else ()
             slow_row = row("slow", cast(Kind, kind), gateway_id="gw_slow", charged_to=charged_to)
-            _append(connection, [_appended(slow_row, epoch)])
+            _append(connection, [_new_row(slow_row, epoch)])
         entered.set()
         assert leave.wait(30)
 

@@ -323,10 +323,10 @@ async def test_the_client_is_told_only_after_the_settlement_is_durable(house: Ho
     acknowledged_when_settled: list[int] = []
     settle = house.ledger.settle
 
-    async def watched(row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool) -> LedgerRow:
+    async def watched(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
         assert not any(isinstance(event, Closed) for event in run.events.take())
         acknowledged_when_settled.append(len(house.engine.acknowledged))
-        return await settle(row, credit, alone=alone)
+        return await settle(row, credit)
 
     house.ledger.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 1)
@@ -378,9 +378,9 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     run, (one,) = await house.running()
     settle, may_settle = house.ledger.settle, asyncio.Event()
 
-    async def held_up(row: LedgerRow, credit: LedgerRow | None = None, *, alone: bool) -> LedgerRow:
+    async def held_up(row: LedgerRow, credit: LedgerRow | None = None) -> LedgerRow:
         await may_settle.wait()
-        return await settle(row, credit, alone=alone)
+        return await settle(row, credit)
 
     house.ledger.settle = held_up  # type: ignore[method-assign]
     house.engine.emit(one, 2)

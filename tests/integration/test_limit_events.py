@@ -1,4 +1,4 @@
-"""Notices of soft and shadow limits are counted, summed over gateways, bounded, and never lost silently."""
+"""Events of soft and shadow limits: counted, summed over gateways, bounded, never lost silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits change without losing what was used, and overrides end on time."""
+"""Limits change without losing their use; overrides end on time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Redis that lost its memory under several gateways is filled once, completely, and not before.
+"""Rebuild of lost Redis counters under several gateways: once, completely, and before anything is admitted.
 
-Two gateways' books on one ledger and one private Redis that forgets everything in the middle of their work.
+Two gateways' holds on one ledger and one private Redis that loses all data in the middle of their work.
 """
 
 from __future__ import annotations

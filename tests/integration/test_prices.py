@@ -1,4 +1,4 @@
-"""The price book is versioned, followed by running servers, and never silent about an unknown model."""
+"""The price book is versioned, followed by running servers, and rejects unknown models."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_new_price_reaches_a_running_server_by_itself(
     await directory.next_poll()
     assert directory.prices.cost_nanousd("small", Tier.STANDARD, 1, 0, 1) == 8
     with pytest.raises(UnknownPrice):
-        held.entry("small", Tier.STANDARD)  # a book in somebody's hands never changes
+        held.entry("small", Tier.STANDARD)  # a book never changes
     assert await directory.prices_at(1) is directory.prices
     await elsewhere.close()
 

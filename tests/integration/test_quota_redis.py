@@ -1,5 +1,5 @@
-"""The Redis store where the in-process one has no counterpart: two gateways, a dying or forgetful server, a
-foreign clock, clusters, foreign keys, and the number of round trips."""
+"""RedisQuotaStore under its own faults: two gateways, a server that dies or loses scripts or counters,
+another clock, clusters, foreign keys; and its number of round trips."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_a_server_that_comes_back_with_an_old_copy_of_its_data_is_rebuilt_
             await attempts[operation]()
         await other.rebuild([(budget, 80)])
         await other.finish_rebuild("other", "second")
-        # It has proved itself: nobody asks for another rebuild.
+        # The server is verified: no other rebuild is requested.
         for each in (store, other):
             assert [state.used for state in await each.states([budget])] == [80]
             await each.ping()

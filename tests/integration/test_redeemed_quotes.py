@@ -1,4 +1,4 @@
-"""A quote belongs to one request, under concurrent claims of several gateways, until it expires."""
+"""A quote is redeemed by one request, however many gateways ask concurrently, until it expires."""
 
 from __future__ import annotations
 

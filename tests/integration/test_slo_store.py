@@ -1,4 +1,4 @@
-"""Targets, counts, misses and timelines in both databases."""
+"""Storage of targets, counts, misses and timelines in both databases."""
 
 from __future__ import annotations
 

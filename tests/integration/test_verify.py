@@ -1,4 +1,4 @@
-"""`verify` finds and names every kind of disagreement, and none where there is none."""
+"""`verify` reports every kind of inconsistency by name, and none in a consistent ledger."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_what_another_living_gateway_runs_is_no_problem_here(books: Books)
         return report.problems
 
     lost = ("theirs: reserved, not running, and never settled",)
-    assert await problems(1e12, "gw_2") == lost, "nobody knows gw_1"
+    assert await problems(1e12, "gw_2") == lost, "gw_1 is not registered"
     await registry.beat("gw_1", "", frozenset())
     assert await problems(1e12, "gw_2") == ()
     assert await problems(1e12, "gw_1") == lost, "gw_1 itself says that it does not run"

@@ -184,8 +184,8 @@ MUTATIONS = [
     Mutation(
         "take for written what a request is charged to before it is",
         "tenants/ledger/ledger.py",
-        "        if is_new and not appended.is_known and appended.counter_set is not None:\n",
-        "        if not appended.is_known and appended.counter_set is not None:\n",
+        "        if is_new and not new_row.is_known and new_row.counter_set is not None:\n",
+        "        if not new_row.is_known and new_row.counter_set is not None:\n",
         "tests/integration/test_ledger.py::test_a_set_is_not_taken_for_written_before_it_is",
     ),
     Mutation(

@@ -196,7 +196,7 @@ class Gateway:
         self.line.is_cut = False
         for _ in range(3):
             try:
-                await self.mender.mend()
+                await self.mender.recover()
                 break
             except QuotaStoreUnavailable:
                 continue

@@ -7,7 +7,7 @@ local owner, until_us = redis.call('HGET', KEYS[1], 'owner'), redis.call('HGET',
 if owner and owner ~= ARGV[2] and tonumber(until_us) > now_us then
   return {'busy'}
 end
--- Attempts are numbered by the clock, so that one after a loss of the registry is later, too.
+-- Attempts are numbered by the clock, so that one after a loss of the registry has a higher number.
 local attempt = math.max(now_us, tonumber(redis.call('HGET', KEYS[1], 'attempt') or '0') + 1)
 redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'until_us', text(now_us + tonumber(ARGV[3])))
 redis.call('HSET', KEYS[1], 'attempt', text(attempt))

@@ -5,10 +5,10 @@
 --   window       start_us end_us used held worst_open      (end_us 0: never)
 --   bucket       level at_ms held                          (level in units * scale)
 --   concurrency  held
--- A window that is over stays, as `identity@start_us`, while something is held or promised on it.
+-- An ended window stays, as `identity@start_us`, while something is held or promised on it.
 -- One hash holds the tenant's holds by request id (MessagePack), one sorted set their lease ends.
 -- A hold is {limits = as text, ahead = by meter, on = one part for each limit}; a part is what its limit says
--- (name, shape, mode, meter, amount, scale, rate, lowest), the start of its window, and rules.Part.
+-- (name, shape, mode, meter, amount, scale, rate, lowest), the start of its window, and rules.LimitHold.
 
 local EPOCH, ATTEMPT = '#epoch', '#attempt'
 local HELD = {w = 4, b = 3, c = 1}
@@ -76,7 +76,7 @@ local function room(limit, counter)
   return math.max(0, free)
 end
 
--- rules.Part.covered, rules.Part.open
+-- rules.LimitHold.covered, rules.LimitHold.open
 local function covered(part)
   return part.held + part.charged
 end
@@ -142,7 +142,7 @@ end
 local keys = {counters = KEYS[1], leases = KEYS[2], holds = KEYS[3]}
 local now_us = clock_us(ARGV[1])
 
--- The counter that a part was taken from (nil: forgotten), advanced, and the name it is stored under.
+-- The counter that a part was taken from (nil: dropped), advanced, and the name it is stored under.
 local function locate(part)
   local counter = parse(redis.call('HGET', keys.counters, part.name))
   if part.shape == 'w' and (not counter or counter[1] ~= part.start) then
@@ -162,7 +162,7 @@ local function store_located(part, name, counter)
   end
 end
 
--- Before a new window takes the place of one that is over.
+-- Keeps an ended window before a new one replaces it.
 local function keep_window(name, over)
   if over[4] > 0 or over[5] > 0 then
     store(keys.counters, name .. '@' .. text(over[1]), over)
@@ -179,7 +179,7 @@ local function by_meter(from)
   return numbers
 end
 
--- A part that nothing is held on yet, from the 14 arguments of one limit (redis.py lists them).
+-- An empty part, from the 14 arguments of one limit (listed in wire.py).
 local COLUMNS = 14
 local function read_part(i)
   return {
@@ -214,7 +214,7 @@ local function finish(request_id, hold, actual)
   redis.call('ZREM', keys.leases, request_id)
 end
 
--- What a grant tells its caller: the limits as they were reserved, the windows, the parts, the counters now.
+-- The reply of a grant: the limits as reserved, the windows, the parts, the current counters.
 local function granted(hold, would_deny)
   local starts, raws, parts = {}, {}, {}
   for i, part in ipairs(hold.on) do
@@ -225,7 +225,7 @@ local function granted(hold, would_deny)
   return {'granted', now_us, hold.limits, raws, parts, starts, hold.ahead, would_deny}
 end
 
--- Were the counters lost? Every script asks this first.
+-- Whether the counters were lost; every script checks this first.
 local function is_lost()
   return redis.call('HGET', keys.counters, EPOCH) ~= ARGV[2]
 end

@@ -1,4 +1,4 @@
--- Which epoch is it, and is this tenant a part of it? (KEYS: the registry. ARGV: now_us, the tenant's field)
+-- The current epoch, and whether this tenant is part of it. (KEYS: the registry. ARGV: now_us, the tenant's field)
 
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if not epoch then

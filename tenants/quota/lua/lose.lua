@@ -1,4 +1,4 @@
--- A tenant's counters are gone although they belong to this epoch: everything is rebuilt.
+-- Ends the epoch, as a tenant's counters of it are gone: everything is rebuilt.
 -- KEYS: the registry. ARGV: now_us, epoch
 
 if redis.call('HGET', KEYS[1], 'epoch') == ARGV[2] then

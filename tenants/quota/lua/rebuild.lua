@@ -25,7 +25,7 @@ for i = 4, #ARGV, 7 do
     store(keys.counters, name, counter)
   elseif shape == 'b' then
     local level = math.max(0, tonumber(ARGV[i + 3]) - used) * tonumber(ARGV[i + 6])
-    -- A clock that stands behind gives no credit: its time is not taken for the bucket's.
+    -- A clock that is behind gives no credit: its time is not used for the bucket.
     local at_ms = math.max(math.floor(now_us / 1000), counter and counter[2] or 0)
     store(keys.counters, name, {level, at_ms, counter and counter[3] or 0})
   end

@@ -21,7 +21,7 @@ for i = 6 + METERS, #ARGV, COLUMNS do
   local index = #hold.on + 1
   if part.shape == 'w' then
     if not counter or (counter[2] > 0 and now_us >= counter[2]) then
-      -- A new window. Calendars are the caller's business; its clock must agree with ours on which one.
+      -- A new window. The caller computes its bounds; its clock must agree with the server's on which one it is.
       local start_us, end_us = tonumber(ARGV[i + 9]), tonumber(ARGV[i + 10])
       if end_us > 0 and (now_us < start_us or now_us >= end_us) then
         return {'clock', now_us}

@@ -27,7 +27,7 @@ for i = 6 + METERS, #ARGV, COLUMNS do
       end
       counter, name = {part.start, end_us, 0, 0, 0}, part.name
     else
-      -- Of a window that is over nobody knows how much is left: nothing.
+      -- An ended window is taken as used up, as what is left is unknown.
       counter = {part.start, end_us, part.amount, 0, 0}
     end
   end

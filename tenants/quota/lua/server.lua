@@ -1,4 +1,4 @@
--- What every script needs of the server, whichever package sends it.
+-- Helpers for scripts of all packages: the server's clock, and numbers as text.
 
 -- tostring() would round to 14 digits.
 local function text(number)

@@ -44,7 +44,7 @@ end
 
 for i, part in ipairs(hold.on) do
   if found[i] then
-    -- A bucket is asked for no more than the next step needs.
+    -- Of a bucket only what the next step needs.
     local upto = part.shape == 'b' and first[part.meter] or ahead[part.meter]
     reach(found[i], part, upto, 0)
     store_located(part, names[i], found[i])

@@ -1,4 +1,4 @@
-"""Is held what a request probably needs, asked for in time, and never divided beyond what is covered?"""
+"""First holds, timely top-ups, and division among sequences within what is covered."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_is_shared_out_is_covered_and_nothing_of_it_lies_idle(
         else:
             assert now == part.emitted
     if any(now < part.most for part, now in live):
-        assert sum(leases) == covered, "somebody could have used what is left"
+        assert sum(leases) == covered, "a sequence could have used what is left"
     # Equally far: who got more than another one had it already, or the other one needs no more.
     for one, has in live:
         for other, got in live:
@@ -189,7 +189,7 @@ def test_it_is_asked_for_before_the_engine_would_wait() -> None:
     st.lists(st.floats(0.0, 4_000.0, allow_nan=False), min_size=1, max_size=20),
 )
 def test_looking_now_and_then_misses_no_end_of_a_lease(covered: int, more: int, paces: list[float]) -> None:
-    """However the pace changes, somebody looks before the sequence comes to the end of its lease, or at it;
+    """However the pace changes, a check comes before the sequence comes to the end of its lease, or at it;
     at a pace that lasts, no later than who looks at every token."""
     chunk = 16
     look, looked, due_at = 1, 0, None

@@ -1,4 +1,4 @@
-"""Do as many streams pass as a rate can feed, in order, and do the others wait without holding anything?"""
+"""Streams pass up to what a rate can feed, in order; others wait without holding budget."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
     assert fed_streams(others, sizes, 50.0) == {}
 
 
-def entering(gate: StreamLimiter, name: str, needs: dict[str, int], sequences: int = 1) -> asyncio.Task[bool]:
+def entering(
+    limiter: StreamLimiter, name: str, needs: dict[str, int], sequences: int = 1
+) -> asyncio.Task[bool]:
     async def enter() -> bool:
-        return await gate.enter(name, needs, sequences)
+        return await limiter.enter(name, needs, sequences)
 
     return asyncio.create_task(enter(), name=name)
 
@@ -58,73 +60,73 @@ async def passed(*tasks: asyncio.Task[bool]) -> list[str]:
 
 
 async def test_they_pass_in_order_as_others_leave() -> None:
-    gate = StreamLimiter(max_waiting=10)
-    tasks = [entering(gate, name, {"b": 2}) for name in "abcd"]
+    limiter = StreamLimiter(max_waiting=10)
+    tasks = [entering(limiter, name, {"b": 2}) for name in "abcd"]
     assert await passed(*tasks) == ["a", "b"]
-    assert len(gate) == 2
-    gate.leave("b")
+    assert len(limiter) == 2
+    limiter.leave("b")
     assert await passed(*tasks) == ["a", "b", "c"]
     assert [task.result() for task in tasks[:3]] == [False, True, True], "who shares a rate is patient"
-    gate.leave("a")
-    gate.leave("c")
+    limiter.leave("a")
+    limiter.leave("c")
     assert await passed(*tasks) == ["a", "b", "c", "d"]
 
 
 async def test_nobody_overtakes_who_waits_for_the_same_bucket() -> None:
-    gate = StreamLimiter(max_waiting=10)
+    limiter = StreamLimiter(max_waiting=10)
     tasks = [
-        entering(gate, "first", {"b": 3}, 2),
-        entering(gate, "large", {"b": 3}, 2),
-        entering(gate, "small", {"b": 3}, 1),
-        entering(gate, "elsewhere", {"c": 1}, 1),
+        entering(limiter, "first", {"b": 3}, 2),
+        entering(limiter, "large", {"b": 3}, 2),
+        entering(limiter, "small", {"b": 3}, 1),
+        entering(limiter, "elsewhere", {"c": 1}, 1),
     ]
     assert await passed(*tasks) == ["first", "elsewhere"], "the small one would starve the large one"
-    gate.leave("first")
+    limiter.leave("first")
     assert await passed(*tasks) == ["first", "large", "small", "elsewhere"]
 
 
 async def test_one_larger_than_the_rate_goes_alone() -> None:
-    gate = StreamLimiter(max_waiting=10)
-    tasks = [entering(gate, "large", {"b": 2}, 8), entering(gate, "next", {"b": 2})]
+    limiter = StreamLimiter(max_waiting=10)
+    tasks = [entering(limiter, "large", {"b": 2}, 8), entering(limiter, "next", {"b": 2})]
     assert await passed(*tasks) == ["large"]
-    gate.leave("large")
+    limiter.leave("large")
     assert await passed(*tasks) == ["large", "next"]
 
 
 async def test_who_gives_up_makes_room_for_those_behind() -> None:
-    gate = StreamLimiter(max_waiting=10)
-    tasks = [entering(gate, name, {"b": 1}) for name in "abc"]
+    limiter = StreamLimiter(max_waiting=10)
+    tasks = [entering(limiter, name, {"b": 1}) for name in "abc"]
     assert await passed(*tasks) == ["a"]
     tasks[1].cancel()
-    gate.leave("a")
-    gate.leave("b")
+    limiter.leave("a")
+    limiter.leave("b")
     assert await passed(tasks[0], tasks[2]) == ["a", "c"]
-    gate.leave("c")
-    assert len(gate) == 0
-    assert await gate.enter("d", {"b": 1}, 1) is False, "nobody is left: it need not wait"
+    limiter.leave("c")
+    assert len(limiter) == 0
+    assert await limiter.enter("d", {"b": 1}, 1) is False, "no other stream is left: it need not wait"
 
 
 async def test_only_so_many_wait() -> None:
-    gate = StreamLimiter(max_waiting=1)
-    tasks = [entering(gate, "a", {"b": 1}), entering(gate, "b", {"b": 1})]
+    limiter = StreamLimiter(max_waiting=1)
+    tasks = [entering(limiter, "a", {"b": 1}), entering(limiter, "b", {"b": 1})]
     assert await passed(*tasks) == ["a"]
     with pytest.raises(StreamLimitReached):
-        await gate.enter("c", {"b": 1}, 1)
-    assert await gate.enter("free", {}, 1) is False, "no rate, no wait"
-    others = entering(gate, "others", {"slow": 1, "theirs": 1})
+        await limiter.enter("c", {"b": 1}, 1)
+    assert await limiter.enter("free", {}, 1) is False, "no rate, no wait"
+    others = entering(limiter, "others", {"slow": 1, "theirs": 1})
     assert await passed(others) == ["others"]
-    assert others.result() is False, "a crowd turns nobody away who waits for something else"
+    assert others.result() is False, "waiters for one bucket turn no others away"
     with pytest.raises(StreamLimitReached):
-        await gate.enter("both", {"theirs": 1, "b": 1}, 1)
+        await limiter.enter("both", {"theirs": 1, "b": 1}, 1)
     tasks[1].cancel()
 
 
 async def test_only_so_many_wait_in_all() -> None:
-    gate = StreamLimiter(max_waiting=10, max_waiting_in_all=2)
-    tasks = [entering(gate, f"{name}{bucket}", {bucket: 1}) for bucket in "bc" for name in "12"]
+    limiter = StreamLimiter(max_waiting=10, max_waiting_in_all=2)
+    tasks = [entering(limiter, f"{name}{bucket}", {bucket: 1}) for bucket in "bc" for name in "12"]
     assert await passed(*tasks) == ["1b", "1c"]
     with pytest.raises(StreamLimitReached, match="2 requests wait"):
-        await gate.enter("d", {"d": 1}, 1)
+        await limiter.enter("d", {"d": 1}, 1)
     for task in tasks:
         task.cancel()
 

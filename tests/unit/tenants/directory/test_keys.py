@@ -1,4 +1,4 @@
-"""Do API keys have the promised form, and is nothing but a keyed hash needed to check them?"""
+"""Form of API keys; a keyed hash suffices to check them."""
 
 from __future__ import annotations
 

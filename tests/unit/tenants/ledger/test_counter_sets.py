@@ -1,4 +1,4 @@
-"""Does a set of counters have one name, and no other set the same?"""
+"""A set of counters has one name, which no other set shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the price of a request exact, monotone and known, and what does a token count for limits?"""
+"""Prices are exact and monotone; token weights for limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the arithmetic of limits right, by hand-computed examples and over all instants?"""
+"""Arithmetic of limits, by hand-computed examples and over all instants."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_an_admitted_promise_can_be_claimed_and_takes_nothing_from_others(
         assert isinstance(after, WindowCounter)
         assert asked[0] <= part.covered
         assert after.used + after.held + after.worst_open <= amount
-        # Everybody else's is untouched.
+        # The other's is untouched.
         assert after.held - part.held == others_held
         assert after.worst_open - part.open == others_open
         is_promised = not may_be_cut and claim <= asked[2]

@@ -1,4 +1,4 @@
-"""Do targets bind whom they should, and do budgets burn as the workbook says?"""
+"""Targets apply to the right tenants; budgets burn as in the SRE workbook."""
 
 from __future__ import annotations
 

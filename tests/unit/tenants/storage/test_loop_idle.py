@@ -1,4 +1,4 @@
-"""Is a loop that has work waited for, and one that rests not?"""
+"""LoopIdle waits for a busy event loop and returns when it is idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tenants.storage.loop_idle import IDLE_TURN_S, LoopIdle
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -17,17 +17,17 @@ class Clock:
         return self.now_s
 
 
-def rests(lull: LoopIdle) -> bool:
-    return lull._is_here.is_set()
+def is_idle(loop_idle: LoopIdle) -> bool:
+    return loop_idle._idle.is_set()
 
 
-async def test_who_was_asked_nothing_rests() -> None:
+async def test_without_a_watched_loop_it_is_idle() -> None:
     LoopIdle().wait(60.0)
 
 
-async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
+async def test_a_loop_is_busy_until_an_iteration_takes_no_time() -> None:
     clock, turns = Clock(), 0
-    lull = LoopIdle(clock)
+    loop_idle = LoopIdle(clock)
 
     def work() -> None:
         nonlocal turns
@@ -38,35 +38,35 @@ async def test_a_loop_is_waited_for_until_a_turn_of_it_took_no_time() -> None:
 
     loop = asyncio.get_running_loop()
     loop.call_soon(work)
-    lull.asked(loop)
+    loop_idle.watch(loop)
     while turns < 5:
-        assert not rests(lull)
-        lull.asked(loop)  # again, as every write does
+        assert not is_idle(loop_idle)
+        loop_idle.watch(loop)  # again, as every write does
         await asyncio.sleep(0)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert rests(lull)
-    lull.asked(loop)
-    assert not rests(lull), "it has work again"
-    await asyncio.to_thread(lull.wait, 60.0)
-    assert rests(lull)
+    assert is_idle(loop_idle)
+    loop_idle.watch(loop)
+    assert not is_idle(loop_idle), "it has work again"
+    await asyncio.to_thread(loop_idle.wait, 60.0)
+    assert is_idle(loop_idle)
 
 
-def test_a_loop_that_ended_in_the_middle_is_not_waited_for_once_another_asks() -> None:
-    lull = LoopIdle()
+def test_a_loop_that_stopped_is_forgotten_once_another_is_watched() -> None:
+    loop_idle = LoopIdle()
 
     async def ask() -> None:
-        lull.asked(asyncio.get_running_loop())
+        loop_idle.watch(asyncio.get_running_loop())
 
     async def ask_and_rest() -> bool:
         await ask()
-        await asyncio.to_thread(lull.wait, 60.0)
-        return rests(lull)
+        await asyncio.to_thread(loop_idle.wait, 60.0)
+        return is_idle(loop_idle)
 
     loop = asyncio.new_event_loop()
-    loop.call_soon(lull.asked, loop)
+    loop.call_soon(loop_idle.watch, loop)
     loop.call_soon(loop.stop)
     loop.run_forever()
     loop.close()
-    assert not rests(lull)
+    assert not is_idle(loop_idle)
     assert asyncio.run(ask_and_rest())

@@ -1,4 +1,4 @@
-"""Does a task that is to end do so, even where a cancellation of it was lost?"""
+"""`stop` ends tasks even where a cancellation was lost."""
 
 from __future__ import annotations
 
