@@ -120,15 +120,15 @@ def load_runner(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         num_host_blocks=num_host_blocks,
-        tricks=(*choice.tricks, cpu_threads()) if chosen_device.type == "cpu" else choice.tricks,
+        path_reports=(*choice.reports, cpu_threads()) if chosen_device.type == "cpu" else choice.reports,
     )
     log.info(
         "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
         info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks, block_tokens,
         info.attention,
     )  # fmt: skip
-    for trick in runner.tricks:
-        log.info("%s", trick)
+    for report in runner.path_reports:
+        log.info("%s", report)
     return runner
 
 

@@ -40,12 +40,12 @@ class TorchRunner:
         num_blocks: int,
         block_tokens: int,
         num_host_blocks: int = 0,
-        tricks: tuple[PathReport, ...] = (),
+        path_reports: tuple[PathReport, ...] = (),
     ) -> None:
         self.info = info
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.tricks = tricks
+        self.path_reports = path_reports
         """Short cuts that were considered at load."""
         self.readings: LengthReadings | None = None
         """What the model's state says of output lengths, where somebody reads it."""

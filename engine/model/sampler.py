@@ -31,7 +31,7 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures would overflow the logits; they mean greedy."""
 TOP_P_CANDIDATES = 256
 _NO_CHANCE = float("-inf")
-GREEDY_TRICK = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
+GREEDY_REPORT = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
 
 
 @dataclass(frozen=True, slots=True)
