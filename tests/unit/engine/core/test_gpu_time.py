@@ -1,4 +1,4 @@
-"""Is a step's time shared without losing a microsecond, and never charged for recomputation?"""
+"""Shares of a step's time sum to its duration, and recomputation is not charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs, who waits and who gives way, in small cases worked out by hand?"""
+"""Which sequences run, wait and are preempted, in small cases worked out by hand."""
 
 from __future__ import annotations
 
