@@ -1,4 +1,4 @@
-"""Is a published prefix found, by those who may, never too early, never too late, and given up in order?"""
+"""Published prefixes: found under their salt only, after the step that wrote them, and evicted in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an answer stay what it is when its KV moves to host memory, to another engine, or is lost on the way?
+"""Answers stay the same when KV moves to host memory or another engine, or is lost on the way.
 
 A virtual runner with `audit`: each token is drawn from what lies in the KV slots.
 """

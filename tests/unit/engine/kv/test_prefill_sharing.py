@@ -1,4 +1,4 @@
-"""Do two prompts that begin alike compute the common part once, and does nobody wait in vain for long?"""
+"""Prompts with a common prefix compute it once, and a follower waits at most one step in vain."""
 
 from __future__ import annotations
 
