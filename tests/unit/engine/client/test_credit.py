@@ -1,4 +1,4 @@
-"""How far may an engine go ahead of a stream's reader?"""
+"""Credit: how far an engine may go ahead of a stream's reader."""
 
 from __future__ import annotations
 

@@ -466,7 +466,7 @@ def test_the_audit_notices_a_table_whose_blocks_are_not_its_tokens() -> None:
     cache = KvCache(8, BLOCK)
     one = Holder(cache, prompt(1, 2)).start().compute()
     one.table.reverse()
-    with pytest.raises(AssertionError, match="cursor's way"):
+    with pytest.raises(AssertionError, match="cursor's path"):
         check(cache, one)
 
 

@@ -1,4 +1,4 @@
-"""Is the virtual replica a replica: time by the model, lengths as given, an audit that sees bad blocks?"""
+"""The virtual replica: time by the step-time model, lengths as given, an audit that finds bad blocks."""
 
 from __future__ import annotations
 
