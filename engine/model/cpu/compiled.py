@@ -38,20 +38,20 @@ FIRST_POSITIONS = 1024
 """Positions whose angles are computed at first; the table doubles as contexts grow."""
 FIRST_BUFFER_ROWS = 64
 MAX_SLOWDOWN = 1.2
-"""Of a product by panels against torch's best; refused is what is slower by `NEGLIGIBLE_S` as well."""
+"""Of a product by panels against torch's best; refused only if slower by `NEGLIGIBLE_S` as well."""
 TIMINGS = 4
-"""How often the two are timed at most, the fastest counting, before a product is refused: on a busy machine
-one of them may have been held up."""
+"""Timings of both, at most, before a product is refused; the fastest count. A busy machine may delay single
+runs."""
 
 Array = Any
 
 
 class Panels:
-    """The merged linear layers of one kind, of all decoder layers, laid out; and the way back."""
+    """The merged linear layers of one kind, of all decoder layers, in panels; `restore` undoes it."""
 
     def __init__(self, layers: list[list[torch.nn.Linear]], *, is_shared: bool = False) -> None:
-        """`layers[i]` share their input. Takes their weights, unless `is_shared`: then somebody else needs
-        the (single) weight too."""
+        """`layers[i]` share their input. Takes their weights, unless `is_shared`: then the (single) weight
+        has another user."""
         from kernels.cpu.products import PANEL, lay_out, padded
 
         self._layers = layers
@@ -73,7 +73,7 @@ class Panels:
                     module.weight.data = module.weight.new_empty(0)
 
     def restore(self) -> None:
-        """The modules get their weights back."""
+        """Gives the weights back to the modules."""
         from kernels.cpu.products import plain_weight
 
         if self._is_shared:
@@ -91,8 +91,8 @@ _times: dict[tuple[int, int, torch.dtype, int], tuple[float, float]] = {}
 
 
 def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
-    """Tries a product by panels with random numbers: how many times as fast as torch's best it is, for a few
-    numbers of rows together. Asked again, it remembers.
+    """Tries a product by panels with random numbers. Returns its speedup over torch's best, for a few numbers
+    of rows together. Results are cached.
 
     Raises `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower.
     """
@@ -113,7 +113,7 @@ def _is_slow(ours_s: float, theirs_s: float) -> bool:
 
 
 def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds for one product with each of `TIMED_ROWS`, by panels and by the best that torch has."""
+    """Seconds for one product with each of `TIMED_ROWS`, by panels and by torch's best."""
     from kernels.cpu.products import lay_out, multiply, padded
 
     if dtype not in MAX_DIFFERENCE:
@@ -164,7 +164,7 @@ class Angles:
         self._compute(FIRST_POSITIONS)
 
     def cover(self, positions: int) -> bool:
-        """Computes more if there are fewer than `positions`; whether it did."""
+        """Extends the table if it has fewer than `positions`; returns whether it did."""
         if positions <= len(self.cosines):
             return False
         self._compute(2 * positions)
@@ -191,14 +191,14 @@ class CompiledForward:
 
         Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
         """
-        from kernels.cpu import decoder as numba_decoder  # Numba may be missing: `kernels.dispatch` knows
+        from kernels.cpu import decoder as numba_decoder  # Numba may be missing: see `kernels.dispatch`
         from kernels.cpu.attention import NO_WINDOW
 
         refuse_unsupported(model, shapes, options)
         decoder = model.model
         mlp = decoder.layers[0].mlp
         self.speedup = probe_panels(2 * mlp.gate_proj.out_features, mlp.gate_proj.in_features, model.dtype)
-        """Of a product over the best that torch has."""
+        """Of a product over torch's best."""
         self._angles = Angles(decoder.rotary_emb)
         self._numba = numba_decoder
         self._vocabulary = model.lm_head.out_features
@@ -284,7 +284,8 @@ class CompiledForward:
         )
 
     def _allocate(self, rows: int) -> Any:
-        """Kept from step to step: fresh memory would have to be cleared by the system each time."""
+        """Allocates buffers, kept from step to step: the system would have to clear fresh memory each
+        time."""
         known = 0 if self._buffers is None else len(self._buffers.residual)
         rows = max(rows, 2 * known, FIRST_BUFFER_ROWS)
         widths = (
@@ -295,7 +296,7 @@ class CompiledForward:
 
 
 def _stacked(norms: list[Any]) -> Array:
-    """The weights of one norm of each layer; of no width where there are none."""
+    """The weights of one norm of each layer; of width 0 where there are none."""
     rows = [
         np.zeros(0, dtype=np.float32) if norm is None else norm.weight.data.float().numpy() for norm in norms
     ]
