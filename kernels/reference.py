@@ -1,7 +1,6 @@
-"""What is paged attention, written so plainly that it can be believed?
+"""Reference implementation of paged attention and of the cache write.
 
-The truth that every other kernel is tested against: one loop over sequences, float32 inside, no trick.
-Also the cache write, which all kernels share until one of them fuses it.
+Every other kernel is tested against it: one loop over sequences, float32 inside, no optimisation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paged attention: is the reference the formula, and is the fast twin the reference?"""
+"""Paged attention: the reference equals the formula, and the fast kernels equal the reference."""
 
 from __future__ import annotations
 
