@@ -182,12 +182,12 @@ class LengthReadings:
     def note(self, slices: Sequence[SequenceSlice], chosen: Sequence[Sampled | None]) -> None:
         """`chosen`: one for each slice. An error disables the readings and never fails a step."""
         self._steps += 1
-        everybody = self._steps % READ_EVERY == 0
+        reads_all = self._steps % READ_EVERY == 0
         due = [
             index
             for index, (piece, choice) in enumerate(zip(slices, chosen, strict=True))
             if choice is not None
-            and (everybody or piece.position + piece.num_tokens == piece.num_prompt_tokens)
+            and (reads_all or piece.position + piece.num_tokens == piece.num_prompt_tokens)
         ]
         if not due or (self.weights is None and not self._keep_states):
             return

@@ -44,7 +44,7 @@ def test_the_token_depends_on_every_block_of_the_context() -> None:
     (clean,) = runner.execute([piece([0, 1, 2])])
     (elsewhere,) = runner.execute([piece([5, 3, 4])])
     assert clean == elsewhere, "where the blocks lie does not matter"
-    runner.execute([piece([1], tokens=2)])  # somebody else writes into block 1
+    runner.execute([piece([1], tokens=2)])  # another sequence writes into block 1
     (aliased,) = runner.execute([piece([0, 1, 2], position=5, tokens=1)])
     assert aliased != clean
     (unwritten,) = make_runner().execute([piece([0, 1, 2], position=5, tokens=1)])
