@@ -1,4 +1,4 @@
-"""An entry of a queue, and what its tokens cost."""
+"""`QueueEntry`, and the cost of tokens."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ COUNTER_SCALE = 1_000_000
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
-    """What an order may know of a waiting request or sequence."""
+    """A waiting request or sequence, as orders see it."""
 
     entry_id: str
     tenant_id: str
     arrived_s: float
     input_tokens: int
     predicted_output_tokens: int
-    """The whole output's median, whatever is out already."""
+    """Predicted median of the whole output, emitted tokens included."""
     tier: int = 1
     weight: float = 1.0
     predicted_high_tokens: int = 0
-    """The whole output's 90th percentile; 0: not known."""
+    """Predicted 90th percentile of the whole output; 0: unknown."""
     deadline_s: float | None = None
-    """When it should be complete, by the clock of `arrived_s`; None: no deadline."""
+    """Deadline for completion, on the clock of `arrived_s`; None: none."""
     emitted_tokens: int = 0
-    """Output so far, of one that ran already."""
+    """Tokens emitted before a preemption."""
     computed_tokens: int = 0
     """Tokens in the cache now; a waiting one has none."""
     attained_tokens: int = 0
     """Service so far: prompt tokens computed once, and tokens emitted."""
     cached_tokens: int = 0
-    """Part of the prompt that was found in the prefix cache when it arrived."""
+    """Prompt tokens in the prefix cache on arrival."""
     locality: int = 0
     """Entries of equal, non-zero locality share the start of their prompt."""
     yields_cost: int = 0
-    """How far its tenant may fall behind those of small entries, in cost tokens; 0: it is small itself."""
+    """How far its tenant may fall behind tenants of small entries, in cost tokens; 0: it is small itself."""
 
     @property
     def predicted_cost(self) -> int:
@@ -46,11 +46,11 @@ class QueueEntry(msgspec.Struct, frozen=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, at least 1."""
+        """Prompt tokens left to compute, at least 1."""
         return max(1, self.input_tokens - max(self.cached_tokens, self.computed_tokens))
 
     @property
     def remaining_tokens(self) -> int:
-        """Predicted tokens still to compute and to emit, at least 1."""
+        """Predicted tokens left to compute and to emit, at least 1."""
         ahead = max(0, self.input_tokens - max(self.cached_tokens, self.computed_tokens))
         return max(1, ahead + max(1, self.predicted_output_tokens - self.emitted_tokens))

@@ -1,10 +1,7 @@
-"""What crosses the wire between a gateway and an engine?
+"""Messages between a gateway and an engine.
 
-msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway
-connects a DEALER whose identity is new with every connection. Commands flow to the engine, events come
-back.
-Everything a later feature needs travels from the first day: trace context, tenant, tier, weight and
-counter, lease and top-up, the outcome that the engine keeps until a gateway acknowledges it.
+msgspec structs, msgpack-encoded, one message a ZeroMQ frame. The engine binds a ROUTER, each gateway connects
+a DEALER with a new identity for every connection. Commands go to the engine, events come back.
 
 A *sequence* is one stream of tokens; a request with `n` choices is `n` sequences that share a
 `request_id` and differ in `index`.
@@ -21,7 +18,7 @@ TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 and `min_p` 0 are off."""
+    """Sampling parameters. `temperature` 0 is greedy; `top_k` 0 and `min_p` 0 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -41,17 +38,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
-    """Base of every message: the field `t` says which."""
+    """Base of every message; the field `t` is its type."""
 
 
 # ---------------------------------------------------------------- gateway -> engine
 
 
 class Hello(Tagged, frozen=True, omit_defaults=True, tag="hello"):
-    """Opens a session, and repeated every `HEARTBEAT_S` keeps it alive.
+    """Opens a session; repeated every `HEARTBEAT_S`, keeps it alive.
 
     Each connection of a gateway is a session of its own (its socket's identity). A new session ends the
-    older one of the same `gateway_id` at once: its sequences are cancelled, and `Collect` hands their
+    older one of the same `gateway_id`: its sequences are cancelled, and `Collect` hands their
     outcomes to the new one.
     Answered by `Ready`, or by a `Refused` with an empty `sequence_id` (`bad_hello`, `protocol_version`,
     `superseded`, `too_many_gateways`).
@@ -82,8 +79,8 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     counter: int = 0
     """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it."""
     is_owed: bool = False
-    """Its tenant has had less than its share: it need not wait for a place that a tenant of its tier holds
-    which has had more."""
+    """Its tenant has had less than its share: it may take the place of a tenant of its tier that has had
+    more."""
     predicted_output_tokens: int = 64
     """Median of the whole output, as forecast."""
     predicted_high_tokens: int = 0
@@ -93,7 +90,7 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     ttft_target_s: float = 0.0
     """Seconds from its arrival by which its first token is due; 0: no target of its own."""
     tpot_target_s: float = 0.0
-    """Seconds a further token is due after; 0: no target of its own."""
+    """Seconds after which a further token is due; 0: no target of its own."""
     prefix_salt: str = ""
     """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
@@ -110,14 +107,15 @@ class TopUp(Tagged, frozen=True, omit_defaults=True, tag="top_up"):
 
 
 class Cancel(Tagged, frozen=True, omit_defaults=True, tag="cancel"):
-    """Stop within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`, `failed`."""
+    """Stops a sequence within one step. `cause`: `cancelled` (client), `expired` (deadline), `budget`,
+    `failed`."""
 
     sequence_id: str
     cause: str = "cancelled"
 
 
 class Acknowledge(Tagged, frozen=True, omit_defaults=True, tag="acknowledge"):
-    """These outcomes are settled and durable; the engine may forget them."""
+    """Acknowledges settled, durable outcomes; the engine may forget them."""
 
     sequence_ids: list[str]
 
@@ -129,20 +127,19 @@ class Counters(Tagged, frozen=True, omit_defaults=True, tag="counters"):
 
 
 class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
-    """Asks for `Inventory`. With `adopt`, sequences of gateways that are gone become the asker's."""
+    """Asks for `Inventory`. With `adopt`, sequences of lost gateways become the sender's."""
 
     adopt: bool = False
 
 
 class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
-    """Names the scheduling policy from the next step on."""
+    """Sets the scheduling policy from the next step on."""
 
     name: str
 
 
 class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_budget"):
-    """Of the tokens that a step may compute, the share that it does at most from the next one on. All again
-    when the session that set it ends."""
+    """Limits later steps to a share of their token budget. Reset when the session that set it ends."""
 
     share: float
 
@@ -164,7 +161,7 @@ class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
 
 
 class Shutdown(Tagged, frozen=True, omit_defaults=True, tag="shutdown"):
-    """Stop: after the running sequences ended (`drain`), or at once."""
+    """Stops the engine: after the running sequences ended (`drain`), or immediately."""
 
     drain: bool = False
 
@@ -173,7 +170,7 @@ class Shutdown(Tagged, frozen=True, omit_defaults=True, tag="shutdown"):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the engine serves."""
+    """The served model."""
 
     model_id: str
     architecture: str
@@ -220,20 +217,20 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """`admit`, `resume`, `restore` (from host memory), `pause`, `suspend`, `swap` or `preempt`."""
     sequence_id: str
     rule: str
-    """Which rule chose."""
+    """The rule that applied."""
     rank: list[float]
-    """The numbers it stood by in the order, the smaller the earlier; empty where no order was asked."""
+    """Its rank in the order, smaller is earlier; empty if no order was involved."""
     others: list[str]
-    """Sequences that it displaced, or for which it gave way."""
+    """Sequences that it displaced, or that displaced it."""
     displaced_tokens: int = 0
-    """Steps, and so tokens at least, that were sat out for it by now: by the others (who gave up their places
-    to it), or by itself (`pause`, `suspend`: until it went on)."""
+    """Steps (at least one token each) missed because of it so far: by the others that lost their places to
+    it, or by itself (`pause`, `suspend`: until it went on)."""
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a sequence: the engine's final word, kept until it is acknowledged.
+    """Outcome of a sequence, kept by the engine until it is acknowledged.
 
-    Times are seconds since the engine received the sequence; None: it never came to that.
+    Times are seconds since the engine received the sequence; None: not reached.
     """
 
     sequence_id: str
@@ -259,10 +256,10 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""
     trace_context: str | None = None
     decisions: list[Decision] = []
-    """What the scheduler decided about it, times as above; of very many the first and the last."""
+    """The scheduler's decisions about it, times as above; the first and the last if there are too many."""
     chunks: list[tuple[float, int]] = []
-    """When how many of its prompt's tokens were computed for the first time; of very many the last ones are
-    one."""
+    """Times and numbers of prompt tokens computed for the first time; the last entries are merged if there
+    are too many."""
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -278,14 +275,14 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     """As in the outcome."""
     gpu_us: int = 0
-    """Its device time so far, as in the outcome. A delta with nothing else says that it rests because its
-    lease of device time is used up."""
+    """Its device time so far, as in the outcome. A delta with nothing else means that it is paused because
+    its lease of device time is used up."""
     outcome: SequenceOutcome | None = None
     """Set on the sequence's last delta."""
 
 
 class TenantService(msgspec.Struct, frozen=True, array_like=True):
-    """What one tenant got in one step: prompt tokens computed for the first time, tokens emitted."""
+    """Service of one tenant in one step: prompt tokens computed for the first time, tokens emitted."""
 
     computed_tokens: int
     emitted_tokens: int
@@ -350,9 +347,9 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
     running: list[RunningSequence]
     waiting: list[RunningSequence]
     free_blocks: int
-    """Blocks with nothing worth keeping in them."""
+    """Blocks without content worth keeping."""
     cached_blocks: int
-    """Blocks that no sequence uses, kept for prompts that begin alike; given away when free ones run out."""
+    """Unused blocks kept for prompts with the same prefix; evicted when free ones run out."""
     referenced_blocks: int
     num_blocks: int
     step_time: StepTime
@@ -363,17 +360,17 @@ class Snapshot(Tagged, frozen=True, omit_defaults=True, tag="snapshot"):
 
 
 class Inventory(Tagged, frozen=True, omit_defaults=True, tag="inventory"):
-    """Everything a gateway must account for: live sequences, and outcomes nobody acknowledged yet."""
+    """Everything a gateway must account for: live sequences, and unacknowledged outcomes."""
 
     engine_id: str
     running: list[RunningSequence]
     outcomes: list[SequenceOutcome]
     gateways: list[str] = []
-    """Which gateways the engine hears."""
+    """Gateways with a live session."""
 
 
 class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sequence outside an engine: enough to go on elsewhere, token for token."""
+    """State of a sequence outside an engine: enough to go on in another one, token for token."""
 
     submit: Submit
     output_token_ids: list[int]
@@ -383,7 +380,7 @@ class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry a layer: keys and values of the computed tokens; empty: recompute."""
     kv_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that were found in a prefix cache rather than computed."""
+    """Prompt tokens found in a prefix cache rather than computed."""
     gateway_id: str = ""
     gpu_us: int = 0
     recomputed_gpu_us: int = 0
@@ -408,7 +405,7 @@ class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
 
     policy: str
     choices: dict[str, str]
-    """Which order, admit, compose and evict the policy is made of."""
+    """The policy's order, admit, compose and evict choices."""
     decisions: list[Decision] = []
     """The last ones, oldest first."""
 

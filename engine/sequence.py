@@ -1,4 +1,4 @@
-"""What is a sequence, and which states may follow which?
+"""`Sequence`, its states and their transitions.
 
 One rule covers prefill, chunked prefill, decode, recomputation and restored KV: a sequence knows `total`
 tokens and has `computed` of them in the cache; every step hands out tokens so that computed catches up, and
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(StrEnum):
-    """Where a sequence is in its life."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     """In the queue, holds no blocks."""
     RUNNING = "running"
     """Gets tokens every step."""
     PAUSED = "paused"
-    """Keeps its KV and gets no tokens, until its lease is topped up and there is a place for it."""
+    """Keeps its KV and gets no tokens, until its lease is topped up and a place is free."""
     SWAPPED = "swapped"
     """Its KV lies in host memory."""
     PREEMPTED = "preempted"
-    """Gave its KV away; returns to the head of its line, at once or when its lease is topped up."""
+    """Lost its KV; returns to the head of its queue, immediately or when its lease is topped up."""
     FINISHED = "finished"
 
 
@@ -54,14 +54,14 @@ MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
 }
 
 MAX_CHUNKS = 16
-"""Steps on its prompt that a sequence remembers one by one."""
+"""Prefill steps that a sequence records one by one."""
 
 FINISHES = frozenset({"stop", "length", "budget", "cancelled", "expired", "failed"})
 """How a sequence can end."""
 
 
 class IllegalMove(Exception):
-    """A bug: this state cannot follow that one."""
+    """A bug: the state transition is not allowed."""
 
 
 def stable_seed(submit: Submit) -> int:
@@ -79,7 +79,7 @@ def stable_seed(submit: Submit) -> int:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One stream of tokens inside an engine. Only the scheduler changes `state` and `block_table`."""
+    """One stream of tokens inside an engine. Only the sequence table changes `state` and `block_table`."""
 
     submit: Submit
     gateway_id: str
@@ -98,9 +98,9 @@ class Sequence:
     computed_tokens: int = 0
     """Tokens whose keys and values are in the cache now."""
     ever_computed_tokens: int = 0
-    """The most there ever were; what lies below is never charged again."""
+    """Maximum of `computed_tokens` so far; tokens below it are never charged again."""
     charged_prompt_tokens: int = 0
-    """Of its prompt, charged so far: all that is not cached when it starts; corrected when it ends."""
+    """Prompt tokens charged: at the start all that are not cached; corrected at the end."""
     recomputed_tokens: int = 0
     preemptions: int = 0
     times_displaced: int = 0
@@ -114,24 +114,25 @@ class Sequence:
     is_suspended: bool = False
     """Paused so that others of its tier may form a batch without it."""
     cached_tokens: int = 0
-    """Prompt tokens that it never had to compute: they were in the prefix cache."""
+    """Prompt tokens taken from the prefix cache."""
     swapped: SwapOut | None = None
     """Its KV in host memory, while it is swapped."""
     match: Match | None = None
-    """What was last found of it in the prefix cache, while it waits."""
+    """Its last prefix match, while it waits."""
     found_tokens: int = 0
     """Prompt tokens that were in the prefix cache when it arrived."""
     cursor: PrefixCursor = field(init=False, repr=False)
-    """How far its block table is known to the prefix cache; set by the scheduler that takes it."""
+    """Position of its block table in the prefix cache; set by the sequence table."""
     locality: int = 0
-    """Equal, non-zero: the prompts start alike."""
+    """Equal and non-zero for prompts with a common prefix."""
     yields_cost: int = 0
-    """0: it is small beside its engine's cache; else see `QueueEntry.yields_cost`. Set by the scheduler."""
+    """0: small compared to the engine's cache; else see `QueueEntry.yields_cost`. Set by the sequence
+    table."""
     token_charge: int = 0
-    """What an emitted token adds to its tenant's counter; set by the scheduler that takes it."""
+    """Charge of an emitted token to its tenant's counter; set by the sequence table."""
     decisions: list[Decision] = field(default_factory=list)
     chunks: list[tuple[float, int]] = field(default_factory=list)
-    """Steps that computed prompt tokens of it for the first time: when, and how many."""
+    """Times and numbers of prompt tokens computed for the first time."""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     lease_gpu_us: int | None = None
@@ -158,7 +159,8 @@ class Sequence:
 
     @staticmethod
     def restored(exported: SequenceState, now_s: float) -> Sequence:
-        """One that ran elsewhere. Without a lease for its next token it rests until topped up."""
+        """A sequence that ran in another engine. Without a lease for its next token it rests until topped
+        up."""
         sequence = Sequence.of(exported.submit, exported.gateway_id, now_s)
         sequence.token_ids.extend(exported.output_token_ids)
         sequence.ever_computed_tokens = exported.kv_tokens
@@ -196,7 +198,7 @@ class Sequence:
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that can ever be in the cache: the last one emitted is never fed back."""
+        """Maximum number of tokens in the cache: the last one emitted is never fed back."""
         return self.prompt_tokens + self.submit.max_tokens - 1
 
     @property
@@ -206,36 +208,36 @@ class Sequence:
 
     @property
     def may_emit(self) -> bool:
-        """The lease and the maximum cover another token."""
+        """Whether the lease and the maximum cover another token."""
         return (
             self.emitted_tokens < min(self.lease_tokens, self.submit.max_tokens) and not self.is_out_of_time
         )
 
     @property
     def is_out_of_time(self) -> bool:
-        """Its lease of device time is used up."""
+        """Whether its lease of device time is used up."""
         return self.lease_gpu_us is not None and self.gpu_us >= self.lease_gpu_us
 
     def first_time_prompt_tokens(self, tokens: int) -> int:
-        """Of the next `tokens` tokens: those of the prompt that were never computed before."""
+        """Number of prompt tokens among the next `tokens` that were never computed before."""
         before = max(self.computed_tokens, self.ever_computed_tokens)
         after = min(self.computed_tokens + tokens, self.prompt_tokens)
         return max(0, after - before)
 
     def computed_chunk(self, now_s: float, tokens: int) -> None:
-        """A step computed so many of its prompt's tokens for the first time."""
+        """Records prompt tokens computed for the first time in a step."""
         if len(self.chunks) == MAX_CHUNKS:
             tokens += self.chunks.pop()[1]
         self.chunks.append((now_s, tokens))
 
     def has_cached(self, tokens: int) -> None:
-        """The first `tokens` tokens are in its blocks, from the prefix cache: it need not compute them."""
+        """Notes that its first `tokens` tokens come from the prefix cache."""
         self.computed_tokens = tokens
         self.cached_tokens += max(0, min(tokens, self.prompt_tokens) - self.ever_computed_tokens)
         self.ever_computed_tokens = max(self.ever_computed_tokens, tokens)
 
     def entry(self) -> QueueEntry:
-        """What the queue may know of it."""
+        """The sequence as a queue entry."""
         return QueueEntry(
             entry_id=self.submit.sequence_id,
             tenant_id=self.submit.tenant_id,
@@ -262,12 +264,12 @@ class Sequence:
 
     @property
     def salt(self) -> str:
-        """Whose cached prefixes it may use."""
+        """Salt of the cached prefixes that it may use."""
         shared = self.submit.prefix_salt
         return f"shared {shared}" if shared else f"tenant {self.submit.tenant_id}"
 
     def summary(self) -> RunningSequence:
-        """What a snapshot or an inventory says of it."""
+        """Summary for a snapshot or an inventory."""
         return RunningSequence(
             sequence_id=self.submit.sequence_id,
             request_id=self.submit.request_id,
@@ -284,7 +286,7 @@ class Sequence:
         )
 
     def outcome(self, finish: str, message: str, now_s: float) -> SequenceOutcome:
-        """The final word; times are relative to the submission."""
+        """Its outcome; times are relative to the submission."""
         return SequenceOutcome(
             sequence_id=self.submit.sequence_id,
             request_id=self.submit.request_id,
@@ -311,7 +313,7 @@ class Sequence:
 
 
 def move(sequence: Sequence, state: SequenceStatus) -> None:
-    """The one place where a sequence changes its state. Raises `IllegalMove`."""
+    """Changes a sequence's state; the only place that does. Raises `IllegalMove`."""
     if state not in MOVES[sequence.state]:
         raise IllegalMove(f"sequence {sequence.sequence_id!r}: {sequence.state} cannot become {state}")
     sequence.state = state

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Blocks that `tokens` tokens fill, the last one perhaps in part."""
+    """Number of blocks for `tokens` tokens, rounded up."""
     return -(-tokens // block_tokens)

@@ -1,7 +1,7 @@
-"""Packed ragged batch of one step, with its block tables.
+"""`PackedBatch`: the tokens of one step and the places of their contexts in the paged cache.
 
-A step's tokens are packed into one ragged row: sequence after sequence, no padding. Everything that an
-attention kernel derives from the block tables is built once a step and shared by all layers.
+A step's tokens are packed into one ragged row: sequence after sequence, no padding. Whatever an attention
+kernel derives from the block tables is built once a step and shared by all layers.
 
 The cache of one layer is two tensors `[blocks, block_tokens, kv_heads, head_dim]`; slot number
 `block * block_tokens + offset` names one token in it.
@@ -22,10 +22,10 @@ Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """Where each packed row stands, as arrays: no loop over tokens, and what compiled kernels read."""
+    """Positions of the packed rows as arrays, for compiled kernels and without a loop over tokens."""
 
     contexts: Integers
-    """`[tokens]`: tokens that a row may see, itself included; its position is one less."""
+    """`[tokens]`: number of tokens that a row may see, itself included; its position is one less."""
     table_starts: Integers
     """`[tokens]`: where in `tables` the row's sequence begins."""
     tables: Integers
@@ -35,7 +35,7 @@ class RowTables:
     most_context: int
 
     def only(self, rows: Integers) -> RowTables:
-        """The same for some of the rows."""
+        """The tables of some of the rows."""
         return RowTables(
             contexts=self.contexts[rows],
             table_starts=self.table_starts[rows],
@@ -60,7 +60,7 @@ class PackedBatch:
     rows: RowTables
     device: torch.device
     derived: dict[Any, Any] = field(default_factory=dict)
-    """What a kernel derived from the tables, kept for the step's other layers."""
+    """A value that a kernel derived from the tables, cached for the step's other layers."""
 
     @property
     def num_sequences(self) -> int:
@@ -100,7 +100,7 @@ def pack(
     block_tokens: int,
     device: torch.device,
 ) -> PackedBatch:
-    """Packs sequences of which the last `query_lens[i]` tokens of `context_lens[i]` are computed now.
+    """Packs sequences; the last `query_lens[i]` tokens of `context_lens[i]` are computed now.
 
     Raises `ValueError` when a sequence computes nothing, or more than its context, or when its table is
     too short.
@@ -150,5 +150,5 @@ def _validate(queries: Integers, contexts: Integers, blocks: Integers, block_tok
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """A CPU tensor's memory as a numpy array; bfloat16, which numpy does not know, as its bits."""
+    """A CPU tensor's memory as a numpy array; bfloat16, unknown to numpy, as its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,6 +1,6 @@
-"""Choice of the attention kernel at start.
+"""Choice of the attention kernel for a device and dtype.
 
-Picked once, when an engine starts; the answer goes into the engine's `ModelInfo`.
+Made once, when an engine starts; reported in the engine's `ModelInfo`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WriteKv = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """A kernel that was picked."""
+    """The chosen kernel."""
 
     name: str
     reason: str
@@ -42,7 +42,7 @@ if jit.MISSING is None:
 
 
 def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps the compiled kernel from running; None: nothing."""
+    """Why the compiled kernel cannot run; None: it can."""
     if jit.MISSING is not None:
         return jit.MISSING
     if device.type != "cpu":

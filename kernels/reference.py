@@ -1,7 +1,6 @@
-"""Reference paged attention in plain torch.
+"""Reference implementation of paged attention and of the cache write.
 
-The truth that every other kernel is tested against: one loop over sequences, float32 inside, no trick.
-Also the cache write, which all kernels share until one of them fuses it.
+Every other kernel is tested against it: one loop over sequences, float32 inside, no optimisation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Paged attention with torch's scaled dot-product attention only.
+"""Paged attention with torch's `scaled_dot_product_attention`.
 
-The twin of `kernels.reference`, for CPUs and for a GPU without a better kernel. Sequences that decode one
+Equal to `kernels.reference`, for CPUs and for a GPU without a better kernel. Sequences that decode one
 token are gathered whole blocks at a time into padded groups and attended in one call of
 `scaled_dot_product_attention`; prefill chunks go sequence by sequence. Tables and masks are built once a
 step (`PackedBatch.derived`), so a layer costs a handful of operators however many sequences decode.
@@ -24,7 +24,7 @@ class DecodeGroup:
     rows: torch.Tensor | None
     """`[sequences]` int64: their rows in the packed batch; None: all rows, in order."""
     blocks: torch.Tensor
-    """`[sequences * blocks]` int64. Padding repeats a sequence's own first block: never a stranger's."""
+    """`[sequences * blocks]` int64. Padding repeats a sequence's own first block."""
     sequences: int
     context_lens: torch.Tensor
     """`[sequences, 1]` int64."""
@@ -96,7 +96,7 @@ def paged_attention(
 
 
 def _plan(batch: PackedBatch) -> tuple[list[DecodeGroup], list[PrefillChunk]]:
-    """Groups the decodes by the power of two above their number of blocks: padding stays below a half."""
+    """Groups the decodes by the power of two above their number of blocks: padding is less than half."""
     cached: tuple[list[DecodeGroup], list[PrefillChunk]] | None = batch.derived.get("sdpa")
     if cached is not None:
         return cached

@@ -1,11 +1,11 @@
-"""How does a gateway talk to an engine that may die at any moment?
+"""`EngineClient`: a gateway's connection to one engine.
 
-One `EngineClient` an engine, on one asyncio loop, without torch. It says Hello until the engine is ready,
-hears its steps, snapshots and answers, and connects again by itself after a loss. Every connection is new
-(own socket, own session): nothing that was meant for a dead engine can reach its successor.
+One client per engine, on one asyncio loop, without torch. It sends Hello until the engine is ready, receives
+steps, snapshots and answers, and reconnects by itself after a loss. Every connection is new (own socket, own
+session): a message for a dead engine cannot reach its successor.
 
-Whatever a lease covers, the engine is told of no more tokens than a stream has room for beyond what its
-reader has taken. So an engine rests for a reader that takes nothing, and goes on when it does: credit-based
+Whatever a lease covers, the engine gets credit for no more tokens than a stream has room for beyond what its
+reader has taken. So a sequence pauses while its reader takes nothing, and goes on when it does: credit-based
 flow control (Kung, Blackwell, Chapman, SIGCOMM 1994), with leases as the credit.
 """
 
@@ -54,8 +54,8 @@ __all__ = [
 ]
 
 SILENCE_S = 10.0
-"""An engine unheard for so long is taken for dead; it sends several snapshots a second even when idle, but
-not in the middle of a step, which may take seconds. One whose process ended is noticed at once."""
+"""Silence after which an engine counts as dead; it sends several snapshots a second even when idle, but not
+during a step, which may take seconds. The end of its process is noticed immediately."""
 CONNECT_EVERY_S = 0.05
 REFUSED_RETRY_S = 5.0
 ANSWER_S = 30.0
@@ -66,7 +66,7 @@ Answer = TypeVar("Answer")
 
 
 class CreditedStream(EngineStream):
-    """A stream that says when something was taken from it."""
+    """A stream that reports reads, and the credit that follows from them."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class CreditedStream(EngineStream):
             max_buffered_deltas=max_buffered_deltas,
         )
         self.covered_tokens = covered_tokens
-        """The lease, as it was asked for."""
+        """The lease as requested."""
         self.credit_tokens = 0
-        """The lease, as the engine knows it."""
+        """The lease as sent to the engine."""
         self.is_wanted = True
-        """False: it was cancelled, and whoever still reads it makes no room for more."""
+        """False: cancelled, so reads make no room for more."""
         self._read_tokens = received_tokens
         # Some room is left for deltas without a token.
         self._room_tokens = max(1, max_buffered_deltas * 3 // 4)
@@ -97,14 +97,14 @@ class CreditedStream(EngineStream):
 
     @property
     def next_credit_tokens(self) -> int:
-        """The lease that there is room for."""
+        """The lease that the buffer has room for."""
         if not self.is_wanted:
             return self.credit_tokens
         return min(self.covered_tokens, self._read_tokens + self._room_tokens)
 
     @property
     def is_credit_due(self) -> bool:
-        """Whether it is worth a message: half the room is free, or it is the last."""
+        """Whether a message is due: half the room is free, or it is the last credit."""
         free = self.next_credit_tokens - self.credit_tokens
         return free > 0 and (2 * free >= self._room_tokens or self.next_credit_tokens == self.covered_tokens)
 
@@ -116,7 +116,7 @@ class CreditedStream(EngineStream):
 
 
 class EngineClient:
-    """A gateway's end of the connection to one engine. Use it from one asyncio loop only."""
+    """A gateway's connection to one engine. Use it from one asyncio loop only."""
 
     def __init__(
         self,
@@ -137,11 +137,11 @@ class EngineClient:
         self.on_ready = on_ready
         self.on_lost = on_lost
         self.ready: Ready | None = None
-        """What the engine announced last; it stays after a loss. None before the first contact."""
+        """The engine's last announcement, kept after a loss. None before the first contact."""
         self.snapshot: Snapshot | None = None
         """The engine's load as last reported; None while there is no connection."""
         self.refusal: EngineRefused | None = None
-        """Why the engine does not take this gateway, if so."""
+        """The engine's refusal of this gateway, if any."""
         self._silence_s = silence_s
         self._max_buffered_deltas = max_buffered_deltas
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -156,7 +156,7 @@ class EngineClient:
         self._policies: deque[asyncio.Future[str]] = deque()
         self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
         self._wanted_policy: str | None = None
-        """The last one that was asked for: an engine that restarts is told again."""
+        """The last policy requested: sent again to an engine that restarts."""
         self._wanted_token_share = 1.0
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
         self._acknowledgements: dict[str, None] = {}
@@ -170,7 +170,7 @@ class EngineClient:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether it holds a connection or tries to get one."""
+        """Whether the client is connected or connecting."""
         return self._task is not None and not self._task.done()
 
     @property
@@ -179,9 +179,9 @@ class EngineClient:
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def connect(self, timeout_s: float = 30.0) -> Ready:
-        """Waits until the engine serves. The client goes on trying after a timeout, until `close`.
+        """Waits until the engine serves. The client keeps trying after a timeout, until `close`.
 
-        Raises `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine says no.
+        Raises `EngineUnavailable` after `timeout_s`, `EngineRefused` when the engine refuses.
         """
         if self._task is None:
             self._context = zmq.Context()
@@ -199,7 +199,7 @@ class EngineClient:
         return self.ready
 
     async def close(self) -> None:
-        """Leaves. The engine cancels what still runs and keeps what is not acknowledged."""
+        """Disconnects. The engine cancels running sequences and keeps unacknowledged outcomes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -212,9 +212,9 @@ class EngineClient:
         self._task = self._link = None
 
     def mark_lost(self, reason: str = "the engine died") -> None:
-        """Takes the engine for dead at once: whoever watches its process knows first."""
+        """Treats the engine as dead immediately; for a supervisor that watches its process."""
         if self._link is not None and self._link.is_open:
-            self._link.read(RECEIVE_QUEUE_MESSAGES)  # what it said before it died still counts
+            self._link.read(RECEIVE_QUEUE_MESSAGES)  # what it sent before it died still counts
             self._lose(reason)
 
     # -------------------------------------------------------------- commands
@@ -239,7 +239,7 @@ class EngineClient:
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> None:
         """Raises a sequence's lease to `lease_tokens` emitted tokens, and to `lease_gpu_us` of device time.
-        (Of tokens it hears as there is room for them.) Raises `EngineUnavailable`."""
+        (Credit for tokens is sent as there is room for them.) Raises `EngineUnavailable`."""
         stream = self._streams.get(sequence_id)
         if stream is None:
             self._send(messages.TopUp(sequence_id, lease_tokens, lease_gpu_us))
@@ -250,20 +250,20 @@ class EngineClient:
         stream.credit_tokens = credit_tokens
 
     def set_counters(self, counters: dict[str, int]) -> None:
-        """Tells the engine the tenants' service counters. Raises `EngineUnavailable`."""
+        """Sends the tenants' service counters. Raises `EngineUnavailable`."""
         self._send(messages.Counters(counters))
 
     def acknowledge(self, sequence_ids: Iterable[str]) -> None:
-        """These outcomes are settled. Harmless to repeat; without a connection, sent after the next one."""
+        """Acknowledges settled outcomes. Idempotent; without a connection, sent after the next one."""
         ids = list(sequence_ids)
         if ids and not (self._up and self._post(messages.Acknowledge(ids))):
             self._acknowledgements.update(dict.fromkeys(ids))
             while len(self._acknowledgements) > MAX_PENDING_ACKNOWLEDGEMENTS:
-                # Forgetting one costs nothing but a repeated, idempotent settlement after `collect`.
+                # Dropping one only costs a repeated, idempotent settlement after `collect`.
                 del self._acknowledgements[next(iter(self._acknowledgements))]
 
     async def collect(self, *, adopt: bool = False) -> Inventory:
-        """What this gateway must account for; with `adopt`, also what gateways that are gone left.
+        """Sequences and outcomes that this gateway must settle; with `adopt`, also those of lost gateways.
 
         Raises `EngineUnavailable`.
         """
@@ -273,8 +273,8 @@ class EngineClient:
     async def set_policy(self, name: str) -> None:
         """Changes the scheduling policy from the next step on.
 
-        Raises `ValueError` naming the known ones, `EngineUnavailable`; the engine gets it then when it is
-        back.
+        Raises `ValueError` naming the known ones, and `EngineUnavailable`: the policy is then sent when the
+        engine is back.
         """
         self._wanted_policy = name
         self._send(messages.SetPolicy(name))
@@ -284,8 +284,8 @@ class EngineClient:
             raise ValueError(error)
 
     def set_token_budget(self, share: float) -> None:
-        """Of the tokens that a step may compute, the share that it does at most from the next one on; where
-        the engine is away, from its return on."""
+        """Limits later steps to `share` of their token budget; while the engine is away, sent on its
+        return."""
         self._wanted_token_share = share
         if self._up:
             self._post(messages.SetTokenBudget(share))
@@ -336,7 +336,7 @@ class EngineClient:
         return stream
 
     def _give_credit(self, stream: CreditedStream) -> None:
-        """What cannot be sent now is sent with the next heartbeat: the engine may rest already."""
+        """Sends due credit; what cannot be sent now is sent with the next heartbeat."""
         if stream.is_credit_due and self._up and self._streams.get(stream.sequence_id) is stream:
             credit_tokens = stream.next_credit_tokens
             if self._post(messages.TopUp(stream.sequence_id, credit_tokens)):
@@ -347,7 +347,7 @@ class EngineClient:
         self.cancel(sequence_id)
 
     async def _answer(self, queue: deque[asyncio.Future[Answer]]) -> Answer:
-        # Answers come in the order of the questions, so that an abandoned question keeps its place.
+        # Answers come in the order of the requests, so an abandoned request keeps its place.
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         queue.append(future)
         try:
@@ -397,7 +397,7 @@ class EngineClient:
 
     def _on_ready(self, ready: Ready) -> None:
         if self._up:
-            # Only an engine that does not know this session greets it again.
+            # Only an engine that does not know this session sends `Ready` again.
             self._lose(
                 "the engine was restarted" if self._is_new(ready) else "the engine gave this gateway up"
             )
@@ -442,7 +442,7 @@ class EngineClient:
         for delta in step.deltas:
             stream = self._streams.get(delta.sequence_id)
             if stream is None:
-                log.debug("delta of sequence %s, which nobody reads", delta.sequence_id)
+                log.debug("delta of sequence %s, which has no reader", delta.sequence_id)
             elif not stream.push(delta):
                 self._lose(
                     f"messages were lost (sequence {delta.sequence_id}, token {stream.received_tokens})"
@@ -452,8 +452,8 @@ class EngineClient:
                 del self._streams[delta.sequence_id]
 
     def _on_broken(self) -> None:
-        """The connection ended: the engine died, or what it said since then is lost. Before the first answer
-        nothing is lost with it: the link connects again by itself."""
+        """Handles a broken connection: the engine died, or messages are lost. Before the first answer nothing
+        is lost with it: the link reconnects by itself."""
         if self._up:
             self._lose("the engine died, or its connection broke")
 
@@ -498,7 +498,7 @@ class EngineClient:
         for future in waiting:
             if not future.done():
                 future.set_exception(EngineUnavailable(reason))
-                future.exception()  # looked at here: nobody may be left who would
+                future.exception()  # retrieved here: its waiter may be gone
 
     def _open_link(self) -> None:
         assert self._context is not None
@@ -511,7 +511,7 @@ class EngineClient:
         while True:
             if self.refusal is not None and not self._up:
                 if self.refusal.code == "superseded":
-                    return  # coming back would in turn end the other process's sequences
+                    return  # reconnecting would end the other process's sequences
                 await asyncio.sleep(REFUSED_RETRY_S)
                 self._open_link()
                 self.refusal = None
@@ -525,7 +525,7 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_S if self._greeted else CONNECT_EVERY_S)
 
     def _call(self, callback: Callable[[], None] | None) -> None:
-        """A listener's mistake must not end the connection."""
+        """Calls a listener; its exception must not end the connection."""
         if callback is not None:
             try:
                 callback()

@@ -1,8 +1,8 @@
-"""How does one sequence's reader get its tokens?
+"""`EngineStream`: the deltas of one sequence for its reader.
 
-An `EngineStream` is filled by the client's receive loop, which it never blocks and whose deltas it never
-drops. Its buffer is bounded all the same: a reader that falls too far behind has its sequence cancelled,
-gets what was emitted until then, and is told.
+A stream is filled by the client's receive loop, which it never blocks and whose deltas it never drops. Its
+buffer is bounded all the same: if the reader falls too far behind, the sequence is cancelled, and the reader
+gets what was emitted until then and a `SlowReader`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EngineLost(Exception):
     """The engine died, or forgot this gateway, while the sequence ran.
 
     `received_tokens` is how many of its tokens reached this gateway; the engine may have emitted more.
-    If the engine still lives, it has cancelled the sequence, and `collect` tells the exact number.
+    If the engine still lives, it has cancelled the sequence, and `collect` returns the exact number.
     """
 
     def __init__(self, sequence_id: str, received_tokens: int, reason: str) -> None:
@@ -100,7 +100,7 @@ class EngineStream:
         return len(self._buffer)
 
     def push(self, delta: Delta) -> bool:
-        """Takes the next delta; False when tokens before it are missing (it is then not taken)."""
+        """Appends the next delta; False, without appending, when tokens before it are missing."""
         if delta.token_ids:
             if delta.first_index != self.received_tokens:
                 return False
@@ -116,14 +116,14 @@ class EngineStream:
         return True
 
     def end(self, error: Exception | None) -> None:
-        """Nothing more will come: after what is buffered, the reader gets `error` or the plain end."""
+        """Ends the stream: after what is buffered, the reader gets `error` or the normal end."""
         if not self._ended:
             self._ended = True
             self._error = error
             self._wake()
 
     def lose(self, reason: str) -> None:
-        """Ends the stream of an engine that is gone."""
+        """Ends the stream with `EngineLost`."""
         self.end(EngineLost(self.sequence_id, self.received_tokens, reason))
 
     def __aiter__(self) -> EngineStream:
@@ -145,9 +145,9 @@ class EngineStream:
         return self._buffer.popleft()
 
     async def drain(self) -> SequenceOutcome | None:
-        """Reads on to the end, throws the tokens away and returns the outcome (None: exported).
+        """Discards the remaining tokens and returns the outcome (None: exported).
 
-        For a reader that has cancelled and still owes a settlement. Raises as iterating does, but for
+        For a reader that has cancelled and must still settle. Raises as iterating does, but for
         `SlowReader`.
         """
         try:

@@ -1,11 +1,11 @@
-"""How does an asyncio loop use a ZeroMQ socket without missing a message?
+"""`Link`: a ZeroMQ DEALER socket on an asyncio loop.
 
-ZeroMQ's file descriptor is edge-triggered: it signals "look at EVENTS", once, and a send may swallow the
-signal. So whoever sends looks afterwards, and whoever is called reads until nothing is left. A link never
-waits: what cannot be sent now is reported to the caller.
+ZeroMQ's file descriptor is edge-triggered: it signals "look at EVENTS" once, and a send may consume the
+signal. So every send is followed by a read, and every read continues until nothing is left. A link never
+waits: `send` reports what cannot be sent now.
 
-ZeroMQ connects again by itself and says nothing of it, though what was under way is lost. So a monitor of the
-socket tells when the connection broke: the kernel closes a dead process's connections at once.
+ZeroMQ reconnects silently, though messages in flight are lost. So a socket monitor reports a broken
+connection: the kernel closes a dead process's connections immediately.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ RECEIVE_QUEUE_MESSAGES = 1_000
 
 
 class Link:
-    """One DEALER connection. A link is never reused: what was queued for a dead engine dies with it.
+    """One DEALER connection. Never reused: messages queued for a dead engine are dropped with it.
 
     When the connection breaks, ZeroMQ drops what was queued in either direction; so the client counts
-    tokens, and an engine that ends waits for the acknowledgement of its last words.
+    tokens, and an engine that ends waits for the acknowledgement of its last outcomes.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Link:
         on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts connecting; `on_message` is called for every message that arrives, from the running loop,
-        `on_broken` when a connection that stood has ended, after what came through it.
+        `on_broken` when an established connection has ended, after its messages.
 
-        Raises `ValueError` when `address` is none that ZeroMQ knows.
+        Raises `ValueError` when `address` is not a ZeroMQ address.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
@@ -51,7 +51,7 @@ class Link:
         try:
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.IDENTITY, identity)
-            # Without it, messages to an engine that is not there yet would pile up and reach a later one.
+            # Without it, messages to an absent engine would queue up and reach a later one.
             self._socket.setsockopt(zmq.IMMEDIATE, 1)
             self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
             self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
@@ -75,7 +75,7 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Until `close`."""
+        """Whether `close` has not been called."""
         return not self._socket.closed
 
     def send(self, payload: bytes) -> bool:
@@ -89,7 +89,7 @@ class Link:
         return True
 
     def read(self, max_messages: int = MAX_MESSAGES_PER_TURN) -> None:
-        """Hands on what has arrived: a bounded number now, the rest at the loop's next turn."""
+        """Delivers received messages: a bounded number now, the rest at the loop's next turn."""
         for _ in range(max_messages):
             if not self.is_open:
                 return
@@ -102,7 +102,7 @@ class Link:
         self._read_soon()
 
     def close(self) -> None:
-        """Closes at once; what was not sent is dropped."""
+        """Closes immediately; unsent messages are dropped."""
         if self.is_open:
             self._loop.remove_reader(self._descriptor)
             self._loop.remove_reader(self._monitor_descriptor)

@@ -1,14 +1,13 @@
-"""How does one engine turn submitted sequences into tokens, step by step?
+"""`EngineCore`: turns submitted sequences into tokens, step by step.
 
-The synchronous heart of the engine process: no sockets, no threads, no tensors. `step` has six phases and
-reads like them: predict, schedule, prepare, execute, commit, learn. Commands are plain methods, called
-between steps.
+Synchronous: no sockets, no threads, no tensors. `step` has six phases: predict, schedule, prepare, execute,
+commit, learn. Commands are plain methods, called between steps.
 
 Counters. The gateway's flow controller owns the tenants' service counters. Whenever one arrives (with a
 `Submit`, or in `Counters`) it *replaces* the local value, and the engine adds the service of its own steps on
-top until the next one comes, so that two sequences of one dispatch do not rank alike for ever. An engine that
-is told nothing (counter 0) keeps its own count. Charged are prompt tokens computed for the first time, and
-emitted tokens; never recomputation.
+top until the next one comes, so that two sequences of one dispatch do not rank alike for ever. An engine
+without a gateway's counter (0) keeps its own count. Charged are prompt tokens computed for the first time,
+and emitted tokens; never recomputation.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ MAX_TENANT_TOTALS = 1024
 
 
 class Text(Protocol):
-    """One answer's text, built token by token."""
+    """Text of one answer, built token by token."""
 
     @property
     def stopped(self) -> bool:
@@ -67,7 +66,7 @@ class Text(Protocol):
         ...
 
     def flush(self) -> str:
-        """The answer ended: whatever was still held back."""
+        """Ends the answer; returns the text that was held back."""
         ...
 
     def logprob_text(self, token_id: int) -> str:
@@ -87,7 +86,7 @@ class EngineConfig:
 
     policy: str = "vtc"
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
-    """Of whatever policy is in force."""
+    """Of the policy in force."""
     max_batched_tokens: int = 512
     """Tokens one step may compute."""
     max_sequences: int = 64
@@ -97,9 +96,9 @@ class EngineConfig:
     watermark_permille: int = 10
     """Share of the block pool that an admission leaves free."""
     max_displacements: int = 3
-    """A running sequence gives way at most so often."""
+    """How often a running sequence is displaced at most."""
     prefix_caching: bool = True
-    """Whether prompts that start alike share their keys and values, within one tenant."""
+    """Whether prompts with a common prefix share keys and values, within one tenant."""
     paused_keep_s: float = 2.0
     """How long the KV of a paused sequence is safe from others."""
 
@@ -121,7 +120,7 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did."""
+    """Result of one step."""
 
     step: int
     duration_s: float = 0.0
@@ -134,12 +133,12 @@ class StepResult:
     num_sequences: int = 0
     num_preempted: int = 0
     wait_until_s: float | None = None
-    """The policy waits on purpose until then (the engine's clock), unless something arrives."""
+    """End of a deliberate wait of the policy (engine's clock), unless something arrives before."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A sequence's text, and what its next delta will carry."""
+    """A sequence's text, and the content of its next delta."""
 
     text: Text
     sent_characters: int = 0
@@ -161,14 +160,14 @@ class EngineCore:
         *,
         step_time: StepTimeModel | None = None,
     ) -> None:
-        """`clock` returns monotonic seconds; `step_time` goes on from what an earlier engine learned."""
+        """`clock` returns monotonic seconds; `step_time` continues from what an earlier engine learned."""
         self.config = config
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
         self.lengths = ProbeGate()
-        """What the model's state says of output lengths."""
+        """Output lengths predicted from the model's state."""
         self.samples = LengthSamples()
-        """States and the lengths that followed, where the runner hands them on."""
+        """States and the lengths that followed, where the runner reports them."""
         self.table = SequenceTable(
             make_policy(config.policy, config.policy_options),
             KvCache(
@@ -198,7 +197,7 @@ class EngineCore:
         self._steps_with_mixed_batch = 0
         self._service: dict[str, TenantService] = {}
         self._busy_since_s: float | None = None
-        """End of the last step, if work was left: what passes until the next one is a step's time too."""
+        """End of the last step, if work was left: the time until the next one counts as step time."""
 
     # ------------------------------------------------------------ commands, between steps
 
@@ -208,17 +207,17 @@ class EngineCore:
         return self.table.policy.name
 
     def submit(self, submit: Submit, gateway_id: str) -> Refused | None:
-        """Takes a sequence, or says why it can never run here."""
+        """Takes a sequence, or returns why it can never run here."""
         refused = self._refuse(submit)
         if refused is None:
             self._open(Sequence.of(submit, gateway_id, self._clock()))
             if submit.counter:
-                # After the queue has lifted: the owner did that where it was due, among all who wait.
+                # After the queue has lifted: the owner lifts among all waiting tenants, where it is due.
                 self.table.set_counter(submit.tenant_id, submit.counter)
         return refused
 
     def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
-        """Ends a sequence now, in whatever state; its outcome comes with the next step. False: not here."""
+        """Ends a sequence in any state; its outcome comes with the next step. False: not here."""
         sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return False
@@ -226,7 +225,7 @@ class EngineCore:
         return True
 
     def top_up(self, sequence_id: str, lease_tokens: int, lease_gpu_us: int | None = None) -> bool:
-        """Raises a lease; a sequence that had used it up goes on. False: not here."""
+        """Raises a lease; a sequence that had exhausted it goes on. False: not here."""
         sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return False
@@ -241,29 +240,29 @@ class EngineCore:
         return Explained(policy.name, choices, self.table.decisions.last())
 
     def set_policy(self, name: str) -> None:
-        """Another policy from the next step on. Raises `UnknownPolicy`."""
+        """Applies another policy from the next step on. Raises `UnknownPolicy`."""
         self.table.set_policy(make_policy(name, self.config.policy_options))
 
     def set_token_budget(self, share: float) -> None:
-        """A step computes at most `share` of its tokens from the next one on, but a token for every sequence
-        that may run. Raises ValueError unless 0 < share <= 1."""
+        """Limits later steps to `share` of `max_batched_tokens`, but to no less than `max_sequences`. Raises
+        ValueError unless 0 < share <= 1."""
         if not 0 < share <= 1:
             raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
         most, least = self.config.max_batched_tokens, self.config.max_sequences
         self.table.max_batched_tokens = min(most, max(least, round(share * most)))
 
     def set_counters(self, counters: dict[str, int]) -> None:
-        """The owner's service counters replace the local ones."""
+        """Replaces local service counters with the owner's."""
         for tenant_id, value in counters.items():
             self.table.set_counter(tenant_id, value)
 
     def export(self, sequence_id: str) -> SequenceState | None:
-        """Takes a sequence out, with everything it needs to go on elsewhere. None: not here."""
+        """Removes a sequence and returns what another engine needs to go on with it. None: not here."""
         sequence = self.table.sequences.get(sequence_id)
         if sequence is None:
             return None
         kv: list[bytes] = []
-        # In the middle of a recomputation there is less than was computed and charged once: not worth it.
+        # In the middle of a recomputation the KV covers less than was computed and charged: left out.
         ever = sequence.ever_computed_tokens
         if sequence.host_kv:
             kv = sequence.host_kv
@@ -295,15 +294,15 @@ class EngineCore:
 
     def import_(self, state: SequenceState) -> Refused | None:
         """Takes an exported sequence; it goes on with its next token. Without KV it is recomputed,
-        uncharged. Its `counter` is from its dispatch, long ago, and is not taken over."""
+        uncharged. Its `counter` dates from its dispatch and is ignored."""
         refused = self._refuse(state.submit) or refuse_state(state, self._runner.info)
         if refused is not None:
             return refused
         sequence = Sequence.restored(state, self._clock())
         stream = self._open(sequence)
-        shown = "".join([stream.text.push(token_id) for token_id in state.output_token_ids])
+        whole = "".join([stream.text.push(token_id) for token_id in state.output_token_ids])
         stream.sent_characters = state.text_sent
-        stream.pending = shown[state.text_sent :]
+        stream.pending = whole[state.text_sent :]
         stream.first_index = len(state.output_token_ids)
         return None
 
@@ -315,11 +314,11 @@ class EngineCore:
 
     @property
     def wait_until_s(self) -> float | None:
-        """While `step` does nothing although there is work: when it will, by the engine's clock."""
+        """End of a deliberate wait with work pending, by the engine's clock; None: no such wait."""
         return self.table.wait_until_s
 
     def step(self) -> StepResult:
-        """One iteration. Without work it does nothing and says so."""
+        """Runs one iteration; without work the result is empty."""
         result = StepResult(step=self._step, deltas=self._ended)
         self._ended = {}
         started_s = self._clock()
@@ -354,14 +353,14 @@ class EngineCore:
         return result
 
     def _predict(self) -> None:
-        """A sequence that outlived its predicted length gets a longer one: admission reserves by it."""
+        """Raises the predicted length of sequences that outlived it: admission reserves by it."""
         for sequence in self.table.running:
             if sequence.emitted_tokens >= sequence.predicted_output_tokens:
                 longer = sequence.emitted_tokens + max(1, sequence.emitted_tokens // 2)
                 sequence.predicted_output_tokens = min(longer, sequence.submit.max_tokens)
 
     def _copy(self, plan: Plan) -> bool:
-        """KV that moves to host memory and back, before anything is computed; all ways out first."""
+        """Copies KV to host memory and back, before anything is computed; outbound copies first."""
         try:
             if plan.copies.out:
                 self._runner.copy_out(plan.copies.out)
@@ -392,7 +391,7 @@ class EngineCore:
         ]
 
     def _restore(self, sequence: Sequence, plan: Plan, result: StepResult) -> None:
-        """Writes imported KV into the blocks just allocated; a sequence whose KV is no good fails alone."""
+        """Writes imported KV into the blocks just allocated; a sequence whose KV does not fit fails alone."""
         try:
             self._runner.write_kv(sequence.block_table, sequence.host_kv_tokens, sequence.host_kv)
         except Exception:
@@ -409,7 +408,7 @@ class EngineCore:
         try:
             return self._runner.execute(slices)
         except Exception:
-            # Whatever it was, the other sequences must go on; the details are for the log, not for a client.
+            # The other sequences must go on; the details are for the log, not for a client.
             logger.exception("step %d failed with %d sequences", self._step, len(slices))
             return None
 
@@ -442,7 +441,7 @@ class EngineCore:
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
 
     def _emit(self, sequence: Sequence, choice: Sampled, result: StepResult, now_s: float) -> None:
-        """Hands on a sampled token, and decides whether the sequence ends, pauses or goes on."""
+        """Emits a sampled token, and decides whether the sequence ends, pauses or goes on."""
         stream = self._streams[sequence.sequence_id]
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
@@ -450,7 +449,7 @@ class EngineCore:
         if sequence.submit.sampling.logprobs is not None:
             stream.logprobs.append(_logprob(stream.text, choice))
         if choice.state or choice.remaining_logits is not None:
-            self._foresee(sequence, choice)
+            self._update_prediction(sequence, choice)
         is_eos = choice.token_id in self._eos and not sequence.submit.sampling.ignore_eos
         if not is_eos:
             stream.pending += stream.text.push(choice.token_id)
@@ -463,8 +462,8 @@ class EngineCore:
                 self.table.pause(sequence, now_s)
             result.deltas.setdefault(sequence.gateway_id, []).append(_take_delta(sequence, stream))
 
-    def _foresee(self, sequence: Sequence, choice: Sampled) -> None:
-        """The model's state was read: the length that admission and order go by may become a better one."""
+    def _update_prediction(self, sequence: Sequence, choice: Sampled) -> None:
+        """Updates the predicted length from the model's state, if it was read."""
         submit = sequence.submit
         if submit.sampling.ignore_eos:
             return
@@ -473,7 +472,7 @@ class EngineCore:
             self.samples.note(sequence.sequence_id, generated, choice.state)
         if choice.remaining_logits is None:
             return
-        foreseen = self.lengths.read(
+        predicted = self.lengths.read(
             sequence.sequence_id,
             submit.tenant_id,
             forecast=(submit.predicted_output_tokens, submit.predicted_high_tokens),
@@ -481,9 +480,9 @@ class EngineCore:
             max_tokens=submit.max_tokens,
             logits=choice.remaining_logits,
         )
-        if foreseen is not None:
-            sequence.predicted_output_tokens = foreseen.median_tokens
-            sequence.predicted_high_tokens = foreseen.high_tokens
+        if predicted is not None:
+            sequence.predicted_output_tokens = predicted.median_tokens
+            sequence.predicted_high_tokens = predicted.high_tokens
 
     def _fail(self, plan: Plan, result: StepResult) -> None:
         now_s = self._clock()
@@ -507,7 +506,7 @@ class EngineCore:
         return [sequence.summary() for sequence in self.table.sequences.values()]
 
     def snapshot(self, engine_id: str) -> Snapshot:
-        """The engine's load now."""
+        """The engine's current load."""
         pool = self.table.pool
         live = self.table.sequences.values()
         holds_kv = (SequenceStatus.RUNNING, SequenceStatus.PAUSED)
@@ -532,7 +531,7 @@ class EngineCore:
         self.table.check()
         assert self._streams.keys() == self.table.sequences.keys()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     def _refuse(self, submit: Submit) -> Refused | None:
         if submit.sequence_id in self.table.sequences:
@@ -575,7 +574,7 @@ class EngineCore:
 
     def _serve(self, result: StepResult, tenant_id: str, computed: int, emitted: int) -> None:
         for totals in (result.service, self._service):
-            # Taken out and put back: the dictionary's order is that of the last service.
+            # Removed and re-inserted: the dictionary is ordered by last service.
             before = totals.pop(tenant_id, None) or TenantService(0, 0)
             totals[tenant_id] = TenantService(
                 before.computed_tokens + computed, before.emitted_tokens + emitted

@@ -1,11 +1,11 @@
-"""Who was let in, who had to give way, by which rule, and whom did it concern?
+"""Log of scheduling decisions, with the tokens that each displaced.
 
 Every admission, pause, eviction and return is noted once, where it is decided. The last ones are kept for
 operators; each sequence keeps its own for its account.
 
-Who takes a place displaces tokens: a sequence that stands back misses one step after the other, and in each
-of them at least one token. They are counted from the pause to the return, on both sides: for whoever took the
-place at most until it ends.
+A sequence that takes a place displaces tokens: the paused one misses at least one token a step. They are
+counted from the pause to the return, for both sequences; for the one that took the place, at most until it
+ends.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from engine.messages import Decision
 from engine.sequence import Sequence
 
 KEPT = 256
-"""Decisions of an engine that can be asked for."""
+"""Decisions kept for an engine."""
 KEPT_BY_SEQUENCE = 16
-"""Decisions that a sequence's outcome carries: the first half and the last half of them."""
+"""Decisions kept for a sequence's outcome: the first half and the last half."""
 
 
-STANDS_BACK = frozenset({"pause", "suspend"})
-GOES_ON = frozenset({"admit", "resume", "restore"})
+DISPLACED = frozenset({"pause", "suspend"})
+PLACED = frozenset({"admit", "resume", "restore"})
 
 
 @dataclass(slots=True)
 class _Displacement:
-    """One sequence that stands back for another."""
+    """One sequence displaced by another."""
 
     of: Sequence
     by: Sequence | None
-    """None: it has ended, and its part is counted."""
+    """None: it has ended, and its displacement is counted."""
     since_step: int
 
 
 class DecisionLog:
-    """The last decisions of one scheduler."""
+    """The last decisions of one engine."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._last: deque[Decision] = deque(maxlen=kept)
         self.step = 0
-        """Number of the step that is being put together."""
+        """Number of the current step."""
         self._displaced: dict[str, _Displacement] = {}
-        """By the sequence that stands back."""
+        """By the id of the displaced sequence."""
 
     def note(
         self,
@@ -58,11 +58,11 @@ class DecisionLog:
         rank: Iterable[float] = (),
         others: Iterable[Sequence] = (),
     ) -> None:
-        """`others`: whom it displaced, or for whom it gave way."""
+        """`others`: the sequences that `sequence` displaced, or was displaced for."""
         others = list(others)
-        if kind in GOES_ON and (displacement := self._displaced.pop(sequence.sequence_id, None)):
+        if kind in PLACED and (displacement := self._displaced.pop(sequence.sequence_id, None)):
             self._count(displacement, self.step - displacement.since_step)
-        elif kind in STANDS_BACK and others:
+        elif kind in DISPLACED and others:
             self._displaced[sequence.sequence_id] = _Displacement(sequence, others[0], self.step)
         decision = Decision(
             step=self.step,
@@ -79,22 +79,22 @@ class DecisionLog:
         sequence.decisions.append(decision)
 
     def leaves(self, sequence: Sequence) -> None:
-        """To be called before a sequence's last word: counts what it displaced, or stood back for, by now."""
+        """Counts what `sequence` displaced, or was displaced for; call before its outcome is made."""
         for displacement in [each for each in self._displaced.values() if sequence in (each.of, each.by)]:
-            # The step that is over was sat out, too.
+            # The step that is over was missed, too.
             steps = self.step - displacement.since_step + 1
             if displacement.of is sequence:
                 del self._displaced[sequence.sequence_id]
                 self._count(displacement, steps)
             elif displacement.by is not None:
-                _add(displacement.by, GOES_ON, displacement.of.sequence_id, steps)
+                _add(displacement.by, PLACED, displacement.of.sequence_id, steps)
                 displacement.by = None
 
     def _count(self, displacement: _Displacement, steps: int) -> None:
         of, by = displacement.of, displacement.by
-        _add(of, STANDS_BACK, None, steps)
+        _add(of, DISPLACED, None, steps)
         if by is not None:
-            _add(by, GOES_ON, of.sequence_id, steps)
+            _add(by, PLACED, of.sequence_id, steps)
 
     def last(self) -> list[Decision]:
         """Oldest first."""
@@ -102,7 +102,7 @@ class DecisionLog:
 
 
 def _add(sequence: Sequence, kinds: frozenset[str], other_id: str | None, steps: int) -> None:
-    """To a sequence's newest decision of that kind about `other_id`, if it is still kept."""
+    """Adds to a sequence's newest decision of these kinds about `other_id`, if it is still kept."""
     for index in range(len(sequence.decisions) - 1, -1, -1):
         decision = sequence.decisions[index]
         if decision.kind in kinds and (other_id is None or other_id in decision.others):

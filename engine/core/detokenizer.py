@@ -1,8 +1,8 @@
-"""Which text is safe to show after each token, and has a stop string ended the answer?
+"""Incremental detokenizer with stop strings.
 
 Tokens become text incrementally: never half a character, and together exactly what the tokenizer would
-decode in one go. Stop strings are looked for in the text, so they may span tokens; text that may be the
-beginning of one is held back until it is decided.
+decode in one go. Stop strings are searched in the text, so they may span tokens; text that may begin one
+is held back until it is decided.
 
 Needs `tokenizers` only: no torch, no transformers.
 """
@@ -18,13 +18,13 @@ from tokenizers import Tokenizer
 from engine.messages import SamplingParams
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What decoders put for bytes that are not (or not yet) a character."""
+"""Decoders' output for bytes that are not (or not yet) a character."""
 CONTEXT_TOKENS = 8
-"""Prompt tokens that the first output token is decoded after."""
+"""Prompt tokens decoded before the first output token."""
 PENDING_TOKENS = 8
-"""When more tokens than this wait for a whole character, the older ones will never make one."""
+"""If more tokens than this wait for a whole character, the older ones will never form one."""
 CHARACTER_BYTES = 4
-"""The longest UTF-8 sequence; so many tokens hold at least as many bytes."""
+"""Longest UTF-8 sequence; a token holds at least one byte."""
 MAX_TOKEN_TEXTS = 65_536
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -95,7 +95,7 @@ class DetokenizerFactory:
 class IncrementalText:
     """The text of one sequence. Implements the engine core's text protocol.
 
-    `push` and `flush` return text that nobody has seen yet; all of it together is the answer.
+    `push` and `flush` return new text; all of it together is the answer.
     """
 
     def __init__(self, factory: DetokenizerFactory, context: list[int], stop: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class IncrementalText:
         return "" if self.stopped else self._stops.push(self._detokenizer.push(token_id))
 
     def flush(self) -> str:
-        """The sequence has ended: what was held back is decided now."""
+        """Ends the sequence; returns the text that was held back."""
         if self.stopped:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
@@ -124,7 +124,7 @@ class IncrementalText:
 
 
 class Detokenizer:
-    """Tokens to text, one at a time, as the tokenizer would decode them all at once.
+    """Tokens to text, one at a time, as the tokenizer would decode them together.
 
     A window of the newest tokens is decoded each time, and what it adds to the text already out is new.
     The window begins with tokens whose text is out, because many decoders look at a token's neighbours
@@ -137,9 +137,9 @@ class Detokenizer:
         self._factory = factory
         self._window = list(context)
         self._neighbours = len(context)
-        """So many of the window's tokens only serve as neighbours: their text is out."""
+        """Number of leading window tokens whose text is already out."""
         self._shown = factory.decode(self._window)
-        """What is out of the window's text."""
+        """The part of the window's text that is already out."""
 
     def push(self, token_id: int) -> str:
         """New text after one more token."""
@@ -162,7 +162,7 @@ class Detokenizer:
         return fresh
 
     def flush(self) -> str:
-        """Nothing follows: bytes that wait for the rest of their character become replacement characters."""
+        """Ends the text: bytes that wait for the rest of their character become replacement characters."""
         text = self._factory.decode(self._window)
         if not text.startswith(self._shown):
             text = self._restart()
@@ -171,14 +171,14 @@ class Detokenizer:
         return fresh
 
     def _restart(self) -> str:
-        """The window's text no longer begins with what is out: go on without neighbours."""
+        """Drops the neighbours: the window's text no longer begins with what is out."""
         del self._window[: self._neighbours]
         self._neighbours = 0
         self._shown = ""
         return self._factory.decode(self._window)
 
     def _settle(self, text: str) -> str:
-        """Too many tokens wait: the older ones' bytes are no characters. Keeps what may still become one."""
+        """Releases older tokens whose bytes are no characters. Keeps what may still become one."""
         for end in range(len(self._window) - CHARACTER_BYTES, self._neighbours, -1):
             head = self._factory.decode(self._window[:end])
             if text.startswith(head) and len(head) >= len(self._shown):
@@ -192,17 +192,17 @@ class Detokenizer:
         return fresh
 
     def _slide(self, end: int) -> None:
-        """The text of the window's first `end` tokens is out: the newest of them become the neighbours."""
+        """Moves the window: its first `end` tokens are out, and the newest of them become the neighbours."""
         del self._window[: self._neighbours]
         self._neighbours = end - self._neighbours
         self._shown = self._factory.decode(self._window[: self._neighbours])
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete; neither it nor anything after it gets through.
+    """Passes text on until a stop string is complete; drops it and all that follows.
 
-    The first one to be completed wins, and of several completed by the same character the longest: so
-    the answer depends on its characters alone, not on how they were cut into tokens.
+    The first one completed wins, and of several completed by the same character the longest: the answer
+    depends on its characters alone, not on their tokens.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -224,11 +224,11 @@ class StopStrings:
         return self._release(len(self._held) - self._undecided())
 
     def flush(self) -> str:
-        """Nothing follows: what looked like the beginning of a stop string was none."""
+        """Ends the text: the held beginning of a stop string was none."""
         return "" if self.found else self._release(len(self._held))
 
     def _undecided(self) -> int:
-        """Length of the longest end of the held text that is the beginning of a stop string."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         return max(
             size
             for stop in self._stop

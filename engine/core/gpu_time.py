@@ -1,11 +1,11 @@
-"""Whose was the time that a step took?
+"""Shares a step's measured duration among its sequences.
 
-A step computes many sequences at once; its measured duration is shared among them in proportion to what the
-fitted step-time model says of each one's part: tokens computed, context attended, the sequence itself. The
-step's fixed cost follows these shares, so that who runs alone pays for the whole step.
+In proportion to the fitted step-time model's cost of each one's part: tokens computed, context attended, the
+sequence itself. The step's fixed cost follows these shares, so that a sequence that runs alone pays for the
+whole step.
 
-Whole microseconds, and the shares of a step sum to its duration exactly. What goes into recomputing tokens
-that gave way to others is kept apart: it is nobody's to pay.
+Whole microseconds, and the shares of a step sum to its duration exactly. Time for recomputing tokens after a
+preemption is kept apart: no tenant pays for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 PICOSECONDS = 10**12
-"""Weights are whole: coefficients of the step-time model in units of this."""
+"""Unit of the weights, which are whole: coefficients of the step-time model times this."""
 
 
 def split_us(duration_us: int, weights: SequenceOf[int]) -> list[int]:
@@ -38,8 +38,8 @@ def split_us(duration_us: int, weights: SequenceOf[int]) -> list[int]:
 
 
 def share_step(parts: Mapping[Sequence, int], duration_s: float, step_time: StepTime) -> None:
-    """Adds to every sequence of a step its share; `parts` says how many tokens each one had computed, and
-    their own counts are those before the step."""
+    """Adds its share to every sequence of a step. `parts`: tokens computed in the step by sequence; the
+    sequences' own counts are those before the step."""
     per_token = max(1, round(step_time.per_token_s * PICOSECONDS))
     per_context = max(0, round(step_time.per_context_token_s * PICOSECONDS))
     per_sequence = max(0, round(step_time.per_sequence_s * PICOSECONDS))

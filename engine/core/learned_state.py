@@ -1,10 +1,10 @@
-"""What did an earlier engine learn that a restarted one need not learn again?
+"""Learned state that outlives an engine: step-time model and length samples.
 
-Two files in the data directory. `<engine>.learned.json`: the step-time model, for this machine, this model
-and this number format only, and how the length forecasts did. `<engine>.length-samples`: what a length
-probe is trained on, where that is collected. Written now and then and at the end, each in one piece,
-readable by their owner only. A file that is damaged or from elsewhere is left alone with a line in the log:
-it costs some accuracy, never a start.
+Two files in the data directory. `<engine>.learned.json`: the step-time model, valid for this machine, model
+and number format only, and the accuracy of the length forecasts. `<engine>.length-samples`: training data of
+a length probe, where it is collected. Written atomically every `KEEP_EVERY_S` and at the end, readable by
+their owner only. A damaged or foreign file is ignored with a line in the log: it costs accuracy, never a
+start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("fairgate.engine")
 
 @dataclass(frozen=True, slots=True)
 class LearnedKey:
-    """For what a step-time model holds."""
+    """Where a step-time model is valid."""
 
     machine: str
     fingerprint: str
@@ -44,14 +44,14 @@ class LearnedKey:
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """The content of a file of samples."""
+    """Content of a file of samples."""
 
     fingerprint: str
     layers: list[int]
     width: int
     """Numbers of one state."""
     rows: list[tuple[int, int, bytes]]
-    """(tokens that were out, tokens that came after, state)."""
+    """(tokens emitted so far, tokens that followed, state)."""
     version: int = VERSION
 
 
@@ -68,7 +68,7 @@ def samples_path(data_dir: Path, engine_id: str) -> Path:
 
 
 def load_step_time(path: Path, key: LearnedKey) -> StepTimeModel | None:
-    """None: nothing is known of this machine and model."""
+    """The saved step-time model; None: none for this machine and model."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
@@ -85,7 +85,7 @@ def load_step_time(path: Path, key: LearnedKey) -> StepTimeModel | None:
 
 
 def read_learned(path: Path) -> dict[str, Any] | None:
-    """The whole content, for a report; None: there is none. Raises ValueError for a damaged file."""
+    """The whole content, for a report; None: no file. Raises ValueError for a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def read_learned(path: Path) -> dict[str, Any] | None:
 
 
 def read_samples(path: Path, fingerprint: str) -> Samples:
-    """Raises `SamplesRefused`."""
+    """Reads a file of samples. Raises `SamplesRefused`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise SamplesRefused(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
@@ -113,7 +113,7 @@ def read_samples(path: Path, fingerprint: str) -> Samples:
 
 
 class LearnedStateWriter:
-    """Writes what a core learned, every `KEEP_EVERY_S` and at the end. For the engine's one thread."""
+    """Writes a core's learned state every `KEEP_EVERY_S` and at the end. For the engine's one thread."""
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class LearnedStateWriter:
         self._kept_samples = 0
 
     def tick(self, now_s: float) -> None:
-        """Between two steps: writes where it is due."""
+        """Writes if it is due; call between steps."""
         if now_s >= self._due_s:
             self._due_s = now_s + KEEP_EVERY_S
             self.keep()
 
     def keep(self) -> None:
-        """Writes now, unless nothing is new. A full disk costs what was learned, not the engine."""
+        """Writes now, unless nothing is new. A failed write is logged and does not stop the engine."""
         core = self._core
         try:
             if core.step_time.samples != self._kept_steps:

@@ -1,7 +1,5 @@
-"""What does the scheduler hand to a model runner each step, and what comes back?
-
-The seam between deciding (pure, integers) and executing (tensors, or a virtual clock).
-"""
+"""`ModelRunner`: the interface between scheduling (pure, integers) and execution (tensors, or a virtual
+clock)."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from engine.messages import ModelInfo, SamplingParams
 class SequenceSlice:
     """The tokens one sequence computes in this step.
 
-    `token_ids[position : position + num_tokens]` are fed; their keys and values go to the slots that
-    `block_table` names. `sample` is true when the slice ends at the sequence's last known token, so
+    `token_ids[position : position + num_tokens]` are the input; their keys and values go to the slots of
+    `block_table`. `sample` is true when the slice ends at the sequence's last known token, so
     that its logits choose the next one.
     """
 
@@ -41,10 +39,10 @@ class Sampled:
     logprob: float | None = None
     top: list[tuple[int, float]] = field(default_factory=list)
     remaining_logits: list[float] | None = None
-    """What a probe on the model's state says of the tokens still to come, this one included: see
-    `engine.forecast.length.probe`. None: it was not asked."""
+    """A probe's logits of the remaining tokens, this one included: see `engine.forecast.length.probe`. None:
+    not probed."""
     state: bytes = b""
-    """The state itself (float16), where it is kept to be learned from."""
+    """The state itself (float16), where samples are collected."""
 
 
 class ModelRunner(Protocol):
@@ -54,11 +52,11 @@ class ModelRunner(Protocol):
     block_tokens: int
     num_blocks: int
     num_host_blocks: int
-    """Blocks of host memory for KV that gave way; 0: none."""
+    """Blocks of host memory for swapped KV; 0: none."""
     swap_block_s: float
     """Seconds to copy one more block out and in again."""
     swap_base_s: float
-    """Seconds that any copying out and in again takes, however little."""
+    """Fixed seconds of copying out and in again, whatever the size."""
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
         """Computes one step; one entry a slice, None where `sample` is false.

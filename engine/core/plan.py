@@ -12,22 +12,22 @@ from engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Plan:
-    """One step's work: how many tokens for whom."""
+    """Work of one step: tokens by sequence."""
 
     room: Room
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    """Gave up their blocks."""
+    """Sequences that lost their blocks."""
     paused: list[Sequence] = field(default_factory=list)
-    """Lost their place to another; their KV is kept."""
+    """Sequences that lost their place; their KV is kept."""
     copies: Copies = field(default_factory=lambda: Copies([], []))
-    """KV that moves to host memory and back before the step."""
+    """KV copies to host memory and back, before the step."""
     hold: Defer | None = None
-    """Why the head of the line may not join yet."""
+    """Why the head of the queue may not join yet."""
 
     @property
     def shares(self) -> dict[Sequence, int]:
-        """Tokens handed out, by sequence, in the order in which they were."""
+        """Tokens handed out, by sequence, in the order of hand-out."""
         return self.room.given
 
     @property

@@ -1,26 +1,26 @@
-"""What is in the next step, and who gives way for it?
+"""`Scheduler`: puts one step together.
 
-One planner a step: the mechanism behind the four decisions. It works on the scheduler's containers, through
-the scheduler's moves; time is passed in.
+One object a step: the mechanism behind the four decisions of the policy. It reads and changes the
+`SequenceTable` through the table's moves; time is passed in.
 
-A step: paused sequences that may go on come back; running sequences get tokens as the policy composes them;
-then, unless somebody had to give way, waiting ones are admitted in order until the budget is spent or the
-next one may not join or does not fit: it is never skipped, so that it cannot starve. Unfinished prompts of
-lower tiers come after the admissions of a higher one.
+A step: paused sequences that may go on return; running sequences get tokens as the policy composes them;
+then, unless a sequence had to yield memory to a runner, waiting ones are admitted in order until the budget
+is spent or the next one may not join or does not fit: it is never skipped, so that it cannot starve.
+Unfinished prompts of lower tiers come after the admissions of a higher one.
 
 Places. When all places are taken, a sequence of a higher tier (or one that the policy's order puts before a
-running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when there is a
-place again. Whoever got a place in a step keeps it for that step. In one tier a sequence that is owed service
-(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more; nobody loses a place
-that way more often than `max_displacements` times.
+running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when a place is
+free again. A place taken in a step is kept for that step. Within a tier a sequence that is owed service
+(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more; a sequence loses its
+place that way at most `max_displacements` times.
 
 Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
-crosses a block's edge. When there is none, paused sequences give way first (those of a lower tier, or paused
+crosses a block's edge. When no block is free, paused sequences yield first (those of a lower tier, or paused
 for long), then the policy's victim among the running ones of the same or a lower tier; its KV moves to host
 memory or is dropped, and it returns to the head of its line. To *start*, a sequence takes memory from
-strictly lower tiers only. The last runner never gives way: what could not run alone was refused at the door.
-Who was displaced `max_displacements` times is immune: it is admitted again only with all the memory that it
-can ever need, so it never asks for more, and preemptions per sequence are bounded.
+strictly lower tiers only. The last runner never yields: what could not run alone was refused on arrival.
+A sequence that was displaced `max_displacements` times is immune: it is admitted again only with all the
+memory that it can ever need, so it never asks for more, and preemptions per sequence are bounded.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Scheduler:
         self._policy = table.policy
         self._order = table.waiting
         self._now_s = now_s
-        self._came: set[Sequence] = set()
-        """Got their place in this step."""
+        self._placed: set[Sequence] = set()
+        """Sequences that got their place in this step."""
         self._is_short = False
-        """Somebody had to give way so that those who run can go on."""
+        """A sequence was preempted so that the running ones can go on."""
         self.plan = Plan(
             Room(
                 now_s=now_s,
@@ -63,7 +63,7 @@ class Scheduler:
         )
 
     def run(self) -> Plan:
-        """The whole step."""
+        """Puts the step together."""
         self._policy.admit.stepped()
         table = self._table
         if table.paused:
@@ -83,7 +83,7 @@ class Scheduler:
             self._hand_out(table.running)
         self._admit()
         if table.paused and self._order.order_interrupts:
-            # Those that stepped back for somebody who then could not start.
+            # Paused for a sequence that then could not start.
             back = self._resume(is_last=True)
             self._hand_out(back)
         return self.plan
@@ -112,7 +112,7 @@ class Scheduler:
             if ones:
                 room.take_decodes(ones)
                 ones = []
-            # One that gave way to an earlier one in this very loop is no longer running.
+            # Preempted in this loop for an earlier sequence.
             if sequence.state is not SequenceStatus.RUNNING:
                 continue
             if computed < sequence.prompt_tokens and table.pool.defer(
@@ -126,8 +126,8 @@ class Scheduler:
         assert room.tokens >= 0, f"{self._policy.compose.name} handed out more than there is: {plan.shares}"
 
     def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
-        """The common step in one go: all of `runners` decode and there are tokens and blocks for all of them.
-        False: it is another kind of step, and nothing was changed. The plain way above is its twin."""
+        """Fast path of `_hand_out`: all of `runners` decode, with tokens and blocks for all of them.
+        False: it is another kind of step, and nothing was changed."""
         table, room = self._table, self.plan.room
         if table.prefills or not self._policy.compose.serves_all or len(runners) > room.tokens:
             return False
@@ -149,7 +149,7 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens` more; False when the sequence itself had to give way."""
+        """Allocates blocks for `tokens` more; False when the sequence itself was preempted."""
         table = self._table
         wanted = blocks_for(sequence.computed_tokens + tokens, table.block_tokens) - len(sequence.block_table)
         while wanted > table.pool.num_free:
@@ -163,7 +163,8 @@ class Scheduler:
         return True
 
     def _victim(self, sequence: Sequence) -> tuple[Sequence, str]:
-        """Who gives way to a running `sequence`: a paused one that may be taken, else the policy's choice."""
+        """The sequence to preempt for a running `sequence`: a paused one that yields, else the policy's
+        choice."""
         table = self._table
         for paused in table.paused.values():
             if len(table.running) == 1 or self._yields(paused, sequence):
@@ -180,8 +181,8 @@ class Scheduler:
         return victim, f"evict {self._policy.evict.name}"
 
     def _yields(self, paused: Sequence, sequence: Sequence) -> bool:
-        """One that rests for want of a lease keeps its memory only as long as no other tenant needs it: how
-        slowly a tenant is fed is its own affair."""
+        """Whether `paused` yields its memory. One that lacks a lease yields to any other tenant: a slow
+        top-up must not cost other tenants."""
         return (
             paused.tier > sequence.tier
             or (not paused.may_emit and paused.tenant_id != sequence.tenant_id)
@@ -191,7 +192,7 @@ class Scheduler:
     # ------------------------------------------------------------ paused sequences
 
     def _cap_paused(self) -> None:
-        """A tenant's paused sequences hold at most a share of the pool: the longest paused give way."""
+        """A tenant's paused sequences hold at most a share of the pool: the longest paused are preempted."""
         table = self._table
         held: dict[str, int] = {}
         for paused in reversed(table.paused.values()):
@@ -202,16 +203,16 @@ class Scheduler:
                 self._preempt(paused, "cap on a tenant's paused KV")
 
     def _resume(self, *, is_last: bool = False) -> list[Sequence]:
-        """Brings paused sequences back that may emit, while there is a place for them."""
+        """Resumes paused sequences that may emit, while places are free."""
         table = self._table
         back = [sequence for sequence in table.paused.values() if sequence.may_emit]
         if not back:
             return []
         head = self._order.peek(self._now_s) if self._order.order_interrupts and not is_last else None
         batch: Batch | None = None
-        came: list[Sequence] = []
+        resumed: list[Sequence] = []
         for sequence in sorted(back, key=lambda each: each.tier):
-            if sequence in self._came or (is_last and sequence in self.plan.paused):
+            if sequence in self._placed or (is_last and sequence in self.plan.paused):
                 continue
             if head is not None and self._order.outranks(head, sequence.entry(), self._now_s):
                 continue
@@ -225,16 +226,16 @@ class Scheduler:
             if displaced is None:
                 continue
             table.resume(sequence)
-            self._came.add(sequence)
-            came.append(sequence)
+            self._placed.add(sequence)
+            resumed.append(sequence)
             batch = None
             table.decisions.note(self._now_s, "resume", sequence, "a place is free", (), displaced)
-        return came
+        return resumed
 
     # ------------------------------------------------------------ places
 
     def _take_place(self, sequence: Sequence) -> list[Sequence] | None:
-        """A free place among the running ones, if need be somebody else's, who is returned; None: none."""
+        """Makes a place among the running ones; returns the displaced sequence, if any. None: no place."""
         table = self._table
         if len(table.running) < table.max_sequences:
             return []
@@ -268,7 +269,7 @@ class Scheduler:
             runner
             for runner in self._table.running
             if runner.tier == sequence.tier
-            and runner not in self._came
+            and runner not in self._placed
             and self._order.outranks(entry, runner.entry(), self._now_s)
         ]
         return (found, "order") if found else None
@@ -280,7 +281,8 @@ class Scheduler:
         return [runner for runner in self._table.running if runner.submit.tier > tier]
 
     def _runners_above_share(self, sequence: Sequence) -> list[Sequence]:
-        """Of its tier, of tenants that have had more service per weight, and not owed a place themselves."""
+        """Runners of its tier whose tenants have had more service per weight and are not owed a place
+        themselves."""
         table = self._table
         had = table.counters.value(sequence.tenant_id)
         return [
@@ -288,7 +290,7 @@ class Scheduler:
             for runner in table.running
             if runner.tier == sequence.tier
             and not runner.submit.is_owed
-            and runner not in self._came
+            and runner not in self._placed
             and runner.times_set_back < table.max_displacements
             and table.counters.value(runner.tenant_id) > had
         ]
@@ -297,7 +299,7 @@ class Scheduler:
 
     def _admit(self, *, above: int | None = None) -> None:
         """Admits in order until the budget is spent or the next one does not fit; with `above`, only
-        tiers above that one. Nobody, in a step in which somebody had to give way to a runner."""
+        tiers above that one. Admits none in a step in which a sequence was preempted for a runner."""
         table, plan, order = self._table, self.plan, self._order
         if not len(order) or self._is_short:
             return
@@ -322,7 +324,8 @@ class Scheduler:
             if len(table.running) == table.max_sequences and self._replaceable(sequence) is None:
                 return
             match = table.find_prefix(sequence)
-            # Somebody computes just what it would: it takes its place, and next step it takes that over.
+            # Another sequence computes the same prefix: this one takes its place, and adopts the blocks next
+            # step.
             follows = (
                 sequence.swapped is None
                 and not sequence.host_kv_tokens
@@ -337,13 +340,13 @@ class Scheduler:
             assert displaced is not None
             if displaced:
                 batch.memo.clear()
-            # Charges the whole prompt, before the next one is chosen: charged a step late, or chunk by chunk,
-            # it would let its tenant in too often.
+            # Charges the whole prompt before the next one is chosen: charged a step late, or chunk by chunk,
+            # its tenant would be admitted too often.
             self._start(sequence, batch, match)
             if not follows:
                 self._grant(sequence, min(tokens, sequence.total_tokens - sequence.computed_tokens))
             plan.admitted.append(sequence)
-            self._came.add(sequence)
+            self._placed.add(sequence)
             table.decisions.note(
                 self._now_s,
                 "admit",
@@ -363,13 +366,13 @@ class Scheduler:
             self._table.decisions.note(self._now_s, "suspend", each, rule, (), [sequence])
 
     def _tokens_at_start(self, sequence: Sequence, match: Match) -> int:
-        """Tokens whose KV it will have when it starts."""
+        """Tokens whose KV the sequence will have when it starts."""
         if sequence.swapped is not None:
             return sequence.swapped.tokens
         return sequence.host_kv_tokens or match.tokens
 
     def _start(self, sequence: Sequence, batch: Batch, match: Match) -> None:
-        """From the line into the batch, with its blocks."""
+        """Moves a waiting sequence into the batch, with its blocks."""
         table = self._table
         if not match.is_current:
             match = table.find_prefix(sequence)
@@ -383,7 +386,7 @@ class Scheduler:
         batch.admitted_now += 1
 
     def _batch(self) -> Batch:
-        """What a candidate would join now."""
+        """The batch that a candidate would join now."""
         table = self._table
         return Batch(
             now_s=self._now_s,
@@ -401,12 +404,12 @@ class Scheduler:
         )
 
     def _room_to_start(self, batch: Batch, sequence: Sequence, match: Match) -> bool:
-        """Whether it fits beside what runs; takes memory from paused ones and from lower tiers for it,
-        but only if that is enough."""
+        """Whether `sequence` fits beside the running ones. Takes memory from paused ones and from lower tiers
+        for it, but only if that is enough."""
         table = self._table
         start = self._blocks_at_start(sequence)
-        # Beyond its own blocks: what it and the running ones are still promised. With nothing running,
-        # waiting for paused ones would be waiting for their tenants' budgets.
+        # Beyond its own blocks: what it and the running ones are still promised. With nothing running there
+        # is no reserve: paused sequences may wait for their tenants' budgets.
         beyond = 0
         if table.running:
             wanted = self._policy.admit.blocks_wanted(sequence, batch)
@@ -426,13 +429,13 @@ class Scheduler:
     def _victims_for(
         self, sequence: Sequence, match: Match, start: int, beyond: int
     ) -> list[Sequence] | None:
-        """Paused and lower sequences whose memory is enough for `sequence`; None: there are not."""
+        """Paused and lower sequences whose memory is enough for `sequence`; None: not enough."""
         table = self._table
         victims: list[Sequence] = []
 
         def short() -> int:
-            giving_way = [victim.block_table for victim in victims]
-            return table.pool.shortage(match, start, giving_way) + beyond
+            yielded = [victim.block_table for victim in victims]
+            return table.pool.shortage(match, start, yielded) + beyond
 
         for paused in table.paused.values():
             if not table.running or self._yields(paused, sequence):
@@ -469,7 +472,7 @@ class Scheduler:
         self._table.pool.retract(sequence.cursor)
 
     def _preempt(self, sequence: Sequence, rule: str, by: Sequence | None = None) -> None:
-        """Takes the blocks of a running or paused sequence; it returns to the head of its line."""
+        """Takes the blocks of a running or paused sequence and puts it at the head of its line."""
         self._ungrant(sequence)
         self.plan.preempted.append(sequence)
         self._policy.admit.preempted()

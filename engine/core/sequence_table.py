@@ -1,8 +1,8 @@
-"""Which sequences does an engine hold, and in which state is each?
+"""`SequenceTable`: the sequences of an engine, their states and their KV blocks.
 
-Owns the sequences, the KV bookkeeping and the local service counters; the only code that moves a sequence
-between waiting, running and paused and the only one that takes or gives blocks. What a step contains is put
-together by `engine.core.scheduler`, through the moves here. Integers only; time is passed in.
+The only code that moves a sequence between waiting, running and paused, and the only one that allocates and
+frees blocks. `engine.core.scheduler` puts a step together through the moves here. Integers only; time is
+passed in.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SequenceTable:
     ) -> None:
         """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start.
         `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
-        more block to host memory and back; `swap_base_s`: what any such copying takes besides.
+        more block to host memory and back; `swap_base_s`: fixed time of any such copy.
         """
         self.policy = policy
         self.pool = pool
@@ -70,24 +70,24 @@ class SequenceTable:
         self.running: list[Sequence] = []
         """In order of admission; changed by `_run` and `_rest` alone."""
         self.running_by_tier: dict[int, int] = {}
-        """How many of them; a tier without any is not named."""
+        """Number of running sequences by tier; tiers without any are left out."""
         self._most_blocks = 0
-        """That the running ones can ever hold."""
+        """Blocks that the running sequences can hold at most."""
         self.prefills: dict[Sequence, None] = {}
         """Running sequences with more than one token to compute, in the order in which they came to run."""
         self.paused: dict[str, Sequence] = {}
-        """Keep their KV; the one paused longest first."""
+        """With their KV, the longest paused first."""
         self.waiting = TieredQueue(policy.order, counters)
         self.decisions = DecisionLog()
         self.preemptions = 0
         self.swaps = 0
         self.wait_until_s: float | None = None
-        """The policy waits on purpose: nothing runs before this, unless something else happens."""
+        """The policy waits on purpose: nothing runs before this time, unless something else happens."""
 
-    # ------------------------------------------------------------ in and out
+    # ------------------------------------------------------------ sequences that come and go
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence, or a preempted one that rests until its lease is topped up."""
+        """Adds a waiting sequence, or a preempted one that rests until its lease is topped up."""
         self.sequences[sequence.sequence_id] = sequence
         sequence.token_charge = scaled(OUTPUT_TOKEN_COST, sequence.submit.weight)
         sequence.cursor = PrefixCursor(sequence.salt)
@@ -106,7 +106,7 @@ class SequenceTable:
         del self.sequences[sequence.sequence_id]
 
     def forget(self, sequence: Sequence) -> None:
-        """Lets go of a sequence that goes on elsewhere (export)."""
+        """Removes a sequence that goes on in another engine (export)."""
         self.decisions.leaves(sequence)
         self._leave(sequence)
         del self.sequences[sequence.sequence_id]
@@ -125,12 +125,12 @@ class SequenceTable:
             self._enqueue(sequence, front=True)
 
     def set_counter(self, tenant_id: str, value: int) -> None:
-        """What the owner of the service counters says replaces everything known here."""
+        """Replaces the local count with that of the counters' owner."""
         self.counters.set(tenant_id, value)
         self.waiting.unlift(tenant_id)
 
     def set_policy(self, policy: Policy) -> None:
-        """Another policy from the next step on."""
+        """Applies another policy from the next step on."""
         self.waiting.set_order(policy.order)
         self.policy = policy
 
@@ -143,21 +143,21 @@ class SequenceTable:
 
     @property
     def most_promised_blocks(self) -> int:
-        """Blocks that the running ones can ever take beyond those they hold, at the most: what a block that
-        several name would save is not counted. Takes no look at them."""
+        """Upper bound of the blocks that the running sequences can still take; blocks shared by several are
+        not deducted. O(paused sequences)."""
         paused_blocks = sum([len(sequence.block_table) for sequence in self.paused.values()])
         return self._most_blocks - self.pool.num_referenced + paused_blocks
 
     @property
     def kv_costs(self) -> KvCosts:
-        """What it costs to bring a sequence's KV back."""
+        """Costs of restoring a sequence's KV."""
         return KvCosts(self.step_time, self.block_tokens, self.swap_block_s, self.swap_base_s)
 
     # ------------------------------------------------------------ one step
 
     def computed(self, sequence: Sequence, tokens: int) -> int:
-        """A share was executed: its keys and values are in the cache. Returns how many prompt tokens it
-        computed for the first time."""
+        """Notes that `tokens` were executed: their keys and values are in the cache. Returns how many prompt
+        tokens were computed for the first time."""
         first_time = sequence.first_time_prompt_tokens(tokens)
         before = sequence.computed_tokens
         after = sequence.computed_tokens = before + tokens
@@ -172,24 +172,25 @@ class SequenceTable:
         return first_time
 
     def emitted(self, sequence: Sequence, token_id: int) -> None:
-        """A token was sampled: it is known from now on, and charged."""
+        """Appends a sampled token and charges it."""
         sequence.token_ids.append(token_id)
         self.counters.charge(sequence.tenant_id, sequence.submit.weight, OUTPUT_TOKEN_COST)
 
     def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
-        """A whole step was executed: `computed` for every share, `emitted` for every token of `chosen` (None:
-        its share was not the last of what is known), charged in one go. Returns, for every share, how many
-        prompt tokens it computed for the first time."""
+        """Notes an executed step: `computed` for every share, `emitted` for every token of `chosen` (None:
+        the share did not reach the last known token), with one charge. Returns, for every share, how many
+        prompt tokens were computed for the first time."""
         block_tokens, publish = self.block_tokens, self.pool.publish
-        # Two lists rather than one of pairs: hundreds of new objects a step would keep the collector busy.
+        # Two lists rather than one of pairs: hundreds of new objects a step would trigger the garbage
+        # collector.
         tenants: list[str] = []
         charges: list[int] = []
         first_times: list[int] = []
-        # One plain loop, nearly without calls: it runs over all that run in every step.
+        # One loop, nearly without calls: it visits every running sequence in every step.
         for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
             before, token_ids = sequence.computed_tokens, sequence.token_ids
             if before == len(token_ids) - 1 and before >= sequence.prompt_tokens:
-                # A decode. It computes nothing of a prompt, and nothing again: the last token is new.
+                # A decode: no prompt tokens, no recomputation.
                 after = sequence.computed_tokens = sequence.ever_computed_tokens = before + 1
                 first_times.append(0)
                 if after // block_tokens != sequence.cursor.blocks:
@@ -203,7 +204,7 @@ class SequenceTable:
         self.counters.charge_all(zip(tenants, charges, strict=True), len(charges) * OUTPUT_TOKEN_COST)
         return first_times
 
-    # ------------------------------------------------------------ moves, for the planner and the core
+    # ------------------------------------------------------------ moves, for the scheduler and the core
 
     def pause(self, sequence: Sequence, now_s: float) -> None:
         """Takes a running sequence out of the steps; it keeps its KV."""
@@ -219,7 +220,7 @@ class SequenceTable:
         self._run(sequence)
 
     def find_prefix(self, sequence: Sequence) -> Match:
-        """What the prefix cache has of a waiting sequence; at least one token is left to compute."""
+        """Prefix match of a waiting sequence; leaves at least one token to compute."""
         if sequence.swapped is not None:
             most = sequence.swapped.tokens
         else:
@@ -228,9 +229,9 @@ class SequenceTable:
         return sequence.match
 
     def start(self, sequence: Sequence, blocks: int, match: Match) -> None:
-        """From the line into the steps, with `blocks` blocks in its table, those of `match` first, and with
-        the KV that it left in host memory or brought along."""
-        # By name: one that just gave its memory may stand before it now.
+        """Moves a waiting sequence to running, with `blocks` blocks in its table, those of `match` first, and
+        with the KV that was swapped out or imported."""
+        # By id: a sequence just preempted for it may stand before it now.
         self.waiting.remove(sequence.sequence_id)
         self.pool.attach(sequence.block_table, sequence.cursor, match)
         if sequence.swapped is not None:
@@ -247,7 +248,7 @@ class SequenceTable:
         self._run(sequence)
 
     def adopt(self, sequence: Sequence) -> None:
-        """Takes over what others published of a running sequence's prompt since the last step."""
+        """Attaches blocks of a running sequence's prompt that others published since the last step."""
         gained = self.pool.adopt(
             sequence.block_table,
             sequence.cursor,
@@ -265,7 +266,7 @@ class SequenceTable:
         """Takes the blocks of a running or paused sequence; it returns to the head of its line, with its
         KV in host memory (`swap`) or without (`preempt`): returns which."""
         swapped = None
-        # What it brought along is not in its blocks yet.
+        # Imported KV is not in its blocks yet.
         if not sequence.host_kv and self.policy.evict.swaps(sequence, self.kv_costs):
             swapped = self.pool.swap_out(sequence.block_table, sequence.cursor, sequence.computed_tokens)
         self._drop(sequence)
@@ -284,8 +285,8 @@ class SequenceTable:
         return "preempt" if swapped is None else "swap"
 
     def lose_swapped(self, copies: Copies) -> None:
-        """A step's copies failed: what any sequence has in host memory, or should have got back from there,
-        can no longer be trusted. Whoever had it is recomputed."""
+        """After failed copies: KV in host memory, or just copied back, can no longer be trusted. The
+        sequences that had any are recomputed."""
         arriving = {block for _, block in copies.back}
         for sequence in self.sequences.values():
             if sequence.swapped is not None:
@@ -333,7 +334,7 @@ class SequenceTable:
         for state, held in holders.items():
             assert all(sequence.state is state for sequence in held)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     def _run(self, sequence: Sequence) -> None:
         move(sequence, SequenceStatus.RUNNING)
@@ -345,7 +346,7 @@ class SequenceTable:
         self._most_blocks += self._blocks_at_most(sequence)
 
     def _rest(self, sequence: Sequence) -> None:
-        """Out of the steps."""
+        """Takes a sequence out of the running ones."""
         self.running.remove(sequence)
         self.prefills.pop(sequence, None)
         tier = sequence.submit.tier
@@ -355,21 +356,21 @@ class SequenceTable:
         self._most_blocks -= self._blocks_at_most(sequence)
 
     def _blocks_at_most(self, sequence: Sequence) -> int:
-        """For all tokens that can ever be known of it."""
+        """Blocks for the prompt and `max_tokens`."""
         return blocks_for(sequence.prompt_tokens + sequence.submit.max_tokens, self.block_tokens)
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
         self.waiting.add(sequence.entry(), front=front)
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
-        """Charges the difference (or gives it back) to `tokens` prompt tokens in all."""
+        """Charges (or refunds) the difference to `tokens` prompt tokens in total."""
         due = tokens - sequence.charged_prompt_tokens
         if due:
             self.counters.charge(sequence.tenant_id, sequence.submit.weight, due * INPUT_TOKEN_COST)
             sequence.charged_prompt_tokens = tokens
 
     def _leave(self, sequence: Sequence) -> None:
-        # What was charged when it started and never computed is given back.
+        # Refunds what was charged at the start and never computed.
         self._charge_prompt(sequence, sequence.computed_prompt_tokens)
         self.waiting.remove(sequence.sequence_id)
         self._drop(sequence)
@@ -378,7 +379,7 @@ class SequenceTable:
             sequence.swapped = None
 
     def _drop(self, sequence: Sequence) -> None:
-        """Out of the steps, and its blocks back to the pool."""
+        """Takes a sequence out of the running or paused ones and frees its blocks."""
         if sequence.state is SequenceStatus.RUNNING:
             self._rest(sequence)
         self.paused.pop(sequence.sequence_id, None)

@@ -1,7 +1,7 @@
-"""Which sequences can never run in this engine, and why?
+"""Validates sequences on arrival; refuses those that can never run in this engine.
 
-Judged at the door: what could not even run alone would otherwise be preempted and retried for ever, and a
-token id that the model does not have would fail the step of everybody.
+A sequence that does not fit even alone would otherwise be preempted and retried for ever, and an unknown
+token id would fail the whole step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine.messages import ModelInfo, Refused, SequenceState, Submit
 
 
 def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> Refused | None:
-    """None: it can run. `kv_capacity_tokens` is what the whole KV cache holds."""
+    """Why `submit` can never run; None: it can. `kv_capacity_tokens`: tokens in the whole KV cache."""
 
     def refused(code: str, message: str) -> Refused:
         return Refused(sequence_id=submit.sequence_id, code=code, message=message)
@@ -52,7 +52,8 @@ def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> 
 
 
 def refuse_state(state: SequenceState, model: ModelInfo) -> Refused | None:
-    """None: the exported sequence can go on here. Its `submit` is judged by `refuse_submit`, before."""
+    """Why an exported sequence cannot go on here; None: it can. `refuse_submit` checks its `submit`
+    before."""
     emitted = len(state.output_token_ids)
     known = len(state.submit.prompt_token_ids) + emitted
     most_cached = min(state.kv_tokens, len(state.submit.prompt_token_ids))

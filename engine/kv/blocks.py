@@ -1,9 +1,9 @@
-"""Which KV blocks are free, and who refers to the others?
+"""`BlockPool`: free KV blocks and reference counts.
 
 Integers only: block ids, reference counts, a free list. The tensors live with the model runner. A block is
-*free* (nothing worth keeping in it), *cached* (nobody refers to it, but its content is published and may be
-wanted again), *referenced* (at least one block table names it) or *fenced* (let go while a step that may
-still write it was executing). The four always sum to the total.
+*free* (no content worth keeping), *cached* (unreferenced, but its content is published and may be reused),
+*referenced* (at least one block table names it) or *fenced* (released while a step that may still write it
+was executing). The four always sum to the total.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.sizes import blocks_for as blocks_for
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free; nothing was allocated."""
+    """Fewer blocks are free than requested; nothing was allocated."""
 
 
 class BlockPool:
@@ -29,8 +29,8 @@ class BlockPool:
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
         self._references: list[int] = [0] * num_blocks
         self._published = bytearray(num_blocks)
-        # The block that was let go first stands first. (The first key of a plain dictionary is found by a
-        # walk over all that were removed before it.)
+        # Least recently released first. (Finding the first key of a plain dictionary walks over all keys
+        # removed before it.)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._fenced: dict[int, None] = {}
         self._is_fenced = False
@@ -43,17 +43,17 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody refers to whose content is kept."""
+        """Unreferenced blocks whose content is kept."""
         return len(self._cached)
 
     @property
     def num_referenced(self) -> int:
-        """Blocks at least one table names."""
+        """Blocks that at least one table names."""
         return self._num_referenced
 
     @property
     def num_fenced(self) -> int:
-        """Blocks that are neither free nor cached before the fence is lifted."""
+        """Released blocks that become free or cached when the fence is lifted."""
         return len(self._fenced)
 
     def references(self, block: int) -> int:
@@ -61,18 +61,18 @@ class BlockPool:
         return self._references[block]
 
     def is_cached(self, block: int) -> bool:
-        """Whether nobody refers to the block and it can be evicted now."""
+        """Whether the block is unreferenced and can be evicted now."""
         return block in self._cached
 
     def is_published(self, block: int) -> bool:
-        """Whether the block's content is kept when nobody refers to it."""
+        """Whether the block's content is kept once it is unreferenced."""
         return bool(self._published[block])
 
     def cached_blocks(self) -> list[int]:
-        """The cached blocks, the one that is evicted first, first."""
+        """The cached blocks in order of eviction."""
         return list(self._cached)
 
-    # ------------------------------------------------------------ taking and letting go
+    # ------------------------------------------------------------ allocating and freeing
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, each with one reference. Raises `OutOfBlocks` and takes none."""
@@ -113,10 +113,10 @@ class BlockPool:
                 if self._is_fenced:
                     self._fenced[block] = None
                 else:
-                    self._let_go(block)
+                    self._release(block)
         block_table.clear()
 
-    def _let_go(self, block: int) -> None:
+    def _release(self, block: int) -> None:
         if self._published[block]:
             self._cached[block] = None
         else:
@@ -125,13 +125,13 @@ class BlockPool:
     # ------------------------------------------------------------ content that is kept
 
     def publish(self, block: int) -> None:
-        """From now on the block is cached when nobody refers to it. Raises ValueError if nobody does now."""
+        """Keeps the block cached once it is unreferenced. Raises ValueError if it is unreferenced now."""
         if self._references[block] == 0:
             raise ValueError(f"block {block} is free and cannot be published")
         self._published[block] = 1
 
     def evict(self) -> int:
-        """Makes the cached block that was let go first free, and says which it was.
+        """Frees the least recently released cached block and returns it.
 
         Raises `OutOfBlocks` when none is cached.
         """
@@ -145,7 +145,7 @@ class BlockPool:
     # ------------------------------------------------------------ the fence
 
     def fence(self) -> None:
-        """A step that was handed blocks is executing: until `lift_fence`, those let go are held aside.
+        """Holds released blocks aside until `lift_fence`: a step that may write them is executing.
 
         Raises ValueError when the fence is up already.
         """
@@ -154,17 +154,17 @@ class BlockPool:
         self._is_fenced = True
 
     def lift_fence(self) -> None:
-        """The step is over: what was held aside is free or cached. Raises ValueError without a fence."""
+        """Makes the blocks held aside free or cached. Raises ValueError without a fence."""
         if not self._is_fenced:
             raise ValueError("there is no fence to lift")
         self._is_fenced = False
         for block in self._fenced:
-            self._let_go(block)
+            self._release(block)
         self._fenced.clear()
 
     @property
     def is_fenced(self) -> bool:
-        """Whether blocks that are let go now are held aside."""
+        """Whether blocks released now are held aside."""
         return self._is_fenced
 
     # ------------------------------------------------------------ audit

@@ -1,14 +1,14 @@
-"""Whose KV lies where, what of it can be used again, and what has to give way for new?
+"""`KvCache`: block tables, prefix cache and host memory of an engine.
 
-The one face of `engine.kv` for the scheduler, its only writer.
+The interface of `engine.kv` for the sequence table, its only writer.
 
-    match, attach      a prompt begins with blocks that are published already
-    extend             blocks for what has to be computed; evicts cached ones when none is free
+    match, attach      start a table with published blocks of a prompt
+    extend             allocate blocks; evicts cached ones when none is free
     publish            after the forward pass: full, computed blocks can be found by others
-    announce, defer, adopt    two that begin alike and run together compute it once
+    announce, defer, adopt    compute a common prefix of running sequences once
     free               published blocks become cached, the others free
     swap_out, swap_in  to host memory and back
-    close_step         the step is put together: the copies it needs
+    close_step         returns the copies of the step
 
 Per call, work is proportional to the blocks touched; nothing scans the pool (but `check`).
 """
@@ -23,28 +23,25 @@ from engine.kv.prefill_sharing import PrefillSharing
 from engine.kv.prefix import Match, PrefixCursor, PrefixTree
 from engine.kv.tables import BlockTables
 
-# Do the books of the KV cache agree with each other and with everybody who holds a part of it?
 
-
-def check_books(
+def check_consistency(
     pool: BlockPool,
     tree: PrefixTree,
     host: HostBlocks,
-    leaders: PrefillSharing,
+    sharing: PrefillSharing,
     holders: Iterable[tuple[list[int], PrefixCursor]],
     swapped: Iterable[SwapOut],
     block_tokens: int,
 ) -> None:
-    """Raises AssertionError for a block that leaked, has two owners, or is not where the books say.
+    """Raises AssertionError for a block that leaked, has two owners, or is not where it should be.
 
-    `holders`: all tables with their cursors; `swapped`: all that lies in host memory. Takes time proportional
-    to the whole cache.
+    `holders`: all tables with their cursors; `swapped`: all KV in host memory. O(cache size).
     """
     held = list(holders)
     pool.check(table for table, _ in held)
     tree.check()
     host.check(swapped, block_tokens)
-    leaders.check(cursor for _, cursor in held)
+    sharing.check(cursor for _, cursor in held)
     _check_tables(tree, held)
     for block in range(pool.num_blocks):
         assert pool.is_published(block) == tree.holds(block), "a block is published, but not in the tree"
@@ -57,8 +54,8 @@ def check_books(
 def _check_tables(tree: PrefixTree, held: list[tuple[list[int], PrefixCursor]]) -> None:
     private: set[int] = set()
     for table, cursor in held:
-        way = [] if cursor.node is None else tree.way(cursor.node)
-        assert way == table[: cursor.blocks], "a table does not begin with its cursor's way"
+        path = [] if cursor.node is None else tree.path(cursor.node)
+        assert path == table[: cursor.blocks], "a table does not begin with its cursor's path"
         rest = table[cursor.blocks :]
         assert len(set(table)) == len(table), "a table names a block twice"
         assert not any(tree.holds(block) for block in rest), "a table names what it did not publish"
@@ -67,34 +64,34 @@ def _check_tables(tree: PrefixTree, held: list[tuple[list[int], PrefixCursor]]) 
 
 
 class KvCache(BlockTables):
-    """Block tables, prefixes that are computed once for several of them, and host memory."""
+    """Block tables, shared prefixes, and host memory."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, *, num_host_blocks: int = 0, prefix_caching: bool = True
     ) -> None:
         """Raises ValueError for a size that makes no sense. Without `prefix_caching` nothing is published."""
         super().__init__(num_blocks, block_tokens, num_host_blocks, prefix_caching)
-        self._leaders = PrefillSharing()
+        self._sharing = PrefillSharing()
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """See `BlockTables.free`; nobody waits for its blocks any more."""
+        """See `BlockTables.free`; also withdraws an announcement."""
         super().free(table, cursor)
-        self._leaders.retract(cursor)
+        self._sharing.retract(cursor)
 
-    # ------------------------------------------------------------ computing a common beginning once
+    # ------------------------------------------------------------ prefill sharing
 
     def announce(
         self, cursor: PrefixCursor, token_ids: Sequence[int], computed_tokens: int, tokens: int
     ) -> None:
-        """A sequence gets `tokens` tokens in the step that is being put together: others may wait for the
-        next block that it completes. Ends with the step, with `retract` or with the table."""
+        """Announces the next block of a sequence that gets `tokens` tokens in this step: others may wait for
+        it. Ends with the step, with `retract` or with the table."""
         ends = (cursor.blocks + 1) * self.block_tokens
         if self.prefix_caching and computed_tokens < ends <= computed_tokens + tokens:
-            self._leaders.announce(cursor, self._tree.key(cursor.node, token_ids, cursor.salt))
+            self._sharing.announce(cursor, self._tree.key(cursor.node, token_ids, cursor.salt))
 
     def retract(self, cursor: PrefixCursor) -> None:
-        """It does not get its tokens in this step after all."""
-        self._leaders.retract(cursor)
+        """Withdraws an announcement: the sequence gets no tokens in this step."""
+        self._sharing.retract(cursor)
 
     def defer(
         self,
@@ -103,11 +100,11 @@ class KvCache(BlockTables):
         computed_tokens: int,
         match: Match | None = None,
     ) -> bool:
-        """Whether a sequence had better get no tokens in this step, because another one is computing the
-        block that it needs next. `match`: what it would start with, if it has no table yet.
+        """Whether a sequence should get no tokens in this step, because another one computes the block that
+        it needs next. `match`: its prefix, if it has no table yet.
 
-        It says so at most once for each number of tokens that could be had so far, so a sequence waits at
-        most once for each block gained; who waited in vain (the other was cancelled) computes for itself.
+        True at most once for each number of available tokens, so a sequence waits at most once for each block
+        gained; one that waited in vain (the leader was cancelled) computes for itself.
         """
         node, at = cursor.node, cursor.blocks * self.block_tokens
         if match is not None:
@@ -116,7 +113,7 @@ class KvCache(BlockTables):
             return False
         if not self.prefix_caching or at + self.block_tokens >= len(token_ids) or at <= cursor.deferred_at:
             return False
-        if not self._leaders.is_led(node, self._tree.key(node, token_ids, cursor.salt), cursor):
+        if not self._sharing.is_led(node, self._tree.key(node, token_ids, cursor.salt), cursor):
             return False
         cursor.deferred_at = at
         self.counts.deferrals += 1
@@ -130,9 +127,9 @@ class KvCache(BlockTables):
         computed_tokens: int,
         most_tokens: int,
     ) -> int:
-        """Takes over blocks that others published where a running sequence would compute next, in place of
-        its own. Returns how many tokens it need not compute; 0 if there are none, or if not all its full,
-        computed blocks are published. Called between steps, `most_tokens` as in `match`.
+        """Replaces blocks that a running sequence would compute next by ones that others published. Returns
+        how many tokens are saved; 0 if there are none, or if not all its full, computed blocks are
+        published. Call between steps; `most_tokens` as in `match`.
         """
         first = cursor.blocks
         most_blocks = min(most_tokens, len(token_ids)) // self.block_tokens
@@ -143,8 +140,8 @@ class KvCache(BlockTables):
             return 0
         self._check_cursor(table, cursor)
         own = table[first : first + len(nodes)]
-        table[first : first + len(own)] = self._name([node.block for node in nodes])
-        self._let_go(own)
+        table[first : first + len(own)] = self._reference([node.block for node in nodes])
+        self._release(own)
         self._advance(cursor, nodes[-1])
         gained = cursor.blocks * self.block_tokens - computed_tokens
         self.counts.adopted_tokens += gained
@@ -155,9 +152,8 @@ class KvCache(BlockTables):
     def swap_out(self, table: list[int], cursor: PrefixCursor, computed_tokens: int) -> SwapOut | None:
         """Moves a table's KV to host memory: plans the copies, frees the table.
 
-        None, and nothing is changed, when there is nothing to keep, when host memory has no room, or when
-        the table was swapped in in this very step. Published blocks are copied too: what stays of them in
-        the cache may be evicted.
+        None, with nothing changed, when there is nothing to keep, when host memory has no room, or when the
+        table was swapped in in the same step. Published blocks are copied too: the cache may evict them.
         """
         count = blocks_for(computed_tokens, self.block_tokens)
         if not 0 <= count <= len(table):
@@ -169,7 +165,7 @@ class KvCache(BlockTables):
         return swapped
 
     def swap_in(self, swapped: SwapOut, table: list[int]) -> None:
-        """Gives a sequence's KV its device blocks back, and plans the copies.
+        """Allocates device blocks for a swapped sequence, and plans the copies.
 
         The table may begin with a match (of at most `swapped.tokens` tokens): only the rest is copied. Raises
         `OutOfBlocks` when there are too few blocks, ValueError when nothing lies in host memory or the table
@@ -184,14 +180,14 @@ class KvCache(BlockTables):
         self.counts.swapped_in_blocks += lacking
 
     def drop(self, swapped: SwapOut) -> None:
-        """Gives a sequence's host blocks back without reading them; a second time is harmless."""
+        """Releases a sequence's host blocks without reading them. Idempotent."""
         self._host.drop(swapped)
 
     def close_step(self) -> Copies:
-        """The step is put together: announcements end, and its copies are the caller's. They must be executed
-        before the step's forward pass, all that go out before all that come back; if that fails, the KV of
-        every sequence swapped out in this step is lost and has to be dropped."""
-        self._leaders.clear()
+        """Ends the announcements and returns the step's copies. The caller must execute them before the
+        step's forward pass, all outbound ones first; if that fails, the KV of every sequence swapped out in
+        this step is lost and has to be dropped."""
+        self._sharing.clear()
         return self._host.close()
 
     # ------------------------------------------------------------ audit
@@ -199,12 +195,14 @@ class KvCache(BlockTables):
     @property
     def is_step_open(self) -> bool:
         """Whether a step is being put together: announcements or copies wait for `close_step`."""
-        return bool(len(self._leaders) or self._host.has_planned)
+        return bool(len(self._sharing) or self._host.has_planned)
 
     def check(
         self, holders: Iterable[tuple[list[int], PrefixCursor]], swapped: Iterable[SwapOut] = ()
     ) -> None:
         """Full self-audit against all tables with their cursors, and all that is swapped out: blocks, prefix
-        tree, host memory, leaders. Raises AssertionError. Takes time proportional to the whole cache."""
-        check_books(self._pool, self._tree, self._host, self._leaders, holders, swapped, self.block_tokens)
+        tree, host memory, announcements. Raises AssertionError. O(cache size)."""
+        check_consistency(
+            self._pool, self._tree, self._host, self._sharing, holders, swapped, self.block_tokens
+        )
         assert self.num_free + self.num_referenced + self.num_fenced == self.num_blocks

@@ -1,10 +1,9 @@
-"""Which sequence's KV lies in host memory, and what has to be copied there and back?
+"""Bookkeeping of KV in host memory: host blocks and planned copies.
 
-Bookkeeping alone: the tensors and the copying live in `engine.model.host_pool`. Copies are planned while a
-step is put together and executed before its forward pass, **all that go out before all that come in**. So a
-host block that was let go while a step is put together must not be handed out again in the same one: it may
-still have to be read by what comes in. And device blocks that were let go before their content arrived must
-not get it any more.
+The tensors and the copying live in `engine.model.host_pool`. Copies are planned while a step is put together
+and executed before its forward pass, **all outbound ones before all inbound ones**. So a host block released
+while a step is put together must not be reused in the same step: an inbound copy may still read it. And
+device blocks released before their content arrived must no longer receive it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ class SwapOut:
     """A sequence's KV in host memory."""
 
     blocks: list[int]
-    """Host blocks, the first tokens' first; empty once it was taken back or dropped."""
+    """Host blocks in token order; empty once swapped in or dropped."""
     tokens: int
     """Tokens whose keys and values they hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What a step copies before its forward pass, whole blocks: first all of `out`, then all of `back`."""
+    """Block copies of a step before its forward pass: first all of `out`, then all of `back`."""
 
     out: list[tuple[int, int]]
     """(device block, host block)"""
@@ -47,7 +46,7 @@ class HostBlocks:
             raise ValueError(f"num_host_blocks must not be negative, not {num_blocks}")
         self.num_blocks = num_blocks
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
-        self._let_go: list[int] = []
+        self._released: list[int] = []
         self._out: list[tuple[int, int]] = []
         self._back: dict[int, int] = {}
 
@@ -63,11 +62,11 @@ class HostBlocks:
 
     @property
     def has_planned(self) -> bool:
-        """Whether copies, or blocks let go beside them, wait for `close`."""
-        return bool(self._out or self._back or self._let_go)
+        """Whether copies, or blocks released beside them, wait for `close`."""
+        return bool(self._out or self._back or self._released)
 
     def put(self, device_blocks: list[int], tokens: int) -> SwapOut | None:
-        """Plans copies out of the device; None without room, or when a block has yet to arrive itself."""
+        """Plans copies to host memory; None without room, or when a block has yet to receive its content."""
         count = len(device_blocks)
         if count > len(self._free) or any(block in self._back for block in device_blocks):
             return None
@@ -76,42 +75,43 @@ class HostBlocks:
         return SwapOut(blocks, tokens)
 
     def take(self, swapped: SwapOut, device_blocks: list[int]) -> None:
-        """Plans copies of the last `len(device_blocks)` blocks back to the device, and lets all of it go."""
+        """Plans copies of the last `len(device_blocks)` blocks back to the device, and releases the host
+        blocks."""
         first = len(swapped.blocks) - len(device_blocks)
         self._back.update(zip(device_blocks, swapped.blocks[first:], strict=True))
         self.drop(swapped)
 
     def drop(self, swapped: SwapOut) -> None:
-        """Lets a sequence's KV go; a second time is harmless."""
-        # Without planned copies nobody can need them, and they need not wait for the next step's.
-        (self._let_go if self._out or self._back else self._free).extend(reversed(swapped.blocks))
+        """Releases a sequence's host blocks. Idempotent."""
+        # Without planned copies no inbound copy can read them: free immediately.
+        (self._released if self._out or self._back else self._free).extend(reversed(swapped.blocks))
         swapped.blocks = []
         swapped.tokens = 0
 
     def cancel(self, device_blocks: Iterable[int]) -> None:
-        """Device blocks were let go: nothing arrives in them any more."""
+        """Cancels inbound copies to device blocks that were released."""
         for block in device_blocks:
             self._back.pop(block, None)
 
     def close(self) -> Copies:
-        """Hands over what was planned; from now on the blocks that were let go are free."""
+        """Returns the planned copies and frees the released blocks."""
         copies = Copies(self._out, [(host, device) for device, host in self._back.items()])
-        self._free += self._let_go
-        self._let_go = []
+        self._free += self._released
+        self._released = []
         self._out = []
         self._back = {}
         return copies
 
     def check(self, swapped: Iterable[SwapOut], block_tokens: int) -> None:
-        """Self-audit; each block is free, let go, or of one sequence, which has as many as its tokens fill,
-        and what is copied goes to blocks of somebody. Raises AssertionError."""
+        """Self-audit; each block is free, released, or of one sequence, which has as many as its tokens
+        fill, and copies read and write used blocks only. Raises AssertionError."""
         held: list[int] = []
         for each in swapped:
             assert len(each.blocks) == blocks_for(each.tokens, block_tokens), (
                 f"{each.tokens} tokens do not fill {len(each.blocks)} host blocks"
             )
             held += each.blocks
-        everywhere = self._free + self._let_go + held
+        everywhere = self._free + self._released + held
         assert not {host for _, host in self._out} & {*self._free}, "a free host block is written"
         assert not {*self._back.values()} & {*self._free}, "a free host block is read"
         assert len(set(everywhere)) == len(everywhere), "a host block has two owners"

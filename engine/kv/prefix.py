@@ -1,8 +1,8 @@
-"""Which blocks hold the keys and values of a given beginning of a prompt?
+"""Prefix tree of published KV blocks.
 
-A tree over full blocks. A node is one published block; the way to it from the root is the token ids of all
-blocks up to it, compared as they are and not by a digest, so that no prompt can be mistaken for another. The
-first step of the way carries a salt as well: what was computed under one salt cannot be found under another.
+A node is one full, published block; the path to it from the root is the token ids of all blocks up to it,
+compared verbatim and not by a digest, so that no prompt can be mistaken for another. The first edge of a path
+carries a salt as well: blocks computed under one salt cannot be found under another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest published beginning of a prompt, as it was when it was looked up."""
+    """The longest published prefix of a prompt, as of its look-up."""
 
     salt: str
     nodes: list[Node]
@@ -40,42 +40,42 @@ class Match:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks, the first tokens' first."""
+        """The blocks in token order."""
         return [node.block for node in self.nodes]
 
     @property
     def is_current(self) -> bool:
-        """Whether it can still be attached. (No node is evicted before those below it.)"""
+        """Whether it can still be attached. (No node is evicted before its descendants.)"""
         return not self.nodes or self.nodes[-1].block != NO_BLOCK
 
 
 @dataclass(slots=True, eq=False)
 class PrefixCursor:
-    """How far a sequence's block table lies in the tree. One for each table, changed by the cache alone."""
+    """Position of a sequence's block table in the tree. One for each table, changed by the cache alone."""
 
     salt: str
     node: Node | None = None
     """The node of the table's last published block; None: none is."""
     blocks: int = 0
-    """Published blocks: the first so many of the table."""
+    """Number of leading blocks of the table that are published."""
     deferred_at: int = -1
-    """Tokens it could have had from the cache when it last waited for another sequence's."""
+    """Tokens available from the cache when it last waited for another sequence."""
     announced: tuple[Node | None, bytes] | None = field(default=None, repr=False)
-    """The block that it said it would compute."""
+    """The block that it announced to compute."""
 
     def reset(self) -> None:
-        """The table is empty again."""
+        """Resets the cursor for an empty table."""
         self.node = None
         self.blocks = 0
         self.deferred_at = -1
 
 
 class PrefixTree:
-    """The published blocks. It says nothing of references: the block pool counts them."""
+    """The published blocks. References are counted by the block pool."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        # Bytes rather than tuples: a quarter of the memory, their hash is kept, and nobody can choose
+        # Bytes rather than tuples: a quarter of the memory, a cached hash, and clients cannot choose
         # prompts whose hashes collide.
         self._pack = Struct(f"<{block_tokens}I").pack
         self._root = Node(None, b"", NO_BLOCK)
@@ -85,7 +85,7 @@ class PrefixTree:
         return len(self._nodes)
 
     def key(self, parent: Node | None, token_ids: Sequence[int], salt: str) -> bytes:
-        """The name of the block of `token_ids` that comes after `parent`. There must be enough of them.
+        """Key of the block of `token_ids` that follows `parent`. There must be enough tokens.
 
         Raises ValueError for a token id outside of 32 bits.
         """
@@ -99,14 +99,14 @@ class PrefixTree:
         return key + salt.encode() if depth == 0 else key
 
     def child(self, parent: Node | None, key: bytes) -> Node | None:
-        """The published block of that name, if there is one."""
+        """The published block with that key, if there is one."""
         return (self._root if parent is None else parent).children.get(key)
 
     def descend(
         self, start: Node | None, token_ids: Sequence[int], salt: str, most_blocks: int
     ) -> Iterator[Node]:
-        """The published blocks of `token_ids` after `start` (None: from the beginning), in order, until
-        `most_blocks` blocks from the beginning."""
+        """The published blocks of `token_ids` after `start` (None: from the beginning), in order, up to
+        `most_blocks` blocks in total."""
         node = start
         for _ in range(0 if start is None else start.depth, most_blocks):
             node = self.child(node, self.key(node, token_ids, salt))
@@ -115,7 +115,7 @@ class PrefixTree:
             yield node
 
     def add(self, parent: Node | None, key: bytes, block: int) -> Node:
-        """Publishes a block. Raises ValueError if that name or that block is taken."""
+        """Publishes a block. Raises ValueError if that key or that block is taken."""
         under = self._root if parent is None else parent
         if key in under.children or block in self._nodes:
             raise ValueError(f"block {block} or its tokens are published already")
@@ -125,7 +125,7 @@ class PrefixTree:
         return node
 
     def remove(self, block: int) -> None:
-        """Forgets an evicted block. Raises ValueError if others below it are published still."""
+        """Removes an evicted block. Raises ValueError if it has published descendants."""
         node = self._nodes[block]
         if node.children:
             raise ValueError(f"block {block} has published blocks below it")
@@ -139,10 +139,10 @@ class PrefixTree:
         return block in self._nodes
 
     def below(self, block: int) -> list[int]:
-        """The blocks that come right after a published one."""
+        """The children of a published block."""
         return [child.block for child in self._nodes[block].children.values()]
 
-    def way(self, node: Node) -> list[int]:
+    def path(self, node: Node) -> list[int]:
         """The blocks from the root to a node, its own included."""
         blocks = []
         at: Node | None = node
@@ -152,14 +152,14 @@ class PrefixTree:
         return blocks[::-1]
 
     def check(self) -> None:
-        """Every node is found from the root by its name, and under its block. Raises AssertionError."""
+        """Every node is found from the root by its key, and under its block. Raises AssertionError."""
         found = 0
         below = [self._root]
         while below:
             node = below.pop()
             for key, child in node.children.items():
                 assert child.parent is node, "a node's parent is another"
-                assert child.key == key, "a node stands under another name"
+                assert child.key == key, "a node stands under another key"
                 assert child.depth == node.depth + 1, "a node's depth is wrong"
                 assert self._nodes.get(child.block) is child, "a block stands for two nodes, or for none"
                 below.append(child)

@@ -1,8 +1,8 @@
-"""Which blocks does a sequence's table name, and which of a prompt's blocks are there already?
+"""`BlockTables`: block tables of sequences over the block pool and the prefix tree.
 
 A sequence owns a block table and a `PrefixCursor`; both are changed here and nowhere else. The published
-blocks of a table are always its first `cursor.blocks`, and whoever names a published block names those before
-it as well: so a block nobody names has none below it that somebody does, and the cached blocks can all be
+blocks of a table are always its first `cursor.blocks`, and a table that names a published block names those
+before it as well: so an unreferenced block has no referenced descendants, and the cached blocks can all be
 evicted, the deepest first.
 """
 
@@ -17,22 +17,20 @@ from engine.kv.blocks import BlockPool, OutOfBlocks
 from engine.kv.host import HostBlocks
 from engine.kv.prefix import NO_BLOCK, Match, Node, PrefixCursor, PrefixTree
 
-# What has happened in a KV cache since it was made?
-
 
 @dataclass(slots=True)
 class KvCounts:
-    """What has happened since the cache was made."""
+    """Event counts since the cache was created."""
 
     hit_tokens: int = 0
-    """Tokens that a sequence found in the cache when it started or came back."""
+    """Tokens found in the cache when a sequence started or resumed."""
     adopted_tokens: int = 0
-    """Tokens that another one computed while a sequence was running."""
+    """Tokens adopted from another sequence while running."""
     deferrals: int = 0
     """Steps that a sequence waited for another's blocks."""
     published_blocks: int = 0
     revived_blocks: int = 0
-    """Cached blocks that were wanted again."""
+    """Cached blocks that were reused."""
     duplicate_blocks: int = 0
     """Blocks computed though an equal one had been published meanwhile."""
     evicted_blocks: int = 0
@@ -73,7 +71,7 @@ class BlockTables:
 
     @property
     def num_blank(self) -> int:
-        """Blocks with nothing worth keeping in them."""
+        """Blocks without content worth keeping."""
         return self._pool.num_free
 
     @property
@@ -88,7 +86,7 @@ class BlockTables:
 
     @property
     def num_fenced(self) -> int:
-        """Blocks that were let go while a step was executing."""
+        """Blocks that were released while a step was executing."""
         return self._pool.num_fenced
 
     @property
@@ -106,16 +104,16 @@ class BlockTables:
         """Host blocks that can be filled now."""
         return self._host.num_free
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ look-ups
 
     def match(
         self, token_ids: Sequence[int], salt: str, most_tokens: int, known: Match | None = None
     ) -> Match:
-        """The longest published beginning of `token_ids`, in whole blocks and at most `most_tokens` tokens.
+        """The longest published prefix of `token_ids`, in whole blocks and at most `most_tokens` tokens.
 
-        Changes nothing. A prompt whose last token has to be computed, because it chooses the next one, asks
-        for one token less than it has. `known` is an earlier match of the same tokens and salt: only what
-        was published since is looked up.
+        Changes nothing. The last token of a prompt has to be computed, because it chooses the next one: pass
+        one token less. `known` is an earlier match of the same tokens and salt: only what was published since
+        is looked up.
         """
         if not self.prefix_caching:
             return Match(salt, [], 0)
@@ -127,7 +125,7 @@ class BlockTables:
         return Match(salt, nodes, len(nodes) * self.block_tokens)
 
     def cached_tokens(self, token_ids: Sequence[int], salt: str) -> int:
-        """How many of a prompt's tokens need not be computed, as things stand."""
+        """How many of a prompt's tokens are cached now."""
         return self.match(token_ids, salt, len(token_ids) - 1).tokens
 
     def locality(self, token_ids: Sequence[int], salt: str, *, blocks: int = 1) -> int:
@@ -137,20 +135,20 @@ class BlockTables:
         digest = blake2b(repr((salt, list(first))).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
-    def shortage(self, match: Match, count: int, giving_way: Sequence[list[int]] = ()) -> int:
-        """Blocks that would lack (0 or less: none) for a table of `count` blocks that begins with `match`,
-        once the tables `giving_way` were freed. Changes nothing.
+    def shortage(self, match: Match, count: int, yielded: Sequence[list[int]] = ()) -> int:
+        """Blocks that lack (0 or less: none) for a table of `count` blocks that begins with `match`, once the
+        tables `yielded` are freed. Changes nothing.
 
-        Blocks that others name as well are not gained, and those of the match cost nothing while somebody
-        names them: neither a table's length nor `num_free` alone says what fits. Raises ValueError for a
+        Blocks that other tables name as well are not gained, and those of the match cost nothing while they
+        are referenced: neither a table's length nor `num_free` alone tells what fits. Raises ValueError for a
         match that is out of date.
         """
         _check_match(match)
         wanted = match.blocks
         revived = sum(self._pool.is_cached(block) for block in wanted)
         gained = 0
-        if giving_way and not self._pool.is_fenced:
-            named = Counter(block for table in giving_way for block in table)
+        if yielded and not self._pool.is_fenced:
+            named = Counter(block for table in yielded for block in table)
             kept = set(wanted)
             gained = sum(
                 references == self._pool.references(block) and block not in kept
@@ -161,7 +159,7 @@ class BlockTables:
     # ------------------------------------------------------------ a table's life
 
     def attach(self, table: list[int], cursor: PrefixCursor, match: Match) -> None:
-        """Begins an empty table with a match.
+        """Starts an empty table with a match.
 
         Raises ValueError if the table is not empty, the salt is another's, or the match is out of date.
         """
@@ -170,13 +168,13 @@ class BlockTables:
         if match.salt != cursor.salt:
             raise ValueError("the match was looked up under another salt")
         _check_match(match)
-        table += self._name(match.blocks)
+        table += self._reference(match.blocks)
         if match.nodes:
             self._advance(cursor, match.nodes[-1])
         self.counts.hit_tokens += match.tokens
 
     def extend(self, table: list[int], count: int) -> None:
-        """Adds `count` blocks: blank ones first, then cached ones are evicted, the one let go first, first.
+        """Adds `count` blocks: blank ones first, then cached ones, least recently released first.
 
         Raises `OutOfBlocks` and changes nothing when there are not enough.
         """
@@ -188,7 +186,7 @@ class BlockTables:
         table += self._pool.allocate(count)
 
     def extend_each(self, tables: Sequence[list[int]]) -> None:
-        """One block more for each of `tables`: the blocks that `extend` would give one after the other.
+        """Adds one block to each of `tables`, as successive calls of `extend` would.
 
         Raises `OutOfBlocks` and changes nothing when there are not enough.
         """
@@ -198,21 +196,21 @@ class BlockTables:
         self.extend(blank, min(len(tables), self.num_blank))
         evicted: list[int] = []
         self.extend(evicted, len(tables) - len(blank))
-        # Of several that are evicted at once the last one is taken first.
+        # Of several evicted together the last one is taken first.
         for table, block in zip(tables, blank + evicted[::-1], strict=True):
             table.append(block)
 
     def publish(
         self, table: list[int], cursor: PrefixCursor, token_ids: Sequence[int], computed_tokens: int
     ) -> None:
-        """Lets others find a table's full, computed blocks. Called between steps, after the forward pass that
-        wrote them; looks only at blocks that were completed since the last time.
+        """Publishes a table's full, computed blocks. Call between steps, after the forward pass that wrote
+        them; visits only blocks completed since the last call.
 
-        Where an equal block was published meanwhile, the table names that one from now on and its own is let
-        go. That is safe at any time: nothing is written to a full, computed block any more, both hold keys
-        and values of the same tokens after the same tokens, and a step that still reads the old one is
-        fenced. It is needed as well: a table that kept its own but stood below the other could run out of
-        memory with a block that only it keeps from being evicted.
+        Where an equal block was published meanwhile, the table names that one instead and releases its own.
+        That is safe at any time: a full, computed block is never written again, both hold keys and values of
+        the same tokens after the same tokens, and a step that still reads the old one is fenced. It is needed
+        as well: a table that kept its own but stood below the other could run out of memory with a block that
+        only it keeps from being evicted.
 
         Raises ValueError for more computed tokens than there are, before the copies of the step were handed
         over, and for a cursor that is not this table's.
@@ -237,36 +235,36 @@ class BlockTables:
                 self._pool.publish(own)
                 self.counts.published_blocks += 1
             elif node.block != own:
-                table[index : index + 1] = self._name([node.block])
+                table[index : index + 1] = self._reference([node.block])
                 self._pool.free([own])
                 self.counts.duplicate_blocks += 1
             self._advance(cursor, node)
 
     def free(self, table: list[int], cursor: PrefixCursor) -> None:
-        """Lets a table's blocks go, the deepest first, and empties it; a second time is harmless.
+        """Releases a table's blocks, the deepest first, and empties it. Idempotent.
 
-        Published blocks that nobody else names are cached, the others free; behind a fence neither, until it
+        Published blocks that no other table names become cached, the others free; behind a fence, when it
         is lifted.
         """
         self._check_cursor(table, cursor)
-        self._let_go(table)
+        self._release(table)
         cursor.reset()
 
     def fence(self) -> None:
-        """A step begins to execute: blocks that are let go from now on may still be read or written by it."""
+        """Marks the start of a step's execution: blocks released from now on may still be read or written."""
         self._pool.fence()
 
     def lift_fence(self) -> None:
-        """The step is over: the blocks let go meanwhile are cached or free."""
+        """Marks the end of a step: the blocks released meanwhile become cached or free."""
         self._pool.lift_fence()
 
     def evict_cached(self) -> int:
-        """Forgets everything that no table names (a cold start, to measure). Returns how many blocks."""
+        """Evicts all cached blocks (a cold start, for measurements). Returns how many."""
         count = self._pool.num_cached
         self._evict(count)
         return count
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ private
 
     def _evict(self, count: int) -> None:
         evict, remove = self._pool.evict, self._tree.remove
@@ -274,15 +272,15 @@ class BlockTables:
             remove(evict())
         self.counts.evicted_blocks += count
 
-    def _name(self, blocks: list[int]) -> list[int]:
+    def _reference(self, blocks: list[int]) -> list[int]:
         """Adds a reference to published blocks."""
         cached = self._pool.num_cached
         self._pool.share(blocks)
         self.counts.revived_blocks += cached - self._pool.num_cached
         return blocks
 
-    def _let_go(self, blocks: list[int]) -> None:
-        # Only a block that one table alone names can wait for its content.
+    def _release(self, blocks: list[int]) -> None:
+        # Only a block with a single reference can wait for its content.
         self._host.cancel(blocks)
         self._pool.free(blocks)
 

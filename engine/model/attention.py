@@ -1,8 +1,8 @@
 """Attention function of transformers models over the paged cache.
 
-One function is registered with transformers' attention interface. It takes the step's context (batch,
-caches, kernel) from a context variable: a keyword argument would not do, some architectures drop those.
-No mask function is registered under the name, so transformers builds no mask.
+One function is registered with transformers' attention interface. It takes the step's context (batch, caches,
+kernel) from a context variable, because some architectures drop keyword arguments. No mask function is
+registered under the name, so transformers builds no mask.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kernels.dispatch import AttentionKernel
 from kernels.reference import causal_mask, dense_attention
 
 ATTENTION_NAME = "fairgate_paged"
-"""What `attn_implementation` must be for a model to run here."""
+"""The `attn_implementation` of models that run here."""
 
 _ABSENT: Final = object()
 
 
 class AttentionUnsupported(RuntimeError):
-    """The model asks for an attention that a paged causal cache cannot give."""
+    """The model needs an attention that a paged causal cache cannot compute."""
 
 
 class AttentionContext(Protocol):
-    """What one forward pass attends with."""
+    """Attention context of one forward pass."""
 
     def attend(
         self,
@@ -52,7 +52,7 @@ class AttentionContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps for each token."""
+    """Sizes of what one layer keeps for each token."""
 
     kv_heads: int
     key_dim: int
@@ -65,7 +65,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How one layer attends."""
+    """Attention options of one layer."""
 
     scale: float
     sliding_window: int | None
@@ -116,7 +116,7 @@ class PagedContext:
 
 
 class ProbeContext:
-    """Attends without a cache, to one sequence alone; notes what each layer would keep, and how it asks."""
+    """Attends to one sequence without a cache; records each layer's shape and options."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -156,7 +156,7 @@ _current: ContextVar[AttentionContext | None] = ContextVar("fairgate_attention",
 
 @contextmanager
 def attending(context: AttentionContext) -> Iterator[None]:
-    """Every forward pass inside attends with `context`."""
+    """Context manager: forward passes inside attend with `context`."""
     token = _current.set(context)
     try:
         yield

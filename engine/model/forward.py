@@ -1,7 +1,7 @@
-"""How does one packed step run through the model?
+"""`Forward`, the interface of a packed step through the model, and `PlainForward`.
 
-Two ways that give the same logits: transformers' own forward pass, with our attention plugged in, for every
-architecture; and, where it applies, the lean one of `engine.model.cpu.lean`.
+`PlainForward` is transformers' own forward pass with our attention plugged in, for every architecture. Where
+`engine.model.cpu.compiled` applies, it gives the same logits faster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""KV blocks in host memory, and the copies to and from the device.
+"""`HostPool`: KV blocks in host memory, and the copies to and from the device.
 
 Tensors in host memory, one for each of the cache's and laid out like it, `[blocks, block_tokens, kv_heads,
-dim]`. Whole blocks move, and all of a step's blocks together: on the device they are gathered (scattered)
+dim]`. Whole blocks are copied, all of a step's blocks together: on the device they are gathered (scattered)
 once for each layer and tensor, and between device and host each run of neighbouring host blocks is one copy.
 Many small copies would take longer than computing the tokens again.
 """
@@ -19,14 +19,14 @@ from engine.model.attention import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """What moving blocks to host memory and back takes: `base_s + blocks * block_s`."""
+    """Time of copying blocks to host memory and back: `base_s + blocks * block_s`."""
 
     base_s: float
     block_s: float
 
 
 class HostPool:
-    """Host memory for `num_blocks` blocks of every layer. Which of them are in use is `engine.kv.host`'s."""
+    """Host memory for `num_blocks` blocks of every layer. `engine.kv.host` tracks their use."""
 
     def __init__(self, caches: Iterable[LayerCache], num_blocks: int) -> None:
         """`caches`: the device's, one for each layer. Memory of a CUDA device's pool is pinned.
@@ -52,7 +52,7 @@ class HostPool:
 
     @property
     def num_bytes(self) -> int:
-        """The host memory it takes."""
+        """Size in host memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._host)
 
     def copy_out(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -115,7 +115,7 @@ class HostPool:
     ) -> RoundTrip:
         """Times round trips of one and of several blocks, the quickest of `repetitions` each.
 
-        For the load: it overwrites the first `blocks` host blocks; the device's stay as they are.
+        For use at load: it overwrites the first `blocks` host blocks; the device's stay as they are.
         """
         most = min(blocks, self.num_blocks, self.num_device_blocks)
         one_s = self._quickest_s(1, repetitions, clock)
@@ -136,7 +136,7 @@ class HostPool:
         return min(times[1:])
 
     def _check(self, device: list[int], host: list[int], target: str, targets: list[int]) -> bool:
-        """False: there is nothing to copy."""
+        """Validates pairs; False: nothing to copy."""
         if not device:
             return False
         for name, blocks, limit in (

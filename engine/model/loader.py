@@ -1,7 +1,7 @@
-"""Loads a model directory and proves that it is served exactly.
+"""Loads a model directory and verifies that the model can be served exactly.
 
-Any causal LM that transformers can load from safetensors. What would run but give other tokens than the
-plain model (state-space hybrids, models with masks of their own) is refused: the load ends with a short
+Any causal LM that transformers can load from safetensors. Models that would run but give other tokens than
+the plain model (state-space hybrids, models with masks of their own) are refused: the load ends with a short
 ragged, chunked and paged run that must give the plain model's logits.
 """
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 DEFAULT_BLOCK_TOKENS = 16
 DEFAULT_CPU_KV_BYTES = 256 * 1024 * 1024
 DEFAULT_CUDA_KV_SHARE = 0.85
-"""Of the device memory that is free once the weights are loaded; the rest is for activations."""
+"""Share of the device memory that is free once the weights are loaded; the rest is for activations."""
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -71,13 +71,13 @@ def load_runner(
     num_host_blocks: int = 0,
     fast_paths: bool = True,
 ) -> TorchRunner:
-    """Loads `model_dir` and returns a runner that has proved itself equal to the plain model.
+    """Loads `model_dir` and returns a runner that passed the check against the plain model.
 
     `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA.
     The paged cache has `num_blocks` blocks, or as many as fit in `kv_memory_bytes` (default: 256 MiB on
     a CPU, 85 % of the free memory on CUDA). `threads` sets torch's intra-op threads for the whole process.
     `attention` names a kernel of `kernels.dispatch`; `model_id` defaults to the directory's name.
-    `num_host_blocks` blocks of host memory take preempted KV. Without `fast_paths` the model runs as
+    `num_host_blocks` blocks of host memory hold swapped KV. Without `fast_paths` the model runs as
     transformers runs it.
 
     Raises `ModelRefused`.
@@ -120,20 +120,20 @@ def load_runner(
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         num_host_blocks=num_host_blocks,
-        tricks=(*choice.tricks, cpu_threads()) if chosen_device.type == "cpu" else choice.tricks,
+        path_reports=(*choice.reports, cpu_threads()) if chosen_device.type == "cpu" else choice.reports,
     )
     log.info(
         "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
         info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks, block_tokens,
         info.attention,
     )  # fmt: skip
-    for trick in runner.tricks:
-        log.info("%s", trick)
+    for report in runner.path_reports:
+        log.info("%s", report)
     return runner
 
 
 def _read_config(model_dir: Path) -> Any:
-    """The directory's config, once it is clear that weights lie beside it."""
+    """The directory's config; checks that weights lie beside it."""
     if not model_dir.is_dir():
         raise ModelRefused(f"model directory {model_dir} does not exist")
     config_file = model_dir / "config.json"
@@ -210,7 +210,7 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype, device: torc
 
 
 def _probe(model: Any, model_dir: Path) -> ProbeContext:
-    """One tiny forward pass that tells what each layer keeps: heads and dims can differ by layer."""
+    """Finds each layer's shape by a tiny forward pass: heads and dims can differ by layer."""
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelRefused(f"{_architecture(model)} cannot be served: it only computes every token's logits")
     context = ProbeContext()
@@ -247,7 +247,7 @@ def _check_against_plain(
     shapes: dict[int, LayerShape],
     block_tokens: int,
 ) -> Checked:
-    """Twice: the first run compiles, the second is timed."""
+    """Checks twice: the first run compiles, the second is timed."""
     dtype: torch.dtype = model.dtype
     seconds = math.inf
     try:
@@ -288,7 +288,7 @@ def _architecture(model: Any) -> str:
 
 
 def _context_tokens(config: Any) -> int:
-    """The longest context that the model and its exactness bear.
+    """The longest context for which the model is exact.
 
     Chunked attention and position scalings that depend on the longest sequence of a batch are exact only
     up to the length at which they set in.

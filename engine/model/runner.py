@@ -1,4 +1,4 @@
-"""Runs a step's plan through the model and samples its tokens.
+"""`TorchRunner`: executes a step with torch and samples its tokens.
 
 All slices of a step are packed into one row and run through the model once; the paged attention finds
 each sequence's context by its block table. Logits are computed only for the rows that sample.
@@ -40,15 +40,15 @@ class TorchRunner:
         num_blocks: int,
         block_tokens: int,
         num_host_blocks: int = 0,
-        tricks: tuple[PathReport, ...] = (),
+        path_reports: tuple[PathReport, ...] = (),
     ) -> None:
         self.info = info
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.tricks = tricks
-        """Short cuts that were considered at load."""
+        self.path_reports = path_reports
+        """Fast paths considered at load."""
         self.readings: LengthReadings | None = None
-        """What the model's state says of output lengths, where it is read."""
+        """Predicts output lengths from the model's state, where a probe or sampling is set up."""
         self._forward = forward
         self._device = device
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
@@ -122,7 +122,7 @@ class TorchRunner:
         )
         tables = batch.rows.tables
         if not 0 <= tables.min() <= tables.max() < self.num_blocks:
-            # A compiled kernel would write there all the same.
+            # A compiled kernel would write there without an error.
             raise ValueError(f"a block table names blocks outside of 0..{self.num_blocks - 1}")
         return self._forward(batch, fed, np.array(rows, dtype=np.int64), self._caches)
 

@@ -1,12 +1,12 @@
-"""Samples the next tokens from a step's logits.
+"""Sampler: chooses the next tokens from a step's logits.
 
 One batched pass for all sampling rows. The order of operations is transformers' (and, up to min-p,
 vLLM's): logit bias, repetition penalty (prompt and output), frequency and presence penalties (output);
 greedy rows end here; temperature, top-k, top-p, min-p, draw. Reported logprobs are the model's own,
 `log_softmax` of the logits before any of this.
 
-Randomness is one uniform number for each (seed, token index), by a hash: what else runs in the batch, in
-which row, or whether the sequence was evicted in between changes nothing.
+Randomness is one uniform number for each (seed, token index), by a hash, independent of the batch, of the
+row, and of evictions in between.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 """Smaller temperatures would overflow the logits; they mean greedy."""
 TOP_P_CANDIDATES = 256
 _NO_CHANCE = float("-inf")
-GREEDY_TRICK = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
+GREEDY_REPORT = PathReport("greedy tokens", True, "found and checked for soundness in one compiled pass")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits and what its next token depends on."""
+    """Inputs of the next token of one row of logits."""
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -87,12 +87,12 @@ def greedy_tokens(logits: torch.Tensor) -> list[int] | None:
 
 
 def warm_up() -> None:
-    """Compiles what the first step would wait for."""
+    """Compiles the kernel in advance, so that the first step need not wait."""
     greedy_tokens(torch.zeros(1, 2))
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The distributions that rows, already biased and penalised, are drawn from.
+    """Distributions of rows that are already biased and penalised.
 
     `[rows, vocabulary]`, float64; every temperature must be positive.
     """
@@ -179,7 +179,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _limit_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
-    """Keeps the k best (and what ties with the k-th)."""
+    """Keeps the k best (and ties with the k-th)."""
     vocabulary = scores.shape[-1]
     limited = [i for i, k in enumerate(top_k) if 0 < k < vocabulary]
     if not limited:
@@ -194,7 +194,7 @@ def _limit_top_k(scores: torch.Tensor, top_k: list[int]) -> None:
 def _limit_top_p(scores: torch.Tensor, top_p: list[float]) -> None:
     """Keeps the smallest set of best tokens whose probability reaches p; always the best one.
 
-    The set is nearly always among the first `TOP_P_CANDIDATES`; only the rows where it is not are sorted
+    The set is nearly always among the first `TOP_P_CANDIDATES`; only the other rows are sorted
     whole, which would cost more than a small model's whole step.
     """
     limited = [i for i, p in enumerate(top_p) if p < 1.0]
@@ -230,7 +230,7 @@ def _limit_min_p(scores: torch.Tensor, min_p: list[float]) -> None:
 
 
 def _with_logprobs(token_ids: list[int], reported: list[int | None], logprobs: torch.Tensor) -> list[Sampled]:
-    """Adds to each row that asked its token's logprob and its best alternatives."""
+    """Adds logprobs of the token and its best alternatives to each row that requested them."""
     chosen: list[float] = logprobs.gather(1, _ids(token_ids, logprobs)[:, None])[:, 0].tolist()
     most = min(max((count or 0) for count in reported), logprobs.shape[-1])
     best = logprobs.topk(most, dim=-1)

@@ -1,7 +1,7 @@
-"""Compares packed, chunked, paged logits with the plain model's.
+"""Check that a model gives the same logits packed, chunked and paged as plain.
 
 Architectures that keep a state outside of the attention (state-space and linear-attention layers), or
-that mask in their own way, run under paged attention without an error and are simply wrong. So two
+that mask in their own way, run under paged attention without an error and give wrong logits. So two
 sequences run through scattered blocks in interleaved chunks, and every position's logits are compared
 with those of transformers' own eager attention on each sequence alone.
 """

@@ -1,7 +1,7 @@
-"""Is this the model, and is this the machine, that something was learned on?
+"""Fingerprint of a model directory and name of the machine, the keys of learned state.
 
-A fingerprint of a model directory (its config and the names, sizes and heads of its weight files: reading
-gigabytes of weights would take longer than loading them) and a name of the machine (processor and cores).
+The fingerprint covers the config and the names, sizes, heads and tails of the weight files: reading gigabytes
+of weights would take longer than loading them. The machine's name is its processor and cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model_fingerprint(model_dir: Path) -> str:
 
 
 def machine_name() -> str:
-    """The processor and how many cores it has here, as in "Intel(R) Xeon(R) Gold 6448Y, 2 cores, x86_64"."""
+    """Processor and number of cores, as in "Intel(R) Xeon(R) Gold 6448Y, 2 cores, x86_64"."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

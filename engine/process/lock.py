@@ -1,7 +1,7 @@
-"""Which engine process owns this data directory?
+"""`EngineLock`: lock file of an engine in its data directory.
 
-One engine a lock file, held by `flock` for as long as the process lives, however it ends. The file says
-who holds it, so that a restarted gateway finds the living engine. A stale file has content but no lock.
+Held by `flock` until the process ends, however it ends. The file names its holder, so that a restarted
+gateway finds the living engine. A stale file has content but no lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-#: A prober holds the lock for microseconds; an engine that starts just then tries again for so long.
+#: How long a starting engine retries: a prober holds the lock for microseconds.
 TAKE_S = 0.5
 TRY_EVERY_S = 0.02
 
@@ -23,20 +23,20 @@ class LockHeld(Exception):
 
 
 class LockContent(msgspec.Struct, frozen=True):
-    """What the holder writes into its lock file, as JSON."""
+    """Content of a lock file, JSON."""
 
     pid: int
     address: str
     engine_id: str
     protocol_version: int
     arguments: list[str] = []
-    """The engine's command line options: whether it is the engine that was asked for."""
+    """The engine's command line options, to compare with those wanted."""
     pid_namespace: str = ""
-    """Where `pid` means this process: containers can share a directory and not their processes."""
+    """Namespace in which `pid` is valid: containers can share a directory and not their processes."""
 
 
 def pid_namespace() -> str:
-    """Names the process numbers' name space; empty where the system has only one."""
+    """Name of the PID namespace; empty where the system has only one."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -44,7 +44,7 @@ def pid_namespace() -> str:
 
 
 def lock_path(data_dir: Path, engine_id: str) -> Path:
-    """Where an engine's lock file stands."""
+    """Path of an engine's lock file."""
     return data_dir / f"{engine_id}.lock"
 
 
@@ -56,7 +56,7 @@ class EngineLock:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline_s = time.monotonic() + TAKE_S
-        while not _try(self._descriptor, fcntl.LOCK_EX):
+        while not _try_lock(self._descriptor, fcntl.LOCK_EX):
             if time.monotonic() >= deadline_s:
                 os.close(self._descriptor)
                 holder = _read(path)
@@ -67,26 +67,26 @@ class EngineLock:
         os.pwrite(self._descriptor, msgspec.json.encode(content), 0)
 
     def release(self) -> None:
-        """Lets the next engine in. The file stays: unlinking a lock file that others open is a race."""
+        """Releases the lock. The file stays: unlinking a lock file that others open is a race."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
 
 def find_holder(path: Path) -> LockContent | None:
-    """The living engine that holds the lock; None when nobody does or it has not said yet who it is."""
+    """The living engine that holds the lock; None when it is not held or has no content yet."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        if _try(descriptor, fcntl.LOCK_SH):
+        if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
         return _read(path)
     finally:
         os.close(descriptor)
 
 
-def _try(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

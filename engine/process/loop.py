@@ -1,10 +1,10 @@
-"""What does the engine do between two steps?
+"""`EngineLoop`: main loop of the engine process.
 
-Reads commands, steps while there is work, hands each gateway its part of a step in one message, and tells
-everybody the load. Synchronous: between two steps nothing else runs. It never waits for a gateway: what one
-cannot take now is kept aside, within bounds, and a gateway that stays behind is lost.
+Reads commands, steps while there is work, sends each gateway its part of a step in one message, and sends the
+load to all gateways. Synchronous: between two steps nothing else runs. It never waits for a gateway: messages
+that a gateway cannot take now are kept, within bounds, and a gateway that stays behind is lost.
 
-A lost gateway's sequences are cancelled before the next step; outcomes stay in the store until some gateway
+A lost gateway's sequences are cancelled before the next step; outcomes stay in the store until a gateway
 acknowledges them.
 """
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 MAX_COMMANDS_PER_TURN = 256
 SNAPSHOT_EVERY_S = 0.05
 IDLE_SNAPSHOT_EVERY_S = 0.25
-"""Also the engine's sign of life."""
+"""Also the engine's heartbeat."""
 IDLE_AUDIT_S = 0.5
-"""An engine that had no work for so long looks once whether its books agree."""
+"""Idle time after which the engine audits itself once."""
 RETRY_S = 0.01
 MAX_BACKLOG_BYTES = 64 * 2**20
 MAX_BACKLOG_S = GATEWAY_LOST_S
 SETTLE_S = 1.0
 """How long a stopping engine waits for the acknowledgement of its last outcomes."""
 CANCEL_S = 5.0
-COMPLAIN_EVERY_S = 1.0
+WARN_EVERY_S = 1.0
 
 log = logging.getLogger("fairgate.engine")
 
@@ -69,7 +69,7 @@ class EngineLoop:
         on_tick: Callable[[float], None] | None = None,
     ) -> None:
         """`on_restored_settled` is called once the outcomes of an earlier engine are all acknowledged;
-        `on_tick` often, with the time, between two steps."""
+        `on_tick` with every snapshot, with the time, between two steps."""
         self._core = core
         self._socket = socket
         self._ready = ready
@@ -80,16 +80,16 @@ class EngineLoop:
         self._on_tick = on_tick
         self._gateways = GatewaySessions(now_s=clock())
         self._backlogs: dict[bytes, UnsentMessages] = {}
-        self._questions: deque[tuple[GatewaySession, bool]] = deque()
+        self._collects: deque[tuple[GatewaySession, bool]] = deque()
         self._snapshot_s = float("-inf")
         self._changed = True
         self._idle = False
         self._budget_of: GatewaySession | None = None
-        """Whose the token budget is."""
+        """The session that set the token budget."""
         self._unaudited_s: float | None = None
-        """When the last step since the last audit was."""
-        self._dropped = 0
-        self._complained_s = float("-inf")
+        """Time of the last step since the last audit."""
+        self._suppressed = 0
+        self._warned_s = float("-inf")
         self._drain_until_s: float | None = None
         self._cancelled_s: float | None = None
         self._settle_until_s: float | None = None
@@ -102,14 +102,14 @@ class EngineLoop:
         try:
             return self._serve()
         except Exception:
-            self._give_up("the engine failed")
+            self._fail_all("the engine failed")
             raise
 
     def _serve(self) -> str:
         while True:
             now_s = self._clock()
             if self._read_commands(now_s):
-                # Judged only when nothing waits to be read: a long step must not look like silence.
+                # Only when nothing is left to read: a long step must not look like silence.
                 for session in self._gateways.silent(now_s):
                     self._lose(session, f"unheard for {GATEWAY_LOST_S:g} s")
             self._idle = True
@@ -133,8 +133,8 @@ class EngineLoop:
         until_s = self._clock() + drain_s
         self._drain_until_s = until_s if self._drain_until_s is None else min(until_s, self._drain_until_s)
 
-    def _give_up(self, message: str) -> None:
-        """The core is broken: every live sequence ends as `failed`, with what it had emitted by then."""
+    def _fail_all(self, message: str) -> None:
+        """Ends every live sequence as `failed`, with what it had emitted by then: the core is broken."""
         deltas = []
         for live in self._core.running():
             outcome = SequenceOutcome(
@@ -155,7 +155,7 @@ class EngineLoop:
     # -------------------------------------------------------------- commands
 
     def _read_commands(self, now_s: float) -> bool:
-        """Obeys what has arrived, a bounded number; True when nothing is left to read."""
+        """Executes received commands, a bounded number; True when nothing is left to read."""
         for _ in range(MAX_COMMANDS_PER_TURN):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -167,10 +167,10 @@ class EngineLoop:
                     raise msgspec.DecodeError(f"{len(frames) - 1} frames instead of one")
                 command = messages.decode_command(frames[1])
             except msgspec.DecodeError as error:
-                self._complain(f"malformed command from {_name(frames[0])}: {error}", now_s)
+                self._warn(f"malformed command from {_name(frames[0])}: {error}", now_s)
                 continue
             try:
-                self._obey(frames[0], command, now_s)
+                self._execute(frames[0], command, now_s)
             except Exception:
                 log.exception("command %s from %s failed", type(command).__name__, _name(frames[0]))
                 self._core.check()  # one bad command is survived, a damaged core is not
@@ -180,13 +180,13 @@ class EngineLoop:
                     )
         return False
 
-    def _obey(self, identity: bytes, command: messages.Command, now_s: float) -> None:
+    def _execute(self, identity: bytes, command: messages.Command, now_s: float) -> None:
         if isinstance(command, messages.Hello):
             self._greet(identity, command, now_s)
             return
         session = self._gateways.hear(identity, now_s)
         if session is None:
-            self._complain(f"{type(command).__name__} from {_name(identity)}, which has no session", now_s)
+            self._warn(f"{type(command).__name__} from {_name(identity)}, which has no session", now_s)
             if isinstance(command, messages.Submit):
                 self._refuse(
                     identity, command.sequence_id, "no_session", "the engine does not know this gateway"
@@ -208,7 +208,7 @@ class EngineLoop:
         elif isinstance(command, messages.Counters):
             self._core.set_counters(command.counters)
         elif isinstance(command, messages.Collect):
-            self._questions.append((session, command.adopt))
+            self._collects.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
             self._set_policy(session, command.name)
         elif isinstance(command, messages.SetTokenBudget):
@@ -223,7 +223,7 @@ class EngineLoop:
     def _greet(self, identity: bytes, hello: messages.Hello, now_s: float) -> None:
         answer = self._gateways.hello(identity, hello, now_s)
         if isinstance(answer, HelloRefused):
-            self._complain(f"refused gateway {hello.gateway_id[:128]!r}: {answer.message}", now_s)
+            self._warn(f"refused gateway {hello.gateway_id[:128]!r}: {answer.message}", now_s)
             self._refuse(identity, "", answer.code, answer.message)
         elif answer is not None:
             log.info("gateway %s connected", answer.session.gateway_id)
@@ -272,16 +272,16 @@ class EngineLoop:
         try:
             self._core.set_token_budget(share)
         except ValueError as error:
-            self._complain(f"gateway {session.gateway_id!r}: {error}", self._clock())
+            self._warn(f"gateway {session.gateway_id!r}: {error}", self._clock())
             return
         self._budget_of = session
 
     def _answer_collects(self) -> None:
-        # Sequences whose session has ended are being cancelled; their outcomes belong to the answer.
-        if not self._questions or (self._gateways.unread() and self._core.has_work()):
+        # Sequences of ended sessions are being cancelled; their outcomes belong to the answer.
+        if not self._collects or (self._gateways.unread() and self._core.has_work()):
             return
-        while self._questions:
-            session, adopt = self._questions.popleft()
+        while self._collects:
+            session, adopt = self._collects.popleft()
             if not self._gateways.lives(session):
                 continue
             outcomes = self._store.collect(
@@ -309,7 +309,7 @@ class EngineLoop:
     def _deliver(
         self, deltas: Iterable[Delta], *, step: int, duration_s: float, service: dict[str, TenantService]
     ) -> None:
-        """One message a session; outcomes go into the store before anybody hears of them."""
+        """Sends one message a session; outcomes are stored before they are sent."""
         shares = self._gateways.share_service(service)
         parts: dict[bytes, list[Delta]] = {}
         for delta in deltas:
@@ -327,7 +327,7 @@ class EngineLoop:
                 self._send(session, messages.encode(message))
 
     def _report(self, now_s: float) -> None:
-        """The load, to everybody who can take it now."""
+        """Sends the load to every session without a backlog."""
         if now_s - self._snapshot_s < (SNAPSHOT_EVERY_S if self._changed else IDLE_SNAPSHOT_EVERY_S):
             return
         self._snapshot_s = now_s
@@ -342,7 +342,7 @@ class EngineLoop:
                     self._send(session, payload, keep=False)
 
     def _audit(self, now_s: float) -> None:
-        """Once after each time of work, when nobody waits for it. Raises AssertionError: a damaged core must
+        """Audits the core once after each busy period, when idle. Raises AssertionError: a damaged core must
         not go on."""
         since_s = self._unaudited_s
         if since_s is not None and now_s - since_s >= IDLE_AUDIT_S and not self._core.has_work():
@@ -352,7 +352,7 @@ class EngineLoop:
     # --------------------------------------------------------------- sending
 
     def _send(self, session: GatewaySession, payload: bytes, *, keep: bool = True) -> None:
-        """Sends, or keeps for later what the session's queue does not take (`keep`)."""
+        """Sends; with `keep`, keeps for later what the session's queue does not take."""
         backlog = self._backlogs.get(session.identity)
         if backlog is None:
             if not self._gateways.lives(session) or self._try_send(session, payload) or not keep:
@@ -392,7 +392,7 @@ class EngineLoop:
                 self._lose(session, f"it read nothing for {MAX_BACKLOG_S:g} s")
 
     def _refuse(self, identity: bytes, sequence_id: str, code: str, message: str) -> None:
-        """Answers somebody without a session; whether it arrives is their affair."""
+        """Answers a peer without a session; delivery is not guaranteed."""
         try:
             payload = messages.encode(messages.Refused(sequence_id, code, message))
             self._socket.send_multipart([identity, payload], zmq.NOBLOCK)
@@ -405,7 +405,7 @@ class EngineLoop:
             self._abandon(session, why)
 
     def _abandon(self, session: GatewaySession, why: str) -> None:
-        """Cancels what an ended session ran."""
+        """Cancels the sequences of an ended session."""
         log.warning(
             "gateway %s lost: %s; %d sequences cancelled", session.gateway_id, why, len(session.tenants)
         )
@@ -419,7 +419,7 @@ class EngineLoop:
     # --------------------------------------------------------------- the end
 
     def _end(self, now_s: float) -> str:
-        """Why the loop ends now; empty: it goes on."""
+        """Reason for the loop to end now; empty: it goes on."""
         if self._gateways.unheard_s(now_s) >= self._orphan_s:
             return f"no gateway was heard for {self._orphan_s:g} s"
         if self._drain_until_s is None:
@@ -438,25 +438,25 @@ class EngineLoop:
         return "it was asked to stop"
 
     def _wait(self) -> None:
-        """Until a command comes, or until something is due."""
+        """Waits for a command, or until something is due."""
         until_s = self._snapshot_s + (SNAPSHOT_EVERY_S if self._changed else IDLE_SNAPSHOT_EVERY_S)
         wait_s = max(0.0, until_s - self._clock())
         if self._backlogs:
             wait_s = min(wait_s, RETRY_S)
         elif self._core.has_work():
-            # The policy waits on purpose, until then or until something arrives.
+            # A deliberate wait of the policy, until then or until something arrives.
             due_s = self._core.wait_until_s
             due_s = RETRY_S if due_s is None else due_s - self._clock()
             wait_s = min(wait_s, max(0.0, due_s))
         self._socket.poll(round(wait_s * 1000) + 1, zmq.POLLIN)
 
-    def _complain(self, message: str, now_s: float) -> None:
-        """Logs, but not as fast as somebody may send nonsense."""
-        if now_s - self._complained_s < COMPLAIN_EVERY_S:
-            self._dropped += 1
+    def _warn(self, message: str, now_s: float) -> None:
+        """Logs a warning, rate-limited."""
+        if now_s - self._warned_s < WARN_EVERY_S:
+            self._suppressed += 1
             return
-        suffix = f" (and {self._dropped} more)" if self._dropped else ""
-        self._complained_s, self._dropped = now_s, 0
+        suffix = f" (and {self._suppressed} more)" if self._suppressed else ""
+        self._warned_s, self._suppressed = now_s, 0
         log.warning("%s%s", message, suffix)
 
 

@@ -1,11 +1,11 @@
-"""Which outcomes has nobody settled yet?
+"""`OutcomeStore`: outcomes that no gateway has acknowledged yet.
 
-The engine knows what was emitted, so it keeps every sequence's outcome until a gateway has acknowledged
-that its settlement is durable. The store is bounded: an accepted sequence always finds room for its
-outcome, because a sequence is refused while there is none (`has_room`). What is left when the engine
-ends is written to a file and read again at the next start.
+The engine knows what was emitted, so it keeps every sequence's outcome until a gateway has acknowledged that
+its settlement is durable. The store is bounded: an accepted sequence always has room for its outcome, because
+sequences are refused while there is none (`has_room`). What is left when the engine ends is written to a file
+and read at the next start.
 
-`OutcomeStore` is pure; `write_outcomes` and `read_outcomes` are its edge.
+`OutcomeStore` is pure; `write_outcomes` and `read_outcomes` do the I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE_VERSION = 1
 
 
 class OutcomesUnreadable(Exception):
-    """The outcomes file is not one that this version wrote."""
+    """The outcomes file is damaged or of another version."""
 
 
 class HeldOutcome(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class HeldOutcome(msgspec.Struct, frozen=True):
 
 
 class OutcomesFile(msgspec.Struct, frozen=True):
-    """What stands in `<engine_id>.outcomes`."""
+    """Content of `<engine_id>.outcomes`."""
 
     version: int
     held: list[HeldOutcome]
@@ -52,7 +52,7 @@ class OutcomeStore:
 
     @property
     def num_restored(self) -> int:
-        """Outcomes of an earlier engine that nobody has acknowledged yet."""
+        """Unacknowledged outcomes of an earlier engine."""
         return len(self._restored)
 
     def __len__(self) -> int:
@@ -66,13 +66,13 @@ class OutcomeStore:
         return len(self._held) + live_sequences < self._max_outcomes
 
     def keep(self, gateway_id: str, outcome: SequenceOutcome) -> None:
-        """Keeps the final word on a sequence. Raises `ValueError` when there was one already."""
+        """Keeps a sequence's outcome. Raises `ValueError` if it has one already."""
         if outcome.sequence_id in self._held:
             raise ValueError(f"sequence {outcome.sequence_id} has an outcome already")
         self._held[outcome.sequence_id] = HeldOutcome(gateway_id, outcome)
 
     def acknowledge(self, sequence_ids: Iterable[str]) -> int:
-        """Forgets settled outcomes and says how many there were; unknown ids change nothing."""
+        """Forgets settled outcomes and returns how many there were; unknown ids are ignored."""
         known = {sequence_id for sequence_id in sequence_ids if sequence_id in self._held}
         for sequence_id in known:
             del self._held[sequence_id]
@@ -84,8 +84,8 @@ class OutcomeStore:
     ) -> list[SequenceOutcome]:
         """The outcomes that `gateway_id` must settle, oldest first.
 
-        With `adopt_from_all_but` (the gateways that live), outcomes of all other gateways become
-        `gateway_id`'s own.
+        With `adopt_from_all_but` (ids of live gateways), outcomes of all other gateways are reassigned
+        to `gateway_id`.
         """
         if adopt_from_all_but is not None:
             for sequence_id, held in self._held.items():
@@ -98,14 +98,14 @@ class OutcomeStore:
         return list(self._held.values())
 
     def restore(self, held: Iterable[HeldOutcome]) -> None:
-        """Takes back what an earlier engine left; beyond the bound too, for none may be lost."""
+        """Takes over the outcomes of an earlier engine; may exceed the bound, so that none is lost."""
         for entry in held:
             self._held.setdefault(entry.outcome.sequence_id, entry)
             self._restored.add(entry.outcome.sequence_id)
 
 
 def write_outcomes(path: Path, store: OutcomeStore) -> None:
-    """Writes everything held so that it survives a power cut; an empty store removes the file."""
+    """Writes all outcomes durably (fsync); an empty store removes the file."""
     if not len(store):
         path.unlink(missing_ok=True)
         return
@@ -123,7 +123,7 @@ def write_outcomes(path: Path, store: OutcomeStore) -> None:
 
 
 def read_outcomes(path: Path) -> list[HeldOutcome]:
-    """What an earlier engine left, or nothing. Raises `OutcomesUnreadable` on a damaged file."""
+    """Outcomes of an earlier engine; empty without a file. Raises `OutcomesUnreadable` on a damaged file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""How does the engine process start and end?
+"""Engine process: start-up and shutdown.
 
 `python -m engine.process.server` (and `fairgate engine`): takes the lock of its data directory, binds its
-address, loads the model, serves (`engine/process/loop.py`), and leaves what nobody has acknowledged in a
-file. It runs in a session of its own and outlives the gateway that started it. Whatever keeps it from
-starting is one line on stderr and exit code 1.
+address, loads the model, serves (`engine/process/loop.py`), and writes unacknowledged outcomes to a
+file. It runs in a session of its own and outlives the gateway that started it. A failed start
+is one line on stderr and exit code 1.
 """
 
 from __future__ import annotations

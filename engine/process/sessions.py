@@ -1,9 +1,9 @@
-"""Which gateways does the engine hear, and whose is each live sequence?
+"""Gateway sessions of an engine, and the owner of each live sequence.
 
 Pure: time is passed in. Every connection of a gateway is a session of its own, named by its socket's
-identity. A session ends when it is silent for too long, when its socket is gone, when its queue stays
-full, or when the same gateway opens a new one; its sequences then have no reader any more, and the
-engine cancels them. An ended session never comes back: its gateway opens a new one and collects.
+identity. A session ends when it is silent for too long, when its socket is gone, when its queue stays full,
+or when the same gateway opens a new one; its sequences then have no reader, and the engine cancels them. An
+ended session never comes back: its gateway opens a new one and collects.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class GatewaySession:
     gateway_id: str
     heard_s: float
     tenants: dict[str, str] = field(default_factory=dict)
-    """Of its live sequences, by sequence id."""
+    """Tenants of its live sequences, by sequence id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session was opened; `superseded` is the same gateway's older one, ended by it."""
+    """A new session; `superseded` is the same gateway's older one, ended by it."""
 
     session: GatewaySession
     superseded: GatewaySession | None
@@ -46,7 +46,7 @@ class HelloRefused:
 
 
 class GatewaySessions:
-    """The sessions that live, and who owns each live sequence. One writer: the engine's loop."""
+    """Live sessions, and the owner of each live sequence. One writer: the engine's loop."""
 
     def __init__(
         self, *, now_s: float, lost_s: float = GATEWAY_LOST_S, max_gateways: int = MAX_GATEWAYS
@@ -60,7 +60,7 @@ class GatewaySessions:
 
     @property
     def sessions(self) -> list[GatewaySession]:
-        """The sessions that live."""
+        """The live sessions."""
         return list(self._sessions.values())
 
     @property
@@ -70,19 +70,19 @@ class GatewaySessions:
 
     @property
     def live_sequences(self) -> int:
-        """Sequences that have no outcome yet, of ended sessions too."""
+        """Number of sequences without an outcome, of ended sessions too."""
         return len(self._owners)
 
     def unheard_s(self, now_s: float) -> float:
-        """How long no gateway at all was heard."""
+        """Seconds since any gateway was heard."""
         return now_s - self._heard_s
 
     def find(self, identity: bytes) -> GatewaySession | None:
-        """The session that lives under `identity`."""
+        """The live session of `identity`."""
         return self._sessions.get(identity)
 
     def hear(self, identity: bytes, now_s: float) -> GatewaySession | None:
-        """Notes a sign of life; None when there is no such session."""
+        """Notes a message from a session; None when there is no such session."""
         session = self._sessions.get(identity)
         if session is not None:
             session.heard_s = self._heard_s = now_s
@@ -129,7 +129,7 @@ class GatewaySessions:
         return Opened(session, superseded)
 
     def silent(self, now_s: float) -> list[GatewaySession]:
-        """Sessions unheard for so long that their gateway is lost."""
+        """Sessions unheard for `lost_s`: their gateways are lost."""
         return [s for s in self._sessions.values() if now_s - s.heard_s >= self._lost_s]
 
     def end(self, session: GatewaySession) -> None:
@@ -141,25 +141,25 @@ class GatewaySessions:
         return self._sessions.get(session.identity) is session
 
     def own(self, session: GatewaySession, sequence_id: str, tenant_id: str) -> None:
-        """Notes that the session reads this sequence."""
+        """Makes the session the owner of a sequence."""
         session.tenants[sequence_id] = tenant_id
         self._owners[sequence_id] = session
 
     def owner(self, sequence_id: str) -> GatewaySession | None:
-        """Whose live sequence this is."""
+        """Owner of a live sequence."""
         return self._owners.get(sequence_id)
 
     def release(self, sequence_id: str) -> GatewaySession | None:
-        """Forgets a sequence that has its outcome; returns whose it was."""
+        """Forgets a sequence that has its outcome; returns its owner."""
         session = self._owners.pop(sequence_id, None)
         if session is not None:
             session.tenants.pop(sequence_id, None)
         return session
 
     def share_service(self, service: dict[str, TenantService]) -> dict[bytes, dict[str, TenantService]]:
-        """Which session hears of whose service, by identity.
+        """Divides the service of tenants among sessions, by identity.
 
-        The service of a tenant is told once, so that the sum over all gateways is exact: to the session
+        Each tenant's service is reported once, so that the sum over all gateways is exact: to the session
         that reads its sequences, of several to the one that connected first.
         """
         shares: dict[bytes, dict[str, TenantService]] = {}
@@ -170,5 +170,5 @@ class GatewaySessions:
         return shares
 
     def unread(self) -> bool:
-        """Whether a sequence of an ended session still has no outcome."""
+        """Whether a sequence of an ended session has no outcome yet."""
         return any(not self.lives(session) for session in set(self._owners.values()))

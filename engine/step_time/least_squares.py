@@ -1,7 +1,7 @@
-"""Which linear model fits samples that came one at a time?
+"""Online least squares with a prior.
 
 Ridge regression on exponentially decayed normal equations. The prior's shape is scaled to the data as a whole
-by the first samples, and changed by later ones. Coefficients are never negative: the most negative term is
+by the first samples and changed by later ones. Coefficients are never negative: the most negative term is
 dropped and the rest solved again. Pure Python: a gateway has no numpy.
 """
 
@@ -12,9 +12,9 @@ from math import inf
 from typing import Any
 
 RIDGE = 0.1
-"""How many samples the prior's shape is worth."""
+"""Weight of the prior's shape, in samples."""
 SMALLEST = 1e-12
-"""A coefficient of the prior that is 0 is taken as this, so that it may grow."""
+"""Replaces a coefficient 0 of the prior, so that it may grow."""
 
 
 class NormalEquations:
@@ -27,7 +27,7 @@ class NormalEquations:
         self._moment = [0.0] * features
 
     def add(self, features: Sequence[float], target: float) -> None:
-        """One more sample."""
+        """Adds a sample."""
         decay, moment = self._decay, self._moment
         for row, left in enumerate(features):
             moment[row] = moment[row] * decay + left * target
@@ -74,11 +74,11 @@ class NormalEquations:
         return target
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain values for JSON."""
         return {"gram": self._gram, "moment": self._moment}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Goes on from what `to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """Restores the result of `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
         size = len(self._moment)
         if len(data["gram"]) != size:
             raise ValueError(f"{len(data['gram'])} rows, expected {size}")
@@ -87,7 +87,7 @@ class NormalEquations:
 
 
 def numbers(values: Any, size: int) -> list[float]:
-    """So many, none of them negative. Raises TypeError or ValueError."""
+    """`count` numbers, none of them negative. Raises TypeError or ValueError."""
     found = [float(value) for value in values]
     if len(found) != size or not all(0 <= number < inf for number in found):
         raise ValueError(f"expected {size} numbers of at least 0")

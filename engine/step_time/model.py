@@ -1,4 +1,4 @@
-"""How long will a step take?
+"""`StepTimeModel`: predicts the duration of a step.
 
 A linear model, fitted online to relative error (as DistServe does): a step of 2 ms and one of 200 ms count
 alike. Four features: a constant, tokens computed, context attended to (summed over the tokens), sequences.
@@ -10,9 +10,9 @@ are a prior's; the first samples scale the prior as a whole, later ones change i
 never negative, and an observation far from the prediction is clipped, so that one pause of the machine does
 not bend the model; when many in a row are far off, the machine has changed and the model starts anew.
 
-So it says what a typical step takes of late. A wait is a sum of many, slow ones included: the `mean` is a
-second fit, to the mean and over more steps, each weighted by what the prior says of it: weights that depend
-on what steps took would make slow ones count for less.
+So it predicts a typical recent step. A wait is a sum of many steps, slow ones included: the `mean` is a
+second fit, to the mean and over more steps, each weighted by the prior's prediction: weights that depend on
+measured durations would make slow steps count for less.
 
 Pure Python: a gateway has no numpy.
 """
@@ -41,15 +41,15 @@ CLIP_FACTOR = 3.0
 CLIP_AFTER = 12
 """Samples before the prediction is good enough to clip by."""
 CHANGED_AFTER = 24
-"""So many observations in a row that had to be clipped are no outliers."""
+"""Successive clipped observations after which they are no outliers."""
 REFIT_EVERY, REFIT_SETTLED_EVERY = 8, 32
-"""Samples between two fits, each of which costs as much as many of them: up to `SETTLED_AFTER`, and later."""
+"""Samples between two fits, which cost as much as many samples: up to `SETTLED_AFTER`, and later."""
 SETTLED_AFTER = 64
 ERROR_SMOOTHING = 0.05
 MEAN_DECAY = 0.99999
 """Weight of the past per step in the mean: about 100,000 steps count, some minutes of a busy engine."""
 MEAN_CLIP = 20.0
-"""A step that took longer than so many times its prediction counts as that in the mean."""
+"""Bound of a step's duration in the mean, in multiples of its prediction."""
 _FEATURES = 4
 
 
@@ -67,7 +67,7 @@ class StepTimeModel:
     """The fit of one engine. One writer: the engine's core."""
 
     def __init__(self, prior: StepTime = PRIOR, *, keeps_mean: bool = True) -> None:
-        """`keeps_mean`: whoever needs no `mean` saves half of the work. Raises ValueError for a prior that is
+        """`keeps_mean`: False saves half of the work. Raises ValueError for a prior that is
         not positive in its constant and per token."""
         if not (prior.base_s > 0 and prior.per_token_s > 0):
             raise ValueError("the prior needs a positive base_s and per_token_s")
@@ -84,13 +84,13 @@ class StepTimeModel:
 
     @staticmethod
     def from_message(message: StepTime) -> StepTimeModel:
-        """A model that goes on from what another one learned."""
+        """A model that continues from another one's fit."""
         model = StepTimeModel(message)
         model._samples = message.samples
         return model
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON: with them a restarted engine goes on as if it had not stopped."""
+        """Plain values for JSON: a restarted engine continues exactly from them."""
         return {
             "coefficients": self._coefficients,
             **self._typical.to_dict(),
@@ -111,7 +111,7 @@ class StepTimeModel:
             model._relative_error = float(data["relative_error"])
             if "mean" in data:  # Files of earlier versions have none.
                 model._mean.load(data["mean"])
-                model.mean()  # of a damaged file there is none
+                model.mean()  # raises for a damaged file
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"not a step-time model: {error}") from None
         is_sound = 0 <= model._relative_error < inf and 0 <= model._fitted <= model._samples
@@ -125,7 +125,7 @@ class StepTimeModel:
         return self._samples
 
     def observe(self, tokens: int, context_tokens: int, sequences: int, duration_s: float) -> None:
-        """Learns from one step. A duration that is not positive says nothing and is left out."""
+        """Learns from one step. A duration that is not positive is ignored."""
         if not duration_s > 0:
             return
         predicted_s = self.predict(tokens, context_tokens, sequences)
@@ -151,11 +151,11 @@ class StepTimeModel:
         return base + per_token * tokens + per_context * context_tokens + per_sequence * sequences
 
     def to_message(self) -> StepTime:
-        """The fit as it travels in a snapshot."""
+        """The fit as a message, for snapshots."""
         return self._message(self._coefficients)
 
     def mean(self) -> StepTime:
-        """What steps take in the mean over the last minutes; as `to_message` while nothing is known of it."""
+        """Mean step time of the last minutes; as `to_message` while it is unknown."""
         return self._message(self._mean.fit(_coefficients(self._prior), _UNITS) or self._coefficients)
 
     def _message(self, coefficients: list[float]) -> StepTime:

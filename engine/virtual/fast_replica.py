@@ -1,12 +1,12 @@
-"""What does a replica do in hours of virtual time, told in seconds?
+"""Virtual replica for hours of traffic, simulated in seconds.
 
-The scheduler, the policies and the KV bookkeeping of a real engine; of the rest of its core only what
-decides: no text, no deltas, no device-time accounts. Two ways through time:
+The scheduler, the policies and the KV bookkeeping of a real engine; of the rest of its core only what affects
+decisions: no text, no deltas, no device-time accounts. Two ways to advance time:
 
-- `step` is one iteration, as `EngineCore.step` (without the fence around it: nothing is written to blocks);
-- a *run* takes steps in which nobody joins or leaves in one go: it advances counters, block tables and the
-  clock by as many. `steps_alike` says how many there are for certain, `begin_run` works out when each of them
-  ends, and `end_run` does them, or the first ones only, where something arrives meanwhile.
+- `step` is one iteration, as `EngineCore.step` (without the fence: nothing is written to blocks);
+- a *run* takes several steps in which no sequence joins or leaves together: it advances counters, block
+  tables and the clock by that many. `steps_alike` returns how many are certain, `begin_run` computes when
+  each of them ends, and `end_run` applies them, or only the first ones, if something arrives meanwhile.
 
 The plain loop is the twin of the runs: both give the same instants, orders and counters
 (`tests/property/test_simulate_runs.py`), and both those of `EngineCore`.
@@ -32,26 +32,26 @@ from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
 from engine.virtual.step_shapes import Shapes, StepPart, StepShape, StepTiming
 
 LONGEST_RUN = 4096
-"""Steps; a run that is cut short was worked out for nothing from there on."""
+"""Steps; the computed rest of a run that is cut short is wasted."""
 SHORTEST_RUN = 2
 
 MEMORY_ADMITS = frozenset({"predicted-reserve", "prompt-only"})
-"""Admit choices whose demand only grows while nobody joins or leaves: who did not fit will not fit."""
+"""Admit choices whose demand only grows while no sequence joins or leaves: what did not fit will not fit."""
 FULL_ADMITS = MEMORY_ADMITS | {"peak"}
-"""Those that let anybody join, so that without a place nothing more is asked of them."""
+"""Admit choices without a condition of their own: they are not asked when there is no place."""
 GATED_ADMITS = frozenset({"static", "static-padded", "dynamic", "table"})
-"""Those whose batch runs to completion."""
+"""Admit choices whose batch runs to completion."""
 
 
 @dataclass(slots=True)
 class StepsTaken:
-    """What came of a step, or of a run."""
+    """Result of a step, or of a run."""
 
     first: list[Sequence] = field(default_factory=list)
-    """Emitted their first token."""
+    """Sequences that emitted their first token."""
     finished: list[Sequence] = field(default_factory=list)
     wait_until_s: float | None = None
-    """Nothing was computed: the policy waits on purpose until then, unless something arrives."""
+    """End of a deliberate wait of the policy, unless something arrives; nothing was computed."""
     num_tokens: int = 0
     service: Mapping[str, TenantService] | None = None
     """By tenant, where the replica counts it."""
@@ -59,7 +59,7 @@ class StepsTaken:
 
 @dataclass(slots=True)
 class Work:
-    """What a replica has done so far."""
+    """Totals of a replica."""
 
     steps: int = 0
     runs: int = 0
@@ -68,20 +68,20 @@ class Work:
     computed_tokens: int = 0
     """Prompt and output tokens, recomputation included."""
     kv_block_seconds: float = 0.0
-    """Blocks that running or paused sequences held, integrated over the time of the steps."""
+    """Blocks held by running and paused sequences, integrated over the time of the steps."""
     most_kv_blocks: int = 0
 
 
 @dataclass(slots=True)
 class _Run:
-    """Steps alike that were begun and are not done."""
+    """A run that was begun and not ended."""
 
     shape: StepShape
     ends_s: list[float]
 
 
 class SimulatedReplica:
-    """One engine on its own clock. One owner, which tells the time by its events."""
+    """One engine on its own clock. One owner, which advances the clock by its events."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class SimulatedReplica:
         context_tokens: int,
         step_time: StepTime,
     ) -> None:
-        """`step_time` is what the scheduler takes steps to last, `timing` what they do last."""
+        """`step_time`: durations as the scheduler predicts them; `timing`: the actual ones."""
         self.clock = VirtualClock()
         self.runner = VirtualRunner(
             self.clock,
@@ -104,11 +104,11 @@ class SimulatedReplica:
             step_time=step_time,
         )
         self.core = EngineCore(self.runner, VirtualTexts(), config, self.clock)
-        """Whose scheduler it is; its own steps are not taken."""
+        """Core whose scheduler is used; its `step` is never called."""
         self.table = self.core.table
         self.table.step_time = step_time
         self.now_s = 0.0
-        """The end of the last step, or a later instant that it was told of."""
+        """End of the last step, or a later time set by the owner."""
         self.work = Work()
         self.shapes = shapes
         self._timing = timing
@@ -116,14 +116,14 @@ class SimulatedReplica:
         """Tokens, prompt and output, at which each sequence is complete."""
         self._run: _Run | None = None
         self._settled: Defer | bool = False
-        """The last step was one of decodes alone and changed nothing, and nothing arrived since: whoever
-        waits was not let in, and the hold says why where an admit choice did."""
+        """The last step had decodes only and changed nothing, and nothing arrived since: the waiting ones
+        were not admitted, and the hold has the reason if an admit choice held them back."""
 
     # ------------------------------------------------------------ commands
 
     def submit(self, submit: Submit, output_tokens: int) -> None:
         """Takes a sequence whose answer has `output_tokens` tokens, at most `max_tokens`. It must fit into
-        the model's context and into the cache. No run may be under way."""
+        the model's context and into the cache. No run may be in progress."""
         assert self._run is None, "a run is under way"
         sequence = Sequence.of(submit, "simulated", self.now_s)
         self.table.add(sequence)
@@ -137,15 +137,15 @@ class SimulatedReplica:
         """Whether `step` has something to compute, or a policy that waits on purpose."""
         return self.table.has_runnable
 
-    # ------------------------------------------------------------ the plain way
+    # ------------------------------------------------------------ single steps
 
     def step(self) -> StepsTaken:
         """One iteration; the clock moves to its end."""
         table, work = self.table, self.work
         for sequence in table.running:
-            # As `EngineCore` does; `_outlive` is the same for several steps.
+            # As `EngineCore` does; `_raise_predictions` is the same for several steps.
             if len(sequence.token_ids) - sequence.prompt_tokens >= sequence.predicted_output_tokens:
-                _outlive(sequence, 1)
+                _raise_predictions(sequence, 1)
         plan = schedule(table, self.now_s)
         shares = plan.shares
         if not shares:
@@ -198,8 +198,8 @@ class SimulatedReplica:
     # ------------------------------------------------------------ runs
 
     def steps_alike(self) -> int:
-        """So many of the next steps compute one token for each of those that run and do nothing else,
-        whatever is not submitted meanwhile; 0: fewer than `SHORTEST_RUN`, or it is not known."""
+        """Number of next steps that only compute one token for each running sequence, unless something is
+        submitted; 0: fewer than `SHORTEST_RUN`, or unknown."""
         table = self.table
         running, policy = table.running, table.policy
         if (
@@ -212,7 +212,7 @@ class SimulatedReplica:
         ):
             return 0
         ends = self._ends
-        # The step in which one ends is a plain one.
+        # The step in which a sequence ends is a single one.
         steps = min([ends[sequence] - len(sequence.token_ids) for sequence in running]) - 1
         if steps < SHORTEST_RUN:
             return 0
@@ -222,8 +222,8 @@ class SimulatedReplica:
         return self._with_blocks(min(steps, LONGEST_RUN))
 
     def begin_run(self, steps: int) -> list[float]:
-        """Begins that many steps alike, as `steps_alike` counted them; returns the end of each. Nothing is
-        changed before `end_run`."""
+        """Begins a run of as many steps as `steps_alike` returned; returns the end of each. Nothing changes
+        before `end_run`."""
         shape = self.shapes.of(
             StepPart(sequence.submit.sequence_id, sequence.computed_tokens, 1)
             for sequence in self.table.running
@@ -234,7 +234,7 @@ class SimulatedReplica:
         return ends_s
 
     def steps_begun(self, now_s: float, *, at_now: bool) -> int:
-        """Steps of the run that began before `now_s`, or with `at_now` at that very instant; at least 1."""
+        """Steps of the run that began before `now_s`, or with `at_now` exactly then; at least 1."""
         assert self._run is not None, "no run is under way"
         ends_s = self._run.ends_s
         # A step begins when the one before it ends.
@@ -242,18 +242,18 @@ class SimulatedReplica:
         return min(len(ends_s), ended + 1)
 
     def steps_ended(self, now_s: float, *, at_now: bool) -> int:
-        """Steps of the run that ended before `now_s`, or with `at_now` at that very instant."""
+        """Steps of the run that ended before `now_s`, or with `at_now` exactly then."""
         assert self._run is not None, "no run is under way"
         return bisect_right(self._run.ends_s, now_s) if at_now else bisect_left(self._run.ends_s, now_s)
 
     @property
     def in_run(self) -> bool:
-        """Whether a run is under way."""
+        """Whether a run is in progress."""
         return self._run is not None
 
     def end_run(self, steps: int | None = None) -> float:
-        """Does the first `steps` steps of the run, by default all; the rest was never begun. Returns the
-        instant at which they end."""
+        """Applies the first `steps` steps of the run, by default all, and drops the rest. Returns the time at
+        which they end."""
         run = self._run
         assert run is not None, "no run is under way"
         self._run = None
@@ -270,7 +270,7 @@ class SimulatedReplica:
         for sequence in table.running:
             token_ids = sequence.token_ids
             if len(token_ids) - sequence.prompt_tokens + count > sequence.predicted_output_tokens:
-                _outlive(sequence, count)
+                _raise_predictions(sequence, count)
             after = sequence.computed_tokens + count
             lacking = blocks_for(after, block_tokens) - len(sequence.block_table)
             if lacking > 0:
@@ -292,7 +292,7 @@ class SimulatedReplica:
         return self.now_s
 
     def _waits_on(self) -> bool:
-        """Whether whoever is first in line will not be let in while nobody joins or leaves."""
+        """Whether the head of the queue stays waiting while no sequence joins or leaves."""
         table, settled = self.table, self._settled
         if settled is False or table.waiting.order_interrupts:
             return False
@@ -301,19 +301,19 @@ class SimulatedReplica:
             return False
         waiting = [table.sequences[entry.entry_id] for entry in table.waiting.entries()]
         if any(sequence.submit.is_owed for sequence in waiting):
-            # It takes the place of a tenant that has had more, and who has had more moves with every token.
+            # It takes the place of a tenant that has had more, and counters change with every token.
             return False
         admit = table.policy.admit.name
         if len(table.running) == table.max_sequences and admit in FULL_ADMITS:
-            # Whoever is first then, there is no place.
+            # There is no place, whichever sequence is first.
             return True
         if len(table.waiting) > 1 and table.policy.order != "fcfs":
-            # Another may come first when counters have moved, and may fit.
+            # With other counters another sequence may come first, and may fit.
             return False
         return admit in GATED_ADMITS if settled is RUNS else admit in MEMORY_ADMITS
 
     def _with_blocks(self, steps: int) -> int:
-        """The most steps, up to `steps`, for which there are blocks."""
+        """Number of steps, up to `steps`, for which there are blocks."""
         block_tokens, free = self.table.block_tokens, self.table.pool.num_free
         room = [
             len(sequence.block_table) * block_tokens - sequence.computed_tokens
@@ -337,9 +337,9 @@ class SimulatedReplica:
         self.work.most_kv_blocks = max(self.work.most_kv_blocks, blocks)
 
 
-def _outlive(sequence: Sequence, steps: int) -> None:
-    """What `EngineCore` does before each of the next `steps` steps, all of which emit a token: an output that
-    has reached its predicted length gets a longer one."""
+def _raise_predictions(sequence: Sequence, steps: int) -> None:
+    """Raises predicted lengths as `EngineCore` does before each of the next `steps` steps, all of which emit
+    a token."""
     emitted = len(sequence.token_ids) - sequence.prompt_tokens
     last = emitted + steps - 1
     most, predicted = sequence.submit.max_tokens, sequence.predicted_output_tokens
@@ -352,6 +352,6 @@ def _outlive(sequence: Sequence, steps: int) -> None:
 
 
 def _output_token(sequence: Sequence) -> int:
-    """All output of a sequence is one token, its own: no two answers share blocks. The upper half of 32 bits;
-    prompts keep to the lower one."""
+    """The one token of all output of a sequence, unique to it: no two answers share blocks. In the upper half
+    of 32 bits; prompts use the lower one."""
     return 1 << 31 | sequence.seed & 0x7FFF_FFFF

@@ -1,11 +1,11 @@
-"""What is a replica without a GPU?
+"""`VirtualReplica`: an engine core on virtual time, without a model.
 
-The same core, scheduler and KV bookkeeping as a real engine, over a runner that moves a virtual clock by a
-step-time model instead of computing. How long each answer becomes is given with the request.
+The same core, scheduler and KV bookkeeping as a real engine, over a runner that advances a virtual clock by a
+step-time model instead of computing. The length of each answer is given with the request.
 
 With `audit`, the runner keeps what a KV cache would keep, one number a slot, and draws each token from the
-numbers it finds through the block table. A block that was freed too early, shared by mistake, not restored
-or not recomputed then changes the tokens, exactly as it would change a model's.
+numbers found through the block table. A block that was freed too early, shared by mistake, not restored or
+not recomputed then changes the tokens, as it would change a model's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MASK = (1 << 64) - 1
 
 
 class VirtualClock:
-    """Seconds that pass only when told to."""
+    """Clock that is advanced by calls."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s
@@ -38,14 +38,14 @@ class VirtualClock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass. Raises ValueError when asked to go back."""
+        """Advances the clock. Raises ValueError for a negative duration."""
         if seconds < 0:
             raise ValueError(f"time does not go back ({seconds} s)")
         self.now_s += seconds
 
 
 class VirtualRunner:
-    """Implements `ModelRunner` on a clock; the answer of each sequence ends after the length it was given."""
+    """Implements `ModelRunner` on a clock; each sequence's answer has a given length."""
 
     def __init__(
         self,
@@ -63,8 +63,9 @@ class VirtualRunner:
         keeps_rows: bool = False,
     ) -> None:
         """`padded`: a step has the shape of its largest parts, every prompt as long as the longest one in it
-        and every decode's context as that of the longest, and takes the time of that. `keeps_rows`: besides,
-        who ended keeps a row until nobody is left who ran beside it, as in a batch that runs to completion.
+        and every decode's context as that of the longest, and takes that time. `keeps_rows`: besides, a
+        sequence that ended keeps its row until its whole batch has ended, as in a batch that runs to
+        completion.
         """
         self.info = ModelInfo(
             model_id="virtual",
@@ -90,11 +91,11 @@ class VirtualRunner:
         self._slots: list[int] | None = [0] * (num_blocks * block_tokens) if audit else None
 
     def set_length(self, sequence_id: str, output_tokens: int) -> None:
-        """How many tokens the answer has, its EOS included. Without: until `max_tokens`."""
+        """Sets an answer's length in tokens, its EOS included. Default: `max_tokens`."""
         self._lengths[sequence_id] = output_tokens
 
     def execute(self, slices: SequenceOf[SequenceSlice]) -> list[Sampled | None]:
-        """Moves the clock by the step's time, and samples."""
+        """Advances the clock by the step's time, and samples."""
         tokens = sum(piece.num_tokens for piece in slices)
         context = sum(attended_tokens(piece.position, piece.num_tokens) for piece in slices)
         rows = len(slices)
@@ -109,7 +110,7 @@ class VirtualRunner:
         self._clock.advance(predict_step_s(self._step_time, tokens, context, rows))
         if self._slots is not None:
             for piece in slices:
-                # As in a model, what a slot holds follows from all tokens up to its own.
+                # As in a model, a slot's content depends on all tokens up to its own.
                 before = (
                     self._slots[self._slot(piece.block_table, piece.position - 1)] if piece.position else 0
                 )
@@ -120,11 +121,11 @@ class VirtualRunner:
 
     @property
     def padded_tokens(self) -> int:
-        """Places of padded steps that held no token."""
+        """Padding: positions of padded steps without a token."""
         return self._padded.padded_tokens if self._padded is not None else 0
 
     def copy_out(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """Takes the time of half a round trip; with `audit` the numbers move, too."""
+        """Takes the time of half a round trip; with `audit` the numbers are copied, too."""
         self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
         if self._slots is not None:
             for block, host_block in pairs:
@@ -132,7 +133,7 @@ class VirtualRunner:
                 self._host[host_block] = self._slots[start : start + self.block_tokens]
 
     def copy_in(self, pairs: SequenceOf[tuple[int, int]]) -> None:
-        """The way back."""
+        """The inverse of `copy_out`."""
         self._clock.advance((self.swap_base_s + len(pairs) * self.swap_block_s) / 2)
         if self._slots is not None:
             for host_block, block in pairs:
@@ -140,14 +141,14 @@ class VirtualRunner:
                 self._slots[start : start + self.block_tokens] = self._host[host_block]
 
     def read_kv(self, block_table: list[int], num_tokens: int) -> list[bytes]:
-        """The kept numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
+        """The numbers as one layer; without `audit` there are none, and the sequence is recomputed."""
         if self._slots is None:
             return []
         kept = [self._slots[self._slot(block_table, position)] for position in range(num_tokens)]
         return [struct.pack(f"<{num_tokens}Q", *kept)]
 
     def read_host_kv(self, host_blocks: list[int], num_tokens: int) -> list[bytes]:
-        """The same of numbers that were copied out."""
+        """As `read_kv`, of numbers in host blocks."""
         if self._slots is None:
             return []
         kept = [content for block in host_blocks for content in self._host[block]][:num_tokens]
@@ -184,14 +185,14 @@ def _mix(value: int) -> int:
 
 
 def virtual_prompt(name: str, tokens: int) -> list[int]:
-    """A prompt of `tokens` tokens that begins like no other name's, so that no cached prefix fits it."""
+    """A prompt of `tokens` tokens, unique to `name` from its start, so that no cached prefix matches."""
     mixed = _mix(crc32(name.encode()))
     start = [1 + (mixed >> shift) % (VOCABULARY - 1) for shift in (0, 20, 40)]
     return (start + [1] * tokens)[:tokens]
 
 
 class VirtualText:
-    """One letter a token. Holds back what may become a stop string."""
+    """Text of one letter a token. Holds back what may become a stop string."""
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -199,7 +200,7 @@ class VirtualText:
         self.stopped = False
 
     def push(self, token_id: int) -> str:
-        """Text that no stop string can still swallow."""
+        """Appends a token; returns text that cannot be part of a stop string."""
         self._held += self.logprob_text(token_id)
         found = [self._held.find(stop) for stop in self._stop if stop in self._held]
         if found:
@@ -211,7 +212,7 @@ class VirtualText:
         return shown
 
     def flush(self) -> str:
-        """What was held back."""
+        """The text held back."""
         shown, self._held = self._held, ""
         return shown
 
@@ -221,7 +222,7 @@ class VirtualText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that begins `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
@@ -273,11 +274,11 @@ class VirtualReplica:
     def submit(
         self, submit: Submit, *, output_tokens: int | None = None, gateway_id: str = "virtual"
     ) -> Refused | None:
-        """Takes a sequence whose answer has `output_tokens` tokens (None: as many as it may)."""
+        """Submits a sequence whose answer has `output_tokens` tokens (None: `max_tokens`)."""
         if output_tokens is not None:
             self.runner.set_length(submit.sequence_id, output_tokens)
         return self.core.submit(submit, gateway_id)
 
     def step(self) -> StepResult:
-        """One iteration; the clock moves by the step's time."""
+        """Runs one iteration; the clock advances by the step's time."""
         return self.core.step()

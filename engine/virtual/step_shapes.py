@@ -1,6 +1,6 @@
-"""How much work is a step, and how long does it take on a machine that is only described?
+"""Work of a step (`StepShape`) and its duration on a described machine (`StepTiming`).
 
-A step's work in five numbers, plain or padded, and what turns them into seconds. Linear is one form
+A step's work is five numbers, plain or padded; a timing converts them to seconds. Linear is one form
 (`LinearTiming`, the step-time model that real engines fit); a roofline is another
 (`ops/simulate/machines/machines.py`).
 """
@@ -20,12 +20,12 @@ class StepPart(NamedTuple):
 
     sequence_id: str
     position: int
-    """Tokens of it that are computed already."""
+    """Tokens of it computed before."""
     num_tokens: int
 
 
 class StepShape(NamedTuple):
-    """What a step computes; a part of one token counts as a decode."""
+    """Work of a step; a part of one token counts as a decode."""
 
     prompt_tokens: int
     prompt_context: int
@@ -37,15 +37,15 @@ class StepShape(NamedTuple):
 
 
 class StepTiming(Protocol):
-    """Seconds that steps take."""
+    """Durations of steps."""
 
     def step_s(self, shape: StepShape) -> float:
-        """One step."""
+        """Seconds of one step."""
         ...
 
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
-        """`steps` steps in a row that begin with `shape`, all of decodes: each attends to `decode_tokens`
-        more than the one before. Exactly what `step_s` says of each."""
+        """Seconds of each of `steps` successive steps that begin with `shape`, all of decodes: each attends
+        to `decode_tokens` more than the one before. Equal to `step_s` of each, to the last bit."""
         ...
 
 
@@ -68,7 +68,7 @@ class LinearTiming:
     def decodes_s(self, shape: StepShape, steps: int) -> list[float]:
         """See `StepTiming`."""
         model = self.step_time
-        # In the order in which `step_s` adds, so that the sums are rounded alike.
+        # Same order of additions as `step_s`, for equal rounding.
         before_s = model.base_s + model.per_token_s * shape.decode_tokens
         after_s = model.per_sequence_s * shape.rows
         context, growth = shape.decode_context, shape.decode_tokens
@@ -78,7 +78,7 @@ class LinearTiming:
 
 @dataclass(slots=True)
 class PlainShapes:
-    """Nothing is padded: a step is what its parts are."""
+    """Step shapes without padding."""
 
     padded_tokens: int = 0
 
@@ -96,20 +96,20 @@ class PlainShapes:
         return StepShape(prompt_tokens, prompt_context, decodes, decode_context, rows)
 
     def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
-        """`steps` steps of `shape` were computed, each for `computed_tokens` tokens."""
+        """Notes `steps` computed steps of `shape`, each for `computed_tokens` tokens."""
 
 
 @dataclass(slots=True)
 class PaddedShapes:
-    """A step has the shape of its largest parts: every prompt as long as the longest one in it, and every
-    decode's context as that of the longest. `keeps_rows`: besides, who ended keeps a row until nobody is left
-    who ran beside it, as in a batch that runs to completion."""
+    """Step shapes with padding: every prompt as long as the longest one in the step, and every decode's
+    context as the longest one. `keeps_rows`: besides, a sequence that ended keeps its row until its whole
+    batch has ended, as in a batch that runs to completion."""
 
     keeps_rows: bool = False
     padded_tokens: int = 0
     """Places of padded steps that held no token."""
     _batch: set[str] = field(default_factory=set)
-    """Whoever ran since the last batch ended."""
+    """Sequences that ran since the last batch ended."""
 
     def of(self, parts: Iterable[StepPart]) -> StepShape:
         """The shape of a step of these parts, with its padding."""
@@ -134,7 +134,7 @@ class PaddedShapes:
         )
 
     def note(self, shape: StepShape, computed_tokens: int, steps: int) -> None:
-        """`steps` steps of `shape` were computed, each for `computed_tokens` tokens."""
+        """Notes `steps` computed steps of `shape`, each for `computed_tokens` tokens."""
         self.padded_tokens += (shape.prompt_tokens + shape.decode_tokens - computed_tokens) * steps
 
 

@@ -1,7 +1,7 @@
-"""Paged attention on a CPU, compiled by Numba, reading the cache in place.
+"""Compiled paged attention for CPUs, reading the cache in place.
 
-The twin of `kernels.reference`, compiled by Numba. Nothing is gathered: a worker takes one row (a token of a
-prefill chunk or a decode) and some of its key/value heads, walks the row's blocks, and asks for the next
+Equal to `kernels.reference`, compiled by Numba. Nothing is gathered: a worker takes one row (a token of a
+prefill chunk or a decode) and some of its key/value heads, walks the row's blocks, and prefetches the next
 block while it computes on this one. A key or value is read once for all the query heads that share it.
 
 Each row is computed by itself, in an order that depends only on its own context: neither its neighbours in
@@ -62,7 +62,8 @@ def write_kv(
     value: torch.Tensor,
     batch: PackedBatch,
 ) -> None:
-    """As `kernels.reference.write_kv`, but what a block's former owner left stays: it is never read here."""
+    """As `kernels.reference.write_kv`, but a block's former content is not cleared: this kernel never reads
+    it."""
     key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, batch.slots, key)
     value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, batch.slots, value)
 
@@ -81,8 +82,9 @@ def attend_rows(
     sinks: Any,
     workers: int,
 ) -> None:
-    """The same on arrays: `query` `[rows, at least heads * key_dim]`, the heads first in each row; `output`
-    `[rows, heads * value_dim]` is written. `workers` threads share the rows (see `kernels.cpu.jit`)."""
+    """`paged_attention` on arrays: `query` `[rows, at least heads * key_dim]`, the heads first in each row;
+    `output` `[rows, heads * value_dim]` is written. `workers` threads share the rows (see
+    `kernels.cpu.jit`)."""
     attend(
         query,
         keys,
@@ -106,7 +108,7 @@ NO_SINKS = np.zeros(0, dtype=np.float32)
 
 
 def parts_of(rows: int, kv_heads: int, workers: int) -> int:
-    """Into how many parts a row's heads are split, so that few rows still give every worker its share."""
+    """Number of parts into which a row's heads are split, so that few rows still occupy every worker."""
     parts = 1
     while rows * parts < 2 * workers and parts < kv_heads:
         parts += 1
@@ -133,13 +135,13 @@ def attend(
     workers: int,
     parts: int,
 ) -> None:
-    """What `attend_rows` runs, for other compiled code; each row's heads are split into `parts`."""
+    """Kernel of `attend_rows`, for other compiled code; each row's heads are split into `parts`."""
     block_tokens, kv_heads, key_dim = keys.shape[1:]
     value_dim = values.shape[3]
     group = heads // kv_heads
     part_kv_heads = kv_heads // parts
     part_heads = part_kv_heads * group
-    # What does not fill vectors is added one by one: the rest of a head's width, or blocks of odd sizes.
+    # What does not fill a vector is added one by one: the rest of a head's width, or blocks of odd sizes.
     key_vectors = key_dim // LANES if block_tokens % KEYS == 0 else 0
     key_rest = key_vectors * LANES
     value_vectors = value_dim // LANES
@@ -211,7 +213,7 @@ def attend(
                     step += many
                 token += count
 
-            # Softmax; its division is left to the sums.
+            # Softmax; the division follows with the sums.
             visible = context - first
             for head in range(part_heads):
                 line_scores = scores[head, hidden : hidden + visible]

@@ -1,9 +1,8 @@
 """All layers of a Llama-like decoder in one compiled call.
 
-With a few tokens a step, a call from Python costs as much as what it computes, and there are ten of them a
-layer. Here the layers are walked by compiled code. What is computed is the same passes in the same order
-(`kernels.cpu.layers`, `kernels.cpu.attention`), with the products of `kernels.cpu.products` between
-them. Everything between the cache and the weights is float32.
+With a few tokens a step, a call from Python costs as much as its computation, and there are ten a layer. So
+compiled code loops over the layers: the passes of `kernels.cpu.layers` and `kernels.cpu.attention`, with the
+products of `kernels.cpu.products` between them. Everything between the cache and the weights is float32.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class DecoderWeights(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What comes before the layers and after them."""
+    """Weights and tables before and after the layers."""
 
     embedding: Array
     norm: Array
@@ -61,7 +60,7 @@ class Ends(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for a step's numbers, float32, with at least as many rows as the step has tokens."""
+    """Buffers of a step, float32, with at least as many rows as the step has tokens."""
 
     residual: Array
     normalized: Array
@@ -73,7 +72,7 @@ class Buffers(NamedTuple):
 
 
 class Caches(NamedTuple):
-    """Where each layer's keys and values lie, and one layer's, which says how."""
+    """Addresses of each layer's keys and values, and one layer's arrays for shape and dtype."""
 
     key_addresses: Array
     value_addresses: Array
@@ -102,9 +101,10 @@ def run(
     heads: int,
     workers: int,
 ) -> None:
-    """One step: keys and values of all `token_ids` are written, `logits[i]` is that of packed row `rows[i]`.
+    """Runs one step: writes keys and values of all `token_ids`, and the logits of packed row `rows[i]` to
+    `logits[i]`.
 
-    `rows` must rise. `logits` `[rows, at least the head's panels * PANEL]` is float32.
+    `rows` must be ascending. `logits` `[rows, at least the head's panels * PANEL]` is float32.
     """
     kept = tables if len(rows) == len(token_ids) else tables.only(rows)
     kv_heads = caches.keys.shape[2]
@@ -185,7 +185,7 @@ def _run(
             query_norm[layer], key_norm[layer], head_epsilon[layer], workers,
         )  # fmt: skip
         if layer == layers - 1 and rows.shape[0] < count:
-            # The other rows are no longer needed: their keys and values are written.
+            # The other rows are not needed any more: their keys and values are written.
             count = rows.shape[0]
             for row in range(count):
                 residual[row] = residual[rows[row]]

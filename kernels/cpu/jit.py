@@ -1,4 +1,4 @@
-"""Numba: availability, compilation, disk cache and threads.
+"""Numba: availability, compilation and threads of the CPU kernels.
 
 The CPU kernels in `kernels.cpu` are optional: without Numba the torch ones serve. They share torch's
 OpenMP threads: Numba's OpenMP layer resolves to the library that torch has loaded, so one pool of threads
@@ -20,9 +20,9 @@ import torch
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FAST_MATH: Final = frozenset({"reassoc", "nsz", "arcp", "contract"})
-"""What the compiler may do to floats. Not `nnan` and `ninf`: a masked score is minus infinity."""
+"""Fast-math flags. Not `nnan` and `ninf`: a masked score is minus infinity."""
 KEPT_FOLDERS: Final = 3
-"""Folders of compiled kernels that stay on disk; older ones are of sources that are gone."""
+"""Number of folders of compiled kernels kept on disk; older ones belong to old sources."""
 
 try:
     import numba
@@ -52,7 +52,7 @@ def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[Funct
 
 
 def use_threads(count: int) -> int:
-    """Sets and returns the threads that this thread's kernels run with: `count`, or all that Numba has."""
+    """Sets and returns the number of threads for kernels of this thread: `count`, or all that Numba has."""
     allowed: int = max(1, min(count, numba.config.NUMBA_NUM_THREADS))
     if not _launched:
         # Numba's first start sets the OpenMP thread count that torch uses too: put it back.
@@ -74,7 +74,7 @@ def describe() -> str:
 
 
 def _cache_folder() -> Path | None:
-    """None: the environment names one, or there is no home to write to."""
+    """Folder of compiled kernels; None: the environment names one, or there is no writable home."""
     if "NUMBA_CACHE_DIR" in os.environ:
         return None
     digest = hashlib.sha256()

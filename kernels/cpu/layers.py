@@ -15,7 +15,7 @@ from kernels.cpu.jit import compiled
 from kernels.cpu.math import exp_nonpositive, narrow, rank_of, widen
 
 SEARCHED_AT_ONCE = 512
-"""Scores whose greatest is found before asking where it stood."""
+"""Scores in a block whose maximum is found before its index."""
 LOWEST_RANK = np.int32(-0x80000000)
 RANK_OF_INFINITY = np.int32(0x7F800000)
 RANK_OF_MINUS_INFINITY = np.int32(-0x7F800001)

@@ -1,4 +1,4 @@
-"""Half-precision conversions shared by all Numba kernels.
+"""Operations shared by the Numba kernels: half precision, exp, maximum, prefetch.
 
 Half precision: Numba knows no bfloat16, so such arrays come as uint16 bits and are widened when read and
 rounded (to nearest, ties to even) when written. Everything between is float32.
@@ -85,8 +85,8 @@ def exp_nonpositive(value: Any) -> Any:
 
 @compiled(inline=True)
 def rank_of(bits: Any) -> Any:
-    """A float32's bits (int32) as an integer of the same order, and back: a maximum of integers is found many
-    at a time, one of floats is not. A NaN ranks beyond the infinity of its sign; -0 just below 0."""
+    """Maps a float32's bits (int32) to an integer of the same order, and back: a maximum of integers is
+    vectorised, one of floats is not. A NaN ranks beyond the infinity of its sign; -0 just below 0."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
@@ -102,7 +102,7 @@ def greatest_of(values: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_typing_context: Any, address: Any) -> Any:
-    """Asks the processor to fetch the cache line at `address` (uintp) for reading."""
+    """Prefetches the cache line at `address` (uintp) for reading."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()

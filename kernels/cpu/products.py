@@ -1,12 +1,12 @@
-"""Matrix product over weight panels, callable from compiled code.
+"""Compiled matrix product over weights in panels, for one row to hundreds.
 
 The weight is laid out in panels of a few outputs, input by input, so that it is read once, in order. A tile
-is up to six rows times one panel, held in registers while all inputs pass: what limits few rows is how fast
-the panel arrives, what limits many is the arithmetic; so that neither waits for the other, the first tiles of
-a panel ask for the next one. (The register tile of Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication", 2008; depths here are small enough to need no blocks of their own.) A panel is as wide as the
-processor's registers hold six rows of sums: where they do not, every sum goes through memory at every input,
-which takes three times as long.
+is up to six rows times one panel, held in registers while all inputs pass: few rows are bound by memory,
+many by arithmetic; so that neither waits for the other, the first tiles of a panel prefetch the next one.
+(The register tile of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; depths
+here are small enough to need no blocks of their own.) A panel is as wide as the processor's registers hold
+six rows of sums: where they do not, every sum goes through memory at every input, which takes three times as
+long.
 
 Every element is one chain of fused multiply-adds over the inputs in their order: the number of rows, of
 workers or of panels, and the panels' width, change no bit of it.
@@ -26,22 +26,22 @@ from kernels.cpu.jit import compiled
 from kernels.cpu.vectors import LANES, load_vector
 
 VECTORS: Final = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
-"""Of 16 floats in a panel's width. 6 x 4 sums, 4 weights and an input fill the 32 registers of AVX-512; 6 x 1
-sums, of two registers each, the 16 of AVX2."""
+"""Vectors of 16 floats in a panel's width. 6 x 4 sums, 4 weights and an input fill the 32 registers of
+AVX-512; 6 x 1 sums, of two registers each, the 16 of AVX2."""
 PANEL: Final = VECTORS * LANES
 """Outputs of a panel."""
 TILE_ROWS: Final = 6
 ACROSS_OF_ONE: Final = 4
 ACROSS_OF_TWO: Final = 2
-"""Panels that a tile of one row, or of two, takes together: an addition takes as long as it takes to begin
-eight, so that many sums are needed to be always busy."""
+"""Panels that a tile of one row, or of two, takes together: an addition's latency is eight issue slots, so
+many independent sums are needed."""
 PARTS_PER_WORKER: Final = 4
-"""Pieces of work for each worker where there are few panels, so that none waits long for the others."""
+"""Pieces of work for each worker where there are few panels, to balance the load."""
 LINE_BYTES: Final = 64
 MOST_SPREAD: Final = 3
-"""The next panel is asked for by the first 2 ** 3 tiles at most."""
+"""The next panel is prefetched by the first 2 ** 3 tiles at most."""
 AHEAD_BYTES: Final = 2048
-"""How far ahead a single tile asks: it goes through its panels faster than memory gives them."""
+"""Prefetch distance of a single tile: it reads its panels faster than memory delivers them."""
 
 _FLOAT, _INDEX, _WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -55,7 +55,7 @@ def padded(outputs: int) -> int:
 
 
 def lay_out(weight: Array) -> Array:
-    """`[outputs, inputs]` -> panels `[panels, inputs, PANEL]`; what fills the last one up is zero."""
+    """`[outputs, inputs]` -> panels `[panels, inputs, PANEL]`; the last one is padded with zeros."""
     outputs, inputs = weight.shape
     whole = np.zeros((padded(outputs), inputs), dtype=weight.dtype)
     whole[:outputs] = weight
@@ -70,8 +70,8 @@ def plain_weight(panels: Array, outputs: int) -> Array:
 def _tile(rows: int, across: int = 1) -> Any:
     """Compiles the tile of `rows` rows and `across` neighbouring panels: `product = bias + inputs @ panels`,
     all given by address; strides and depth in elements, `like` an element of the panel. Inputs, bias and
-    product are float32. For each input an address is prefetched, from `ahead` on and `ask` bytes apart: what
-    lies there is in the second cache by the time that it is needed."""
+    product are float32. For each input an address is prefetched, from `ahead` on and `ask` bytes apart: it
+    is in the second-level cache when needed."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
@@ -140,7 +140,7 @@ def _row_address(builder: Any, first: Any, stride: Any, row: int, kind: Any) -> 
 
 
 def _ask_for(builder: Any, address: Any) -> None:
-    """Prefetches a line to read, into the second cache. Harmless wherever it points."""
+    """Prefetches a cache line into the second-level cache. Harmless for any address."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -163,7 +163,7 @@ def multiply_part(
     input_stride, product_stride = inputs.shape[1], product.shape[1]
     like = panels[0, 0, 0]
     step_bytes = PANEL * panels.itemsize
-    # What of the next panel each tile asks for: a share, at most a line for each input.
+    # Each tile prefetches a share of the next panel, at most a line for each input.
     spread = 0
     while 2 << spread <= tiles and (spread < MOST_SPREAD or step_bytes >> spread > LINE_BYTES):
         spread += 1

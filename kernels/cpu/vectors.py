@@ -1,7 +1,7 @@
-"""Vectorised inner loops of attention.
+"""The two inner loops of attention as vector instructions.
 
 Scores of four keys at a time and weighted sums of a block's values, as vector instructions of sixteen floats:
-a compiler left to itself adds up every score alone, which for heads of 32 or 64 costs more than the products.
+a compiler would add up every score alone, which for heads of 32 or 64 costs more than the products.
 The addition's order is fixed: it depends on the width of a head and on nothing else.
 
 Addresses are uintp, widths and strides are counted in elements. Elements are float32, or bfloat16 as 16 bits.
@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
-"""Floats in a vector. Smaller machines split it."""
+"""Floats in a vector. Machines with narrower vectors split it."""
 KEYS = 4
 """Keys whose scores are added up together."""
 
@@ -47,7 +47,7 @@ def _shuffled(builder: Any, left: Any, right: Any, lanes: list[int]) -> Any:
 
 
 def _sums_of_four(builder: Any, vectors: list[Any]) -> Any:
-    """Four vectors' sums as a vector of four: halves are added to halves, so that lanes stay full."""
+    """Sums of four vectors as a vector of four: halves are added to halves, so that lanes stay full."""
     first_halves, second_halves = [*range(8), *range(16, 24)], [*range(8, 16), *range(24, 32)]
     pairs = [
         builder.fadd(
@@ -127,7 +127,7 @@ def add_weighted(
             at = builder.mul(vector.index, _INDEX(LANES))
             builder.store(load_vector(builder, sum_address, at, False), even)
             builder.store(nothing, odd)
-            # Two sums in turn: one addition need not wait for the one before it.
+            # Two alternating sums, so that an addition need not wait for the one before it.
             with cgutils.for_range(builder, pairs) as pair:
                 token = builder.shl(pair.index, _INDEX(1))
                 add(even, at, token)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.cpu.choose import COMPILED
+from engine.model.cpu.choose import COMPILED_ATTENTION
 from engine.model.forward import PlainForward
 from engine.model.loader import load_runner
 from engine.model.runner import TorchRunner
@@ -142,8 +142,8 @@ def test_with_the_compiled_kernels_and_without_them(
 ) -> None:
     attention = None if fast_paths else "reference"
     runner = load_runner(model_dir, attention=attention, fast_paths=fast_paths, **SIZES)  # type: ignore[arg-type]
-    used = {trick.name for trick in runner.tricks if trick.chosen}
-    assert (COMPILED in used) == fast_paths
+    used = {report.name for report in runner.path_reports if report.chosen}
+    assert (COMPILED_ATTENTION in used) == fast_paths
     assert isinstance(runner._forward, PlainForward) != fast_paths
     jobs: list[Job] = JOBS[:16]
     run = Run(max_batched_tokens=24, max_sequences=6, num_blocks=SCARCE_BLOCKS, num_host_blocks=24, burst=12)

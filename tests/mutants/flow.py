@@ -212,7 +212,7 @@ _BROKEN: list[Broken] = [
     (
         "engine/core/decision_log.py",
         "who stands back does not count what it sat out",
-        "        _add(of, STANDS_BACK, None, steps)\n",
+        "        _add(of, DISPLACED, None, steps)\n",
         "",
         "tests/unit/engine/core/test_displacements.py",
     ),

@@ -1,7 +1,7 @@
-"""Which of the forward passes serves this model here, and with which attention kernel?
+"""Choice of the forward pass and the attention kernel for a model on this machine.
 
-From the fastest on: the lean pass, transformers' pass over packed weights, transformers' pass as it is. The
-first is taken that gives the plain model's logits; what was passed over is undone and its reason kept.
+From the fastest on: the compiled pass, transformers' pass over packed weights, transformers' pass as it is.
+The first one that gives the plain model's logits serves; the refused ones are undone and their reasons kept.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import torch
 
 from engine.model.attention import AttentionOptions, LayerShape
 from engine.model.cpu.compiled import CompiledForward
-from engine.model.cpu.lean import LeanForward
 from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
 from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import Forward, PlainForward
-from engine.model.sampler import GREEDY_TRICK, warm_up
+from engine.model.sampler import GREEDY_REPORT, warm_up
 from kernels.cpu import jit
 from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_numba
 
 FALLBACK_ATTENTION = "torch-sdpa"
 MAX_SLOWDOWN = 1.5
-"""Of the lean pass in the check. It does less work; only a machine on which it fails badly may refuse it."""
-WHOLE, LEAN, PACKED = "compiled forward pass", "lean forward pass", "packed weights"
-COMPILED = "compiled attention"
+"""Of the compiled pass in the check. It does less work, so only a machine on which it is badly slow refuses
+it."""
+COMPILED_ATTENTION, COMPILED_FORWARD = "compiled attention", "compiled forward pass"
+PACKED_WEIGHTS = "packed weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How a forward pass did against the plain model."""
+    """Result of a forward pass in the check against the plain model."""
 
     problem: str | None
-    """None: its logits are the plain model's."""
+    """None: its logits equal the plain model's."""
     seconds: float
-    """What the check's steps took, compiled code in place."""
+    """Duration of the check's steps, compilation excluded."""
 
 
 Check = Callable[[Forward], Checked]
@@ -44,11 +44,11 @@ Check = Callable[[Forward], Checked]
 
 @dataclass(frozen=True, slots=True)
 class ForwardChoice:
-    """The forward pass that serves, and what led to it."""
+    """The forward pass that serves, with a report for each path that was considered."""
 
     forward: Forward
     kernel: AttentionKernel
-    tricks: tuple[PathReport, ...]
+    reports: tuple[PathReport, ...]
 
 
 def choose_forward(
@@ -60,99 +60,97 @@ def choose_forward(
     attention: str | None,
     fast_paths: bool,
 ) -> ForwardChoice:
-    """`attention` names a kernel; None lets it be chosen. Without `fast_paths` transformers' pass runs as it
-    is.
+    """`attention` names a kernel; None chooses one. Without `fast_paths` transformers' pass runs as it is.
 
-    Raises `Unsupported`, saying what the last resort got wrong; `ValueError` for a kernel's name.
+    Raises `Unsupported` if even the plain pass fails the check; `ValueError` for an unknown kernel.
     """
     device, dtype = model.device, model.dtype
     kernel = pick_attention(device, dtype, name=attention)
-    tricks: list[PathReport] = []
+    reports: list[PathReport] = []
     unfit = why_not_numba(device, dtype)
     if kernel.name == NUMBA:
-        tricks.append(PathReport(COMPILED, True, f"{kernel.reason}; {jit.describe()}"))
+        reports.append(PathReport(COMPILED_ATTENTION, True, f"{kernel.reason}; {jit.describe()}"))
         warm_up()
-        tricks.append(GREEDY_TRICK)
+        reports.append(GREEDY_REPORT)
     else:
-        tricks.append(PathReport(COMPILED, False, unfit or f"attention {kernel.name} was asked for"))
+        reports.append(
+            PathReport(COMPILED_ATTENTION, False, unfit or f"attention {kernel.name} was asked for")
+        )
     plain = PlainForward(model, kernel)
     if device.type == "cpu" and fast_paths:
-        own = _own(model, shapes, options, check, plain, kernel, tricks)
-        if own is not None:
-            return ForwardChoice(own, kernel, tuple(tricks))
-        if _packed(model, check, plain, tricks):
-            return ForwardChoice(plain, kernel, tuple(tricks))
+        compiled = _compiled(model, shapes, options, check, plain, kernel, reports)
+        if compiled is not None:
+            return ForwardChoice(compiled, kernel, tuple(reports))
+        if _packed(model, check, plain, reports):
+            return ForwardChoice(plain, kernel, tuple(reports))
     else:
         why = "switched off" if device.type == "cpu" else f"it is for CPUs, not for {device.type}"
-        tricks += [PathReport(name, False, why) for name in (WHOLE, LEAN, PACKED)]
+        reports += [PathReport(name, False, why) for name in (COMPILED_FORWARD, PACKED_WEIGHTS)]
     checked = check(plain)
     if checked.problem is not None and attention is None and kernel.name != FALLBACK_ATTENTION:
-        tricks[0] = PathReport(COMPILED, False, checked.problem)
+        reports[0] = PathReport(COMPILED_ATTENTION, False, checked.problem)
         kernel = pick_attention(device, dtype, name=FALLBACK_ATTENTION)
         plain = PlainForward(model, kernel)
         checked = check(plain)
     if checked.problem is not None:
         raise Unsupported(checked.problem)
-    return ForwardChoice(plain, kernel, tuple(tricks))
+    return ForwardChoice(plain, kernel, tuple(reports))
 
 
-def _own(
+def _compiled(
     model: Any,
     shapes: dict[int, LayerShape],
     options: dict[int, AttentionOptions],
     check: Check,
     plain: PlainForward,
     kernel: AttentionKernel,
-    tricks: list[PathReport],
-) -> Forward | None:
-    """The compiled pass, else the lean one; None where neither serves."""
+    reports: list[PathReport],
+) -> CompiledForward | None:
+    """The compiled pass; None, with the model as it was, where it does not serve."""
     if kernel.name != NUMBA:
-        why = f"it needs the {NUMBA} attention kernel, not {kernel.name}"
-        tricks += [PathReport(name, False, why) for name in (WHOLE, LEAN)]
+        reason = f"it needs the {NUMBA} attention kernel, not {kernel.name}"
+        reports.append(PathReport(COMPILED_FORWARD, False, reason))
         return None
     plain_s = check(plain).seconds
-    for name, kind in ((WHOLE, CompiledForward), (LEAN, LeanForward)):
-        try:
-            forward = kind(model, shapes, options)
-        except Unsupported as reason:
-            tricks.append(PathReport(name, False, str(reason)))
-            continue
-        checked = check(forward)
-        problem = checked.problem
-        if problem is None and checked.seconds > MAX_SLOWDOWN * plain_s:
-            problem = f"it took {checked.seconds / plain_s:.2f} times as long as transformers' own"
-        if problem is not None:
-            forward.restore()
-            tricks.append(PathReport(name, False, problem))
-            continue
-        why = f"equal to transformers' own, {plain_s / checked.seconds:.1f} times as fast in the check"
-        if isinstance(forward, CompiledForward):
-            why += f"; products {forward.speedup:.1f} times as fast as torch's best"
-            why += "; a row's bits do not depend on the others"
-        tricks.append(PathReport(name, True, why))
-        if isinstance(forward, LeanForward):
-            verdicts = [product.verdict for product in forward.products if product.verdict is not None]
-            skipped = sorted({product.not_packed for product in forward.products if product.not_packed})
-            tricks.append(_packed_trick(verdicts, len(forward.products), skipped))
-        return forward
-    return None
+    try:
+        forward = CompiledForward(model, shapes, options)
+    except Unsupported as refusal:
+        reports.append(PathReport(COMPILED_FORWARD, False, str(refusal)))
+        return None
+    checked = check(forward)
+    problem = checked.problem
+    if problem is None and checked.seconds > MAX_SLOWDOWN * plain_s:
+        problem = f"it took {checked.seconds / plain_s:.2f} times as long as transformers' own"
+    if problem is not None:
+        forward.restore()
+        reports.append(PathReport(COMPILED_FORWARD, False, problem))
+        return None
+    reason = (
+        f"equal to transformers' own, {plain_s / checked.seconds:.1f} times as fast in the check"
+        f"; products {forward.speedup:.1f} times as fast as torch's best"
+        "; a row's bits do not depend on the others"
+    )
+    reports.append(PathReport(COMPILED_FORWARD, True, reason))
+    return forward
 
 
-def _packed(model: Any, check: Check, plain: PlainForward, tricks: list[PathReport]) -> bool:
+def _packed(model: Any, check: Check, plain: PlainForward, reports: list[PathReport]) -> bool:
     modules = PackedModules.of(model)
     skipped = [f"{reason} ({count} layers)" for reason, count in modules.skipped.items()]
     problem = check(plain).problem if modules.count else "no linear layer can be packed"
     if problem is None:
-        tricks.append(_packed_trick(modules.verdicts, modules.count + sum(modules.skipped.values()), skipped))
+        reports.append(
+            _packed_report(modules.verdicts, modules.count + sum(modules.skipped.values()), skipped)
+        )
         return True
     modules.undo()
-    tricks.append(PathReport(PACKED, False, "; ".join([problem, *skipped])))
+    reports.append(PathReport(PACKED_WEIGHTS, False, "; ".join([problem, *skipped])))
     return False
 
 
-def _packed_trick(verdicts: list[PackedVerdict], products: int, skipped: list[str]) -> PathReport:
+def _packed_report(verdicts: list[PackedVerdict], products: int, skipped: list[str]) -> PathReport:
     if not verdicts:
-        return PathReport(PACKED, False, "; ".join(skipped))
+        return PathReport(PACKED_WEIGHTS, False, "; ".join(skipped))
     slowest = min(verdict.speedup for verdict in verdicts)
     fastest = max(verdict.speedup for verdict in verdicts)
     if len(verdicts) == products and all(verdict.same_bits for verdict in verdicts):
@@ -161,9 +159,9 @@ def _packed_trick(verdicts: list[PackedVerdict], products: int, skipped: list[st
         bits = "a row's last bits may depend on how many there are"
     speedup = f"{slowest:.1f} to {fastest:.1f} times as fast as plain ones"
     reason = f"{len(verdicts)} of {products} products, {speedup}; {bits}"
-    return PathReport(PACKED, True, "; ".join([reason, *skipped]))
+    return PathReport(PACKED_WEIGHTS, True, "; ".join([reason, *skipped]))
 
 
 def cpu_threads() -> PathReport:
-    """With how many threads the products run: one for each core that the process was given."""
+    """Report of the number of threads: one for each core that the process was given."""
     return PathReport("threads", True, f"{torch.get_num_threads()} for products and compiled passes alike")

@@ -1,8 +1,11 @@
-"""How does a Llama-like decoder run a whole step in one compiled call?
+"""A Llama-like decoder as one compiled call per step.
 
-The arithmetic of `engine.model.cpu.lean`, which is its twin, without a line of Python between the passes:
-where a step computes few tokens, calling its parts takes longer than they do. The products are compiled as
-well (`kernels.cpu.products`): the weights are laid out in panels, and activations are float32 throughout.
+transformers' modules cost a millisecond a step in Python and small operators; with few tokens that is more
+than the arithmetic. This is the same arithmetic for the plain pre-norm decoders (`FAMILY`): merged
+query/key/value and gate/up products over weights laid out in panels (`kernels.cpu.products`), float32
+activations in buffers that are kept, and, in the last layer, only the rows whose logits are wanted
+(`kernels.cpu.decoder`). transformers' forward pass is its twin: a model is run this way only if it gives the
+twin's logits at load.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import numpy as np
 import torch
 
 from engine.model.attention import AttentionOptions, LayerCache, LayerShape
-from engine.model.cpu.lean import Angles, merged, merged_bias, refuse_others
 from engine.model.cpu.packed_linear import (
     MAX_DIFFERENCE,
     NEGLIGIBLE_S,
@@ -29,22 +31,27 @@ from engine.model.cpu.report import Unsupported
 from kernels.batch import Integers, PackedBatch, array_of
 from kernels.cpu.jit import use_threads
 
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+STEADY_ROPE = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose angles depend on the position alone."""
+FIRST_POSITIONS = 1024
+"""Positions whose angles are computed at first; the table doubles as contexts grow."""
 FIRST_BUFFER_ROWS = 64
 MAX_SLOWDOWN = 1.2
-"""Of a product by panels against torch's best; refused is what is slower by `NEGLIGIBLE_S` as well."""
+"""Of a product by panels against torch's best; refused only if slower by `NEGLIGIBLE_S` as well."""
 TIMINGS = 4
-"""How often the two are timed at most, the fastest counting, before a product is refused: on a busy machine
-one of them may have been held up."""
+"""Timings of both, at most, before a product is refused; the fastest count. A busy machine may delay single
+runs."""
 
 Array = Any
 
 
 class Panels:
-    """The merged linear layers of one kind, of all decoder layers, laid out; and the way back."""
+    """The merged linear layers of one kind, of all decoder layers, in panels; `restore` undoes it."""
 
     def __init__(self, layers: list[list[torch.nn.Linear]], *, is_shared: bool = False) -> None:
-        """`layers[i]` share their input. Takes their weights, unless `is_shared`: then somebody else needs
-        the (single) weight too."""
+        """`layers[i]` share their input. Takes their weights, unless `is_shared`: then the (single) weight
+        has another user."""
         from kernels.cpu.products import PANEL, lay_out, padded
 
         self._layers = layers
@@ -66,7 +73,7 @@ class Panels:
                     module.weight.data = module.weight.new_empty(0)
 
     def restore(self) -> None:
-        """The modules get their weights back."""
+        """Gives the weights back to the modules."""
         from kernels.cpu.products import plain_weight
 
         if self._is_shared:
@@ -84,8 +91,8 @@ _times: dict[tuple[int, int, torch.dtype, int], tuple[float, float]] = {}
 
 
 def probe_panels(outputs: int, inputs: int, dtype: torch.dtype) -> float:
-    """Tries a product by panels with random numbers: how many times as fast as torch's best it is, for a few
-    numbers of rows together. Asked again, it remembers.
+    """Tries a product by panels with random numbers. Returns its speedup over torch's best, for a few numbers
+    of rows together. Results are cached.
 
     Raises `Unsupported` when it differs from the plain product, depends on the number of rows, or is slower.
     """
@@ -106,7 +113,7 @@ def _is_slow(ours_s: float, theirs_s: float) -> bool:
 
 
 def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds for one product with each of `TIMED_ROWS`, by panels and by the best that torch has."""
+    """Seconds for one product with each of `TIMED_ROWS`, by panels and by torch's best."""
     from kernels.cpu.products import lay_out, multiply, padded
 
     if dtype not in MAX_DIFFERENCE:
@@ -146,8 +153,36 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[float, float]
     return ours_s, theirs_s
 
 
+class Angles:
+    """Cosines and sines of the first positions, `[positions, key_dim / 2]`, by the model's own module."""
+
+    def __init__(self, rotary: Any) -> None:
+        """Raises `Unsupported` for rotary positions that are laid out in another way."""
+        self._rotary = rotary
+        self.cosines: Array
+        self.sines: Array
+        self._compute(FIRST_POSITIONS)
+
+    def cover(self, positions: int) -> bool:
+        """Extends the table if it has fewer than `positions`; returns whether it did."""
+        if positions <= len(self.cosines):
+            return False
+        self._compute(2 * positions)
+        return True
+
+    def _compute(self, positions: int) -> None:
+        with torch.inference_mode():
+            cosines, sines = self._rotary(torch.zeros(1), torch.arange(positions)[None])
+        half = cosines.shape[-1] // 2
+        if not (torch.equal(cosines[..., :half], cosines[..., half:]) and cosines.dtype == torch.float32):
+            raise Unsupported("its rotary positions are laid out in another way")
+        self.cosines, self.sines = (
+            np.ascontiguousarray(part[0, :, :half].numpy()) for part in (cosines, sines)
+        )
+
+
 class CompiledForward:
-    """Implements `engine.model.forward.Forward` for the family of `engine.model.cpu.lean`, on a CPU."""
+    """Implements `engine.model.forward.Forward` for `FAMILY`, in float32 and bfloat16 on a CPU."""
 
     def __init__(
         self, model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
@@ -156,14 +191,14 @@ class CompiledForward:
 
         Raises `Unsupported`, and leaves the model as it is, when it cannot be run this way.
         """
-        from kernels.cpu import decoder as numba_decoder  # Numba may be missing: `kernels.dispatch` knows
+        from kernels.cpu import decoder as numba_decoder  # Numba may be missing: see `kernels.dispatch`
         from kernels.cpu.attention import NO_WINDOW
 
-        refuse_others(model, shapes, options)
+        refuse_unsupported(model, shapes, options)
         decoder = model.model
         mlp = decoder.layers[0].mlp
         self.speedup = probe_panels(2 * mlp.gate_proj.out_features, mlp.gate_proj.in_features, model.dtype)
-        """Of a product over the best that torch has."""
+        """Of a product over torch's best."""
         self._angles = Angles(decoder.rotary_emb)
         self._numba = numba_decoder
         self._vocabulary = model.lm_head.out_features
@@ -249,7 +284,8 @@ class CompiledForward:
         )
 
     def _allocate(self, rows: int) -> Any:
-        """Kept from step to step: fresh memory would have to be cleared by the system each time."""
+        """Allocates buffers, kept from step to step: the system would have to clear fresh memory each
+        time."""
         known = 0 if self._buffers is None else len(self._buffers.residual)
         rows = max(rows, 2 * known, FIRST_BUFFER_ROWS)
         widths = (
@@ -260,7 +296,7 @@ class CompiledForward:
 
 
 def _stacked(norms: list[Any]) -> Array:
-    """The weights of one norm of each layer; of no width where there are none."""
+    """The weights of one norm of each layer; of width 0 where there are none."""
     rows = [
         np.zeros(0, dtype=np.float32) if norm is None else norm.weight.data.float().numpy() for norm in norms
     ]
@@ -269,3 +305,42 @@ def _stacked(norms: list[Any]) -> Array:
 
 def _epsilons(norms: list[Any]) -> Array:
     return np.array([0.0 if norm is None else norm.variance_epsilon for norm in norms], dtype=np.float32)
+
+
+def refuse_unsupported(
+    model: Any, shapes: dict[int, LayerShape], options: dict[int, AttentionOptions]
+) -> None:
+    """Raises `Unsupported` for a model whose arithmetic differs from `CompiledForward`'s."""
+    config = model.config
+    if config.model_type not in FAMILY:
+        raise Unsupported(f"{config.model_type} is not one of {', '.join(FAMILY)}")
+    if config.hidden_act != "silu":
+        raise Unsupported(f"its activation is {config.hidden_act}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in STEADY_ROPE:
+        raise Unsupported(f"its rotary positions ({rope}) depend on more than the position")
+    if sorted(shapes) != list(range(len(model.model.layers))):
+        raise Unsupported("not every layer attends")
+    if len({(shape.kv_heads, shape.key_dim, shape.value_dim) for shape in shapes.values()}) > 1:
+        raise Unsupported("its layers differ in shape")
+    if shapes[0].key_dim % 2:
+        raise Unsupported("its heads have an odd width")
+    if any(option.softcap is not None or option.sinks is not None for option in options.values()):
+        raise Unsupported("its attention caps scores or has sinks")
+
+
+def merged(modules: list[torch.nn.Linear]) -> torch.Tensor:
+    """The weights of layers that share their input, one below the other."""
+    weights = [module.weight.data for module in modules]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def merged_bias(modules: list[torch.nn.Linear]) -> torch.Tensor | None:
+    """Their biases, zero where a layer has none; None where no layer has one."""
+    if all(module.bias is None for module in modules):
+        return None
+    parts = [
+        module.weight.new_zeros(module.out_features) if module.bias is None else module.bias.data
+        for module in modules
+    ]
+    return torch.cat(parts)

@@ -1,7 +1,7 @@
-"""Which short cuts would an engine take on this machine with this model?
+"""Predicts which fast paths an engine takes on this machine with this model.
 
-Asked without loading weights: the products are probed on random ones of the sizes that the model's config
-names, the kernels on a small random step. What a loaded engine really does is in its log.
+No weights are loaded: the products are probed on random ones of the sizes in the model's config, the kernels
+on a small random step. What a loaded engine really uses is in its log.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from engine.model.cpu.choose import COMPILED, LEAN, PACKED, WHOLE, cpu_threads
-from engine.model.cpu.compiled import probe_panels
-from engine.model.cpu.lean import FAMILY
+from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS, cpu_threads
+from engine.model.cpu.compiled import FAMILY, probe_panels
 from engine.model.cpu.packed_linear import probe_packed
 from engine.model.cpu.report import PathReport, Unsupported
 from kernels import reference
@@ -26,16 +25,16 @@ MAX_DIFFERENCE = 1e-5
 
 
 def probe_machine(model_dir: Path) -> list[PathReport]:
-    """One verdict for each short cut, for float32 on this CPU. Never raises for what a machine lacks."""
+    """One report for each fast path, for float32 on this CPU. Never raises for what a machine lacks."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     model_type = str(config.get("model_type"))
-    return [_attention(), _whole(model_type, config), _lean(model_type), *_products(config), cpu_threads()]
+    return [_attention(), _compiled_forward(model_type, config), *_products(config), cpu_threads()]
 
 
 def _attention() -> PathReport:
     unfit = why_not_numba(CPU, torch.float32)
     if unfit is not None:
-        return PathReport(COMPILED, False, unfit)
+        return PathReport(COMPILED_ATTENTION, False, unfit)
     generator = torch.Generator().manual_seed(0)
     query, keys, values = (
         torch.randn(*shape, generator=generator) for shape in ((6, 4, 32), (4, 16, 2, 32), (4, 16, 2, 32))
@@ -45,45 +44,45 @@ def _attention() -> PathReport:
     expected = reference.paged_attention(query, keys, values, batch, scale=0.2)
     difference = float((got - expected).abs().max())
     if difference > MAX_DIFFERENCE:
-        return PathReport(COMPILED, False, f"it differs from the reference by {difference:.1e}")
-    return PathReport(COMPILED, True, f"equal to the reference; {jit.describe()}")
+        return PathReport(COMPILED_ATTENTION, False, f"it differs from the reference by {difference:.1e}")
+    return PathReport(COMPILED_ATTENTION, True, f"equal to the reference; {jit.describe()}")
 
 
-def _whole(model_type: str, config: dict[str, object]) -> PathReport:
-    lean = _lean(model_type)
+def _compiled_forward(model_type: str, config: dict[str, object]) -> PathReport:
+    if jit.MISSING is not None:
+        return PathReport(COMPILED_FORWARD, False, jit.MISSING)
+    if model_type not in FAMILY:
+        return PathReport(COMPILED_FORWARD, False, f"{model_type} is not one of {', '.join(FAMILY)}")
+    reason = f"for {model_type}, if it passes the check at load"
     hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
-    if not (lean.chosen and isinstance(hidden, int) and isinstance(inner, int)):
-        return PathReport(WHOLE, False, lean.reason)
+    if not (isinstance(hidden, int) and isinstance(inner, int)):
+        return PathReport(COMPILED_FORWARD, False, reason)
     try:
         speedup = probe_panels(2 * inner, hidden, torch.float32)
-    except Unsupported as reason:
-        return PathReport(WHOLE, False, str(reason))
-    return PathReport(WHOLE, True, f"{lean.reason}; products {speedup:.1f} times as fast as torch's best")
-
-
-def _lean(model_type: str) -> PathReport:
-    if jit.MISSING is not None:
-        return PathReport(LEAN, False, jit.MISSING)
-    if model_type not in FAMILY:
-        return PathReport(LEAN, False, f"{model_type} is not one of {', '.join(FAMILY)}")
-    return PathReport(LEAN, True, f"for {model_type}, if it passes the check at load")
+    except Unsupported as refusal:
+        return PathReport(COMPILED_FORWARD, False, str(refusal))
+    return PathReport(
+        COMPILED_FORWARD, True, f"{reason}; products {speedup:.1f} times as fast as torch's best"
+    )
 
 
 def _products(config: dict[str, object]) -> list[PathReport]:
     hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
     if not isinstance(hidden, int) or not isinstance(inner, int):
         return [
-            PathReport(PACKED, False, "the config names no hidden_size and intermediate_size to probe with")
+            PathReport(
+                PACKED_WEIGHTS, False, "the config names no hidden_size and intermediate_size to probe with"
+            )
         ]
-    tricks = []
+    reports = []
     for dtype in (torch.float32, torch.bfloat16):
-        name = f"{PACKED} in {str(dtype).removeprefix('torch.')}"
+        name = f"{PACKED_WEIGHTS} in {str(dtype).removeprefix('torch.')}"
         try:
             verdict = probe_packed(torch.empty(2 * inner, hidden, dtype=dtype))
         except Unsupported as reason:
-            tricks.append(PathReport(name, False, str(reason)))
+            reports.append(PathReport(name, False, str(reason)))
             continue
         bits = "same" if verdict.same_bits else "not the same"
         reason_text = f"{verdict.speedup:.1f} times as fast as plain ones, {bits} bits for any number of rows"
-        tricks.append(PathReport(name, True, reason_text))
-    return tricks
+        reports.append(PathReport(name, True, reason_text))
+    return reports

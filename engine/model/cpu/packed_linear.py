@@ -1,9 +1,9 @@
-"""Linear layers with weights packed for oneDNN, fast at any number of rows.
+"""Linear layers over weights packed for oneDNN.
 
-torch's own path through MKL runs a narrow float32 product at a fraction of the machine's rate. oneDNN with
-the weight laid out beforehand does not, serves every number of rows from one layout, and gives a row the same
-bits in any company. Both calls are private to torch (its compiler uses them), so nothing here trusts them: a
-probe on random numbers compares results and times before a model's weights are laid out.
+torch's own path through MKL runs a narrow float32 product at a fraction of the machine's rate. oneDNN with a
+packed weight does not, serves every number of rows from one layout, and gives a row the same bits whatever
+the other rows. Both calls are private to torch (its compiler uses them), so a probe on random numbers
+compares results and times before a model's weights are packed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ TIMED_ROWS = (1, 8, 32)
 TIMED_RUNS = 9
 MAX_SLOWDOWN = 1.5
 NEGLIGIBLE_S = 100e-6
-"""Packed products are refused where they are slower by the factor and, over the timed runs, by the time: with
-matrices so small that the call itself is what takes the time, bits that do not depend on the number of rows
-are worth more. Both are wide, so that a busy machine does not change the choice."""
+"""Packed products are refused where they are slower by the factor and, over the timed runs, by the time: for
+matrices so small that the call itself dominates, bits that do not depend on the number of rows are worth
+more. Both bounds are wide, so that a busy machine does not change the choice."""
 MAX_DIFFERENCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Relative, of a packed product from the plain one."""
+"""Relative difference of a packed product from the plain one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedVerdict:
-    """What the probe found for one shape of weights."""
+    """Result of the probe for one shape of weights."""
 
     same_bits: bool
     """A row's result does not depend on the number of rows (given `pad_single`)."""
     pad_single: bool
-    """A single row takes a path of its own and is doubled."""
+    """A single row takes another path in oneDNN and is doubled."""
     plain_s: float
     packed_s: float
-    """The fastest runs with each of `TIMED_ROWS`, added up."""
+    """Sum of the fastest runs with each of `TIMED_ROWS`."""
 
     @property
     def speedup(self) -> float:
@@ -56,7 +56,7 @@ class PackedVerdict:
 
 
 class PackedLinear(torch.nn.Module):  # type: ignore[misc]
-    """A linear layer over a weight that oneDNN laid out. Takes the place of `torch.nn.Linear`."""
+    """A linear layer over a packed weight. Replaces `torch.nn.Linear`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, pad_single: bool) -> None:
         """`weight` is `[outputs, inputs]` and is not kept."""
@@ -74,7 +74,7 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]
         return self._multiply(rows)
 
     def plain_weight(self) -> torch.Tensor:
-        """The weight as it was: laying it out changes no bit."""
+        """The original weight: packing changes no bit."""
         weight: torch.Tensor = self._packed.to_dense()
         return weight
 
@@ -89,7 +89,7 @@ _verdicts: dict[tuple[int, int, torch.dtype, int], PackedVerdict] = {}
 
 
 def probe_packed(weight: torch.Tensor) -> PackedVerdict:
-    """Tries packed products with random weights of this one's shape and dtype. Asked again, it remembers.
+    """Tries packed products with random weights of this one's shape and dtype. Results are cached.
 
     Raises `Unsupported` when they do not exist here, differ from the plain product, or are slower.
     """
@@ -144,7 +144,7 @@ def _probe(outputs: int, inputs: int, dtype: torch.dtype) -> PackedVerdict:
 
 
 def fastest_s(call: Callable[[], Any]) -> float:
-    """The fastest of a few runs: others' work on the machine only adds time."""
+    """Duration of the fastest of a few runs: other load on the machine only adds time."""
     call()
     best_s = math.inf
     for _ in range(TIMED_RUNS):
@@ -155,19 +155,19 @@ def fastest_s(call: Callable[[], Any]) -> float:
 
 
 class PackedModules:
-    """A model whose linear layers were replaced by packed ones, and the way back."""
+    """Replaces a model's linear layers by packed ones; `undo` restores them."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[torch.nn.Module, str, Any, PackedLinear]] = []
         self.verdicts: list[PackedVerdict] = []
         self.skipped: dict[str, int] = {}
-        """Layers left as they were, by reason."""
+        """Number of unchanged layers, by reason."""
 
     @staticmethod
     def of(model: torch.nn.Module) -> PackedModules:
-        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe is content with.
+        """Replaces every `Linear` (and GPT-2's `Conv1D`) that the probe accepts.
 
-        A weight that the embedding shares stays for that; any other is dropped once it is packed.
+        A weight shared with the embedding is kept; any other is dropped once it is packed.
         """
         done = PackedModules()
         embeddings = {
@@ -197,7 +197,7 @@ class PackedModules:
         return len(self._replaced)
 
     def undo(self) -> None:
-        """Puts the layers back as they were."""
+        """Restores the original layers."""
         for parent, name, module, packed in self._replaced:
             if not module.weight.numel():
                 weight = packed.plain_weight()

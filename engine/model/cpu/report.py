@@ -1,7 +1,7 @@
-"""Which short cuts does this engine take, and why not the others?
+"""Report of one fast path: used or not, and why.
 
-A short cut is taken where a probe at load found it equal and no slower on this machine; each leaves a line
-here, whether taken or not. `fairgate doctor` prints them.
+A fast path is used where a probe at load found it equal to the plain one and no slower on this machine. Each
+has a report, used or not; `fairgate doctor` prints them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PathReport:
-    """One short cut's verdict."""
+    """Verdict on one fast path."""
 
     name: str
     chosen: bool
@@ -22,4 +22,4 @@ class PathReport:
 
 
 class Unsupported(Exception):
-    """A short cut cannot be taken with this model or on this machine; the message says why."""
+    """A fast path cannot be used with this model or on this machine; the message says why."""

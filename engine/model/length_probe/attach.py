@@ -1,4 +1,4 @@
-"""Attaches a length probe, and the samples to train one, to a model."""
+"""Attaches a model's length probe to its runner, and writes collected samples."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger("fairgate.engine")
 
 
 def attach_readings(runner: TorchRunner, model_dir: Path, fingerprint: str, *, keep_states: bool) -> str:
-    """Makes the runner read its states where a probe lies beside the model, or where they are kept; says
-    which of it. A probe that is refused is left out, with a line in the log: forecasts are less sure then."""
+    """Makes the runner read its states if the model has a probe, or if samples are collected; returns which.
+    A refused probe is ignored with a line in the log: forecasts are less accurate then."""
     path = model_dir / FILE_NAME
     reader = runner.state_reader()
     weights = None
@@ -35,12 +35,12 @@ def attach_readings(runner: TorchRunner, model_dir: Path, fingerprint: str, *, k
 
 
 def samples_of(runner: TorchRunner, fingerprint: str, kept: Sequence[LengthSample]) -> Samples:
-    """What is written for `fairgate forecast train`."""
+    """Content of the samples file for `fairgate forecast train`."""
     reader = runner.state_reader()
     rows = [(each.generated, each.remaining, each.state) for each in kept]
     return Samples(fingerprint, list(reader.layers), reader.width, rows)
 
 
 def threads_in_use() -> int:
-    """Threads of the matrix products."""
+    """Number of threads of the matrix products."""
     return int(torch.get_num_threads())

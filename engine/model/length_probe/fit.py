@@ -1,8 +1,8 @@
-"""Trains a length probe on collected samples.
+"""Trains a length probe on collected readings.
 
 A network with one hidden layer, by cross entropy against the range of the remaining length, its neighbours
 counting a little: ranges have an order. Inputs are standardised and jittered, because a few thousand readings
-are few for some hundred inputs. A tenth of the readings is kept out to say how good it is. Seconds on a CPU.
+are few for some hundred inputs. A tenth of the readings is held out for evaluation. Seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ WEIGHT_DECAY = 0.05
 JITTER = 0.3
 """Standard deviations of noise on the inputs in training."""
 SOFTNESS = 0.5
-"""How much neighbours of the right range count: exp(-distance / softness)."""
+"""Weight of neighbours of the right range: exp(-distance / softness)."""
 LEAST_DEVIATION = 1e-3
 EVEN = [1.0 / RANGES] * RANGES
 
 
 class TooFewReadings(Exception):
-    """There is not enough to learn from; the message says how much there is."""
+    """Too few readings to train on; the message says how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A trained probe, and how it did on readings that it was not trained on."""
+    """A trained probe, and its error on held-out readings."""
 
     weights: ProbeWeights
     held_out: int
     mean_error_tokens: float
-    """Of the median of the remaining length, by the probe alone."""
+    """Error of the predicted median remaining length, by the probe alone."""
     blind_error_tokens: float
-    """Of the best constant."""
+    """Error of the best constant."""
 
 
 def fit_probe(

@@ -1,10 +1,10 @@
-"""Length probe: reads the model's hidden state from the cache and predicts the remaining length.
+"""Length probe: predicts the remaining output length from the model's state.
 
-The state is read where it lies: the values in the paged cache are a projection of each layer's hidden state,
-they are there for prompts that were found in the prefix cache, too, and no forward pass has to be touched for
-them. Of a layer in the middle and of the last one: the mean over the prompt, the last token's, the mean over
-the last few tokens. A small network (one hidden layer) makes of them how likely each range of remaining
-lengths is (`engine/forecast/length/probe.py`; TRAIL, arXiv 2410.01035; ARES, arXiv 2510.13668).
+The state is read from the paged cache: the values are a projection of each layer's hidden state, they exist
+for prompts found in the prefix cache, too, and no forward pass has to change. Of a middle layer and the last
+one: the mean over the prompt, the last token's, the mean over the last few tokens. A small network (one
+hidden layer) maps them to the probability of each range of remaining lengths
+(`engine/forecast/length/probe.py`; TRAIL, arXiv 2410.01035; ARES, arXiv 2510.13668).
 
 Nothing here changes what the model computes: it only reads, after the step's tokens are chosen.
 """
@@ -31,14 +31,14 @@ from engine.model.attention import LayerCache
 log = logging.getLogger(__name__)
 
 FILE_NAME = "length_probe.fairgate"
-"""Beside the weights, in the model directory. In safetensors' format, but no model would look for it."""
+"""File in the model directory. In safetensors' format, but not loaded as weights."""
 FORMAT = "fairgate length probe 1"
 LAST_TOKENS = 8
 READ_EVERY = 32
-"""Steps between two readings of all sequences; besides, each is read when its prompt is computed."""
+"""Steps between two readings of all sequences; each is also read when its prompt is computed."""
 MAX_KEPT_PROMPTS = 1024
 FARTHEST = 4.0
-"""Standard deviations: inputs beyond are unlike anything in training."""
+"""Bound of inputs, in standard deviations: beyond it, inputs are unlike those in training."""
 
 
 class ProbeRefused(Exception):
@@ -76,7 +76,7 @@ class StateReader:
         return self._slots(piece, positions)
 
     def _prompt(self, piece: SequenceSlice) -> torch.Tensor:
-        """The mean over its prompt, of each layer; kept, because every later reading asks for it again."""
+        """Mean over the prompt, of each layer; cached for later readings."""
         kept = self._prompts.pop(piece.sequence_id, None)
         if kept is None:
             slots = self._slots(piece, np.arange(piece.num_prompt_tokens))
@@ -107,7 +107,7 @@ class ProbeWeights:
     fingerprint: str
     layers: tuple[int, ...]
     samples: int
-    """Readings that it was trained on."""
+    """Number of readings in training."""
 
     def logits(self, state: torch.Tensor) -> torch.Tensor:
         """`[rows, width]` -> `[rows, RANGES]`."""
@@ -116,7 +116,7 @@ class ProbeWeights:
         return torch.addmm(self.output_bias, inner, self.output.t())
 
     def save(self, path: Path) -> None:
-        """Replaces the file in one piece. Raises OSError."""
+        """Replaces the file atomically. Raises OSError."""
         about = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
@@ -169,25 +169,25 @@ def load_probe(path: Path, reader: StateReader, fingerprint: str, device: torch.
 
 
 class LengthReadings:
-    """Reads the states that are due after a step, and notes what they say on the chosen tokens."""
+    """Reads the states that are due after a step, and attaches predictions to the chosen tokens."""
 
     def __init__(self, reader: StateReader, weights: ProbeWeights | None, *, keep_states: bool) -> None:
-        """Without `weights` nothing is foreseen; `keep_states`: the states themselves are handed on, to be
-        learned from."""
+        """Without `weights` nothing is predicted; `keep_states`: attaches the states themselves, as training
+        data."""
         self.weights = weights
         self._reader = reader
         self._keep_states = keep_states
         self._steps = 0
 
     def note(self, slices: Sequence[SequenceSlice], chosen: Sequence[Sampled | None]) -> None:
-        """`chosen`: one for each slice. Whatever fails here switches the readings off, never a step."""
+        """`chosen`: one for each slice. An error disables the readings and never fails a step."""
         self._steps += 1
-        is_for_all = self._steps % READ_EVERY == 0
+        reads_all = self._steps % READ_EVERY == 0
         due = [
             index
             for index, (piece, choice) in enumerate(zip(slices, chosen, strict=True))
             if choice is not None
-            and (is_for_all or piece.position + piece.num_tokens == piece.num_prompt_tokens)
+            and (reads_all or piece.position + piece.num_tokens == piece.num_prompt_tokens)
         ]
         if not due or (self.weights is None and not self._keep_states):
             return

@@ -1,4 +1,4 @@
-"""Which states may follow which, and what counts as computed for the first time?"""
+"""State transitions of a sequence, and tokens computed for the first time."""
 
 from __future__ import annotations
 

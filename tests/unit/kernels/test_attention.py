@@ -1,4 +1,4 @@
-"""Paged attention: is the reference the formula, and is the fast twin the reference?"""
+"""Paged attention: the reference equals the formula, and the fast kernels equal the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAN = float("nan")
 
 @dataclass
 class Case:
-    """A random packed step over a cache in which everything that is nobody's is NaN."""
+    """A random packed step over a cache in which everything outside of the contexts is NaN."""
 
     query: torch.Tensor
     key_cache: torch.Tensor
@@ -47,7 +47,7 @@ def make_case(
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-context // block_tokens) for _, context in lens]
     num_blocks = sum(needed) + 3
-    # Block 0 is nobody's: the first thing a careless padding would read.
+    # Block 0 is unused: the first thing a careless padding would read.
     order = (1 + torch.randperm(num_blocks - 1, generator=generator)).tolist()
     tables = [[order.pop() for _ in range(count)] for count in needed]
     key_cache = torch.full((num_blocks, block_tokens, kv_heads, key_dim), NAN)

@@ -1,4 +1,4 @@
-"""The compiled passes between a layer's products: are they the formulas, on odd shapes, in both dtypes?"""
+"""The compiled passes between a layer's products equal the formulas, on odd shapes, in both dtypes."""
 
 from __future__ import annotations
 

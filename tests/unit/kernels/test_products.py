@@ -1,4 +1,4 @@
-"""The compiled matrix product: is it the product, on odd shapes, and does only its own row change a row?"""
+"""The compiled matrix product: correct on odd shapes, and each row independent of the others."""
 
 from __future__ import annotations
 

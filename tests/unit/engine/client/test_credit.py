@@ -1,4 +1,4 @@
-"""How far may an engine go ahead of a stream's reader?"""
+"""Credit: how far an engine may go ahead of a stream's reader."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_credit_that_was_not_heard_of_stays_due() -> None:
     for _ in range(12):
         await anext(engine.stream)
     assert engine.told == [12]
-    # Nothing comes any more that could be read: somebody else has to ask again.
+    # Nothing more arrives to be read: another trigger has to send the credit again.
     assert engine.stream.is_credit_due
     engine.hears = True
     engine.give(engine.stream)

@@ -213,7 +213,7 @@ def test_no_token_is_emitted_beyond_the_lease() -> None:
 
 
 def test_a_top_up_of_a_stranger_is_harmless() -> None:
-    assert make_replica().core.top_up("nobody", 5) is False
+    assert make_replica().core.top_up("unknown", 5) is False
 
 
 # ---------------------------------------------------------------- cancel
@@ -260,7 +260,7 @@ def test_an_unknown_cause_is_a_cancel() -> None:
 
 
 class FailingRunner(VirtualRunner):
-    """A device that fails on the steps it is told to."""
+    """A device that fails in given steps."""
 
     failing = False
 

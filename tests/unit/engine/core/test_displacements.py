@@ -1,4 +1,4 @@
-"""Are the tokens that a jump displaces counted once on each side, step by step?"""
+"""Displaced tokens are counted once for each side, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a step's time shared without losing a microsecond, and never charged for recomputation?"""
+"""Shares of a step's time sum to its duration, and recomputation is not charged."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_lease_of_device_time_is_passed_by_one_step_at_most() -> None:
         result = replica.step()
         longest_us = max(longest_us, round(result.duration_s * 1e6))
         deltas += [delta for each in result.deltas.values() for delta in each]
-    # In the middle of its prompt it is told by a delta with nothing else in it.
+    # In the middle of its prompt a delta with nothing else in it reports that.
     assert [delta.token_ids for delta in deltas] == [[]]
     assert 4_000 <= deltas[0].gpu_us < 4_000 + longest_us
     assert replica.core.running()[0].state == "paused"

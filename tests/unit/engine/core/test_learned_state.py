@@ -1,4 +1,4 @@
-"""What an engine keeps: does a restarted one go on from it, and is everything else left alone?"""
+"""Learned state across a restart; foreign and damaged files are ignored."""
 
 from __future__ import annotations
 

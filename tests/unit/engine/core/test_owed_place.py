@@ -1,6 +1,7 @@
-"""Does a sequence that is owed service get a place in its tier at once, and who loses one, how often?
+"""Places for sequences that are owed service: given immediately within the tier, and taken a bounded number
+of times.
 
-The engine core on virtual time; counters are told as a gateway would.
+The engine core on virtual time; counters are set as a gateway would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who runs, who waits and who gives way, in small cases worked out by hand?"""
+"""Which sequences run, wait and are preempted, in small cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add(
 
 
 def run(table: SequenceTable, now_s: float = 0.0) -> Plan:
-    """A step: what was planned is computed, and whoever caught up emits a token."""
+    """Runs a step: computes the plan; every sequence that caught up emits a token."""
     plan = schedule(table, now_s)
     table.check()
     for sequence, tokens in plan.shares.items():
@@ -163,7 +163,7 @@ def test_the_tenant_that_had_most_gives_way_and_returns_to_the_head_of_its_line(
     line = [entry.entry_id for entry in table.waiting.entries() if entry.tenant_id == "b"]
     assert line == ["second", "behind"]
     assert table.pool.num_free > 1
-    assert another.state is SequenceStatus.WAITING, "nobody is admitted in a step that preempts"
+    assert another.state is SequenceStatus.WAITING, "none is admitted in a step that preempts"
     assert first.state is SequenceStatus.RUNNING
 
 
@@ -241,7 +241,7 @@ def test_no_eviction_policy_can_take_from_a_higher_tier() -> None:
 
 
 def displacements_of_the_fair_victim(max_displacements: int) -> int:
-    """How often a sequence gives way whose tenant has always had most, while others keep coming."""
+    """How often a sequence is preempted whose tenant has always had most, while others keep arriving."""
     table = make_table(num_blocks=12, max_sequences=3, max_displacements=max_displacements)
     rich = add(table, "rich", tenant="rich", prompt=9, max_tokens=40)
     for number in range(200):
@@ -259,7 +259,9 @@ def displacements_of_the_fair_victim(max_displacements: int) -> int:
 
 
 def test_a_sequence_gives_way_a_bounded_number_of_times() -> None:
-    assert displacements_of_the_fair_victim(100) > 2, "the case is not met: it would not give way more often"
+    assert displacements_of_the_fair_victim(100) > 2, (
+        "the case is not met: it would not be preempted more often"
+    )
     assert displacements_of_the_fair_victim(2) == 2
     assert displacements_of_the_fair_victim(1) == 1
 
@@ -448,7 +450,7 @@ def test_nobody_is_evicted_for_a_start_that_still_would_not_fit() -> None:
 
 
 def test_a_displaced_one_goes_on_when_the_one_ahead_of_it_cannot_start() -> None:
-    """Work conservation: a place that nobody else can use is not kept empty."""
+    """Work conservation: a place that no other sequence can use is not kept empty."""
     table = make_table(num_blocks=12, max_sequences=2)
     urgent = add(table, "urgent", tenant="u", prompt=20, tier=0, max_tokens=12)
     batch = add(table, "batch", tenant="b", prompt=4, tier=2)

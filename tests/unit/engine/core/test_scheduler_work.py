@@ -1,4 +1,4 @@
-"""How often does a step look at the sequences that run?
+"""How often a step iterates over the running sequences.
 
 Counted, not timed. The pick of the next one is bounded in `tests/property/test_orders.py`; this is the rest
 of a step, whose cost must not grow with the number of admissions times the number of running ones.
@@ -21,28 +21,28 @@ from tests.support.scheduling_states import make_sequence
 
 BLOCK_TOKENS = 4
 RUNNING = 12
-MOST_LOOKS = 3
-"""Who decodes and needs a block; who gets a token; what context they attend to."""
+MAX_PASSES = 3
+"""For decodes that need a block, for the tokens handed out, and for the attended context."""
 
 
-class Looked(list[Sequence]):
-    """A list that counts how often somebody goes through it."""
+class CountingList(list[Sequence]):
+    """A list that counts its iterations."""
 
-    looks = 0
+    passes = 0
 
     def __iter__(self) -> Iterator[Sequence]:
-        self.looks += 1
+        self.passes += 1
         return super().__iter__()
 
 
-def looks_by_step(num_blocks: int, arrivals: int) -> list[tuple[int, int, int]]:
-    """Steps in which all that run decode, at first `RUNNING`, and `arrivals` newcomers wait: how often the
-    running ones were looked at, how many were admitted, how many wait after it."""
+def passes_by_step(num_blocks: int, arrivals: int) -> list[tuple[int, int, int]]:
+    """Steps in which all that run decode, at first `RUNNING`, and `arrivals` newcomers wait: iterations
+    over the running ones, number admitted, number waiting afterwards."""
     cache = KvCache(num_blocks, BLOCK_TOKENS)
     table = SequenceTable(
         make_policy("hybrid"), cache, ServiceCounters(), max_batched_tokens=1000, max_sequences=64
     )
-    running = table.running = Looked()
+    running = table.running = CountingList()
 
     def add(name: str) -> None:
         table.add(make_sequence(name, tenant=name, prompt=4, computed=0, predicted=20, max_tokens=40))
@@ -59,23 +59,23 @@ def looks_by_step(num_blocks: int, arrivals: int) -> list[tuple[int, int, int]]:
         add(f"later-{number}")
     found = []
     for step in range(1, 6):
-        running.looks = 0
+        running.passes = 0
         plan = schedule(table, step / 10)
-        found.append((running.looks, len(plan.admitted), len(table.waiting)))
+        found.append((running.passes, len(plan.admitted), len(table.waiting)))
         execute(plan)
     return found
 
 
 @pytest.mark.parametrize("arrivals", [0, 1, 9])
-def test_with_memory_for_all_an_admission_looks_at_nobody_who_runs(arrivals: int) -> None:
-    found = looks_by_step(num_blocks=1000, arrivals=arrivals)
+def test_with_memory_for_all_an_admission_does_not_iterate_over_the_running(arrivals: int) -> None:
+    found = passes_by_step(num_blocks=1000, arrivals=arrivals)
     assert found[0][1] == arrivals
-    assert max(looks for looks, _, _ in found) == MOST_LOOKS
+    assert max(passes for passes, _, _ in found) == MAX_PASSES
 
 
-def test_where_memory_is_short_they_are_looked_at_once_for_each_question() -> None:
-    found = looks_by_step(num_blocks=85, arrivals=30)
+def test_where_memory_is_short_the_running_are_visited_once_per_question() -> None:
+    found = passes_by_step(num_blocks=85, arrivals=30)
     assert found[0][1] > 1, "several are admitted in one step"
     assert found[-1][2] > 0, "and some must wait for memory"
     # What they are promised in all; what small ones may take of it.
-    assert max(looks for looks, _, _ in found) <= MOST_LOOKS + 3
+    assert max(passes for passes, _, _ in found) <= MAX_PASSES + 3

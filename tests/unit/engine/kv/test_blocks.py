@@ -1,4 +1,4 @@
-"""Are KV blocks never lost, never handed out twice, never freed too often?"""
+"""KV blocks are never lost, handed out twice or freed too often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a published prefix found, by those who may, never too early, never too late, and given up in order?"""
+"""Published prefixes: found under their salt only, after the step that wrote them, and evicted in order."""
 
 from __future__ import annotations
 
@@ -466,7 +466,7 @@ def test_the_audit_notices_a_table_whose_blocks_are_not_its_tokens() -> None:
     cache = KvCache(8, BLOCK)
     one = Holder(cache, prompt(1, 2)).start().compute()
     one.table.reverse()
-    with pytest.raises(AssertionError, match="cursor's way"):
+    with pytest.raises(AssertionError, match="cursor's path"):
         check(cache, one)
 
 

@@ -1,4 +1,4 @@
-"""Does an answer stay what it is when its KV moves to host memory, to another engine, or is lost on the way?
+"""Answers stay the same when KV moves to host memory or another engine, or is lost on the way.
 
 A virtual runner with `audit`: each token is drawn from what lies in the KV slots.
 """
@@ -48,7 +48,7 @@ def submit(replica: VirtualReplica, name: str = "s", **changes: object) -> Seque
 
 
 def finish(replica: VirtualReplica, tokens: dict[str, list[int]]) -> dict[str, SequenceOutcome]:
-    """Runs until everybody has ended; appends what came to `tokens`."""
+    """Runs until all sequences have ended; appends emitted tokens to `tokens`."""
     outcomes: dict[str, SequenceOutcome] = {}
     for _ in range(500):
         if not replica.core.has_work():
@@ -155,7 +155,7 @@ def failing(
 
 
 class OneAtATime(LengthBuckets):
-    """Suspends whoever runs, also who has only just come back, for a sequence called `short`."""
+    """Suspends all running sequences, also those just resumed, for a sequence called `short`."""
 
     def joins(self, candidate: Sequence, batch: Batch) -> Defer | None:
         return Defer("one at a time") if batch.running else None
@@ -177,7 +177,7 @@ def test_who_was_to_come_back_and_was_suspended_in_the_same_step_is_recomputed_i
     short = submit(replica, "short", prompt_token_ids=[7, 8], max_tokens=1, lease_tokens=1)
     assert table.preempt(long) == "swap"
     replica.runner.copy_in = failing(replica.runner.copy_in)  # type: ignore[method-assign]
-    # The long one starts again, and at once gives way to the short one, which fails with the step.
+    # The long one starts again, and yields immediately to the short one, which fails with the step.
     outcomes = step(replica, tokens)
     assert [note.kind for note in table.decisions.last()][-3:] == ["admit", "suspend", "admit"]
     assert outcomes["short"].finish == "failed"

@@ -1,4 +1,4 @@
-"""Is what was swapped out brought back to the right blocks, whatever else happens in the same step?"""
+"""Swapped-out KV returns to the right blocks, whatever else happens in the same step."""
 
 from __future__ import annotations
 
@@ -269,8 +269,8 @@ def test_the_audit_notices_a_copy_to_or_from_a_host_block_that_is_nobodys() -> N
             cache.close_step()
             assert not cache.is_step_open
             cache.swap_in(swapped, table)
-            cache._host._free += cache._host._let_go
-            cache._host._let_go = []
+            cache._host._free += cache._host._released
+            cache._host._released = []
         else:
             cache._host._free += swapped.blocks
             swapped.blocks, swapped.tokens = [], 0

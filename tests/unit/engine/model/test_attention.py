@@ -1,4 +1,4 @@
-"""The attention function as transformers calls it: what does it take for granted, and what not?"""
+"""The attention function as transformers calls it: arguments that it accepts and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do whole blocks come back from host memory bit for bit, and is what does not fit refused?"""
+"""Whole blocks return from host memory bit for bit; wrong sizes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: is everything that cannot be served exactly refused, with the reason and the way out?"""
+"""Loading: models that cannot be served exactly are refused, with the reason and the way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner: does a sequence's output depend on anything but its own tokens?"""
+"""The runner: a sequence's output depends on its own tokens only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling: are the distributions transformers', and does nothing but seed and index decide the draw?"""
+"""Sampling: distributions equal transformers', and seed and index alone decide the draw."""
 
 from __future__ import annotations
 

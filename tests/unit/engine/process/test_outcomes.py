@@ -1,4 +1,4 @@
-"""Rules of the engine's unacknowledged outcomes: none is lost, none is given twice, the number is bounded."""
+"""Unacknowledged outcomes: none is lost, none is returned twice, the number is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the engine's sessions: who lives, who is lost, and whose a sequence is."""
+"""Gateway sessions: which live, which are lost, and which owns a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the step-time model find the coefficients, whatever the prior, and shrug off outliers?"""
+"""The step-time model finds the coefficients, whatever the prior, and is robust to outliers."""
 
 from __future__ import annotations
 

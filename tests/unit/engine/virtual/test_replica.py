@@ -1,4 +1,4 @@
-"""Is the virtual replica a replica: time by the model, lengths as given, an audit that sees bad blocks?"""
+"""The virtual replica: time by the step-time model, lengths as given, an audit that finds bad blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_token_depends_on_every_block_of_the_context() -> None:
     (clean,) = runner.execute([piece([0, 1, 2])])
     (elsewhere,) = runner.execute([piece([5, 3, 4])])
     assert clean == elsewhere, "where the blocks lie does not matter"
-    runner.execute([piece([1], tokens=2)])  # somebody else writes into block 1
+    runner.execute([piece([1], tokens=2)])  # another sequence writes into block 1
     (aliased,) = runner.execute([piece([0, 1, 2], position=5, tokens=1)])
     assert aliased != clean
     (unwritten,) = make_runner().execute([piece([0, 1, 2], position=5, tokens=1)])

@@ -1,4 +1,4 @@
-"""The short cuts of a model on a CPU: equal to the plain model, undone where they are not, and reported."""
+"""Fast paths of a model on a CPU: equal to the plain model, undone where they are not, and reported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import transformers
 from engine.core.model_runner import SequenceSlice
 from engine.messages import SamplingParams
 from engine.model.cpu import choose, compiled, packed_linear
-from engine.model.cpu.choose import COMPILED, LEAN, PACKED, WHOLE
-from engine.model.cpu.compiled import CompiledForward, Panels, probe_panels
-from engine.model.cpu.lean import LeanForward
+from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS
+from engine.model.cpu.compiled import CompiledForward, probe_panels
 from engine.model.cpu.packed_linear import PackedLinear, PackedModules, PackedVerdict, probe_packed
 from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import PlainForward
@@ -50,23 +49,6 @@ def refuse_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_SLOWDOWN", factor)
 
 
-def without_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine on which products by panels are slow: the lean pass is next."""
-
-    def slow(outputs: int, inputs: int, dtype: torch.dtype) -> float:
-        raise Unsupported("products by panels are slow")
-
-    monkeypatch.setattr(compiled, "probe_panels", slow)
-
-
-@pytest.fixture(params=[CompiledForward, LeanForward])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each of our own forward passes in turn."""
-    if request.param is LeanForward:
-        without_panels(monkeypatch)
-    return request.param
-
-
 def load(name: str, folder: Path, **options: Any) -> TorchRunner:
     model_dir = folder / name
     if not model_dir.exists():
@@ -76,8 +58,8 @@ def load(name: str, folder: Path, **options: Any) -> TorchRunner:
     )
 
 
-def trick(runner: TorchRunner, name: str) -> PathReport:
-    [found] = [entry for entry in runner.tricks if entry.name == name]
+def report(runner: TorchRunner, name: str) -> PathReport:
+    [found] = [entry for entry in runner.path_reports if entry.name == name]
     return found
 
 
@@ -115,16 +97,15 @@ def twin_steps() -> list[tuple[list[SequenceSlice], list[int]]]:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_each_pass_of_ours_is_its_twin(name: str, own: Any, tmp_path: Path) -> None:
+def test_the_compiled_pass_gives_the_plain_logits(name: str, tmp_path: Path) -> None:
     ours, plain = (
         load(name, tmp_path, dtype="float32"),
         load(name, tmp_path, dtype="float32", fast_paths=False),
     )
-    assert isinstance(ours._forward, own)
+    assert isinstance(ours._forward, CompiledForward)
     assert isinstance(plain._forward, PlainForward)
-    names = (WHOLE,) if own is CompiledForward else (LEAN, PACKED)
-    assert all(trick(ours, entry).chosen for entry in (*names, COMPILED))
-    assert [trick(plain, each).reason for each in (WHOLE, LEAN)] == ["switched off", "switched off"]
+    assert all(report(ours, each).chosen for each in (COMPILED_FORWARD, COMPILED_ATTENTION))
+    assert [report(plain, each).reason for each in (COMPILED_FORWARD, PACKED_WEIGHTS)] == ["switched off"] * 2
     for slices, rows in twin_steps():
         got, expected = logits(ours, slices, rows), logits(plain, slices, rows)
         assert got.shape == (len(rows), 500)
@@ -133,15 +114,13 @@ def test_each_pass_of_ours_is_its_twin(name: str, own: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_in_half_precision_each_pass_of_ours_is_no_further_from_the_truth(
-    name: str, own: Any, tmp_path: Path
-) -> None:
+def test_in_half_precision_the_compiled_pass_is_no_further_from_the_truth(name: str, tmp_path: Path) -> None:
     """The truth: the same bfloat16 weights, computed in float32."""
     save_random_model(name, tmp_path / name, dtype=torch.bfloat16)
     exact = load(name, tmp_path, dtype="float32", fast_paths=False)
     plain = load(name, tmp_path, dtype="bfloat16", fast_paths=False)
     ours = load(name, tmp_path, dtype="bfloat16")
-    assert isinstance(ours._forward, own)
+    assert isinstance(ours._forward, CompiledForward)
     errors = {"plain": 0.0, "ours": 0.0}
     for slices, rows in twin_steps():
         truth = logits(exact, slices, rows)
@@ -154,11 +133,11 @@ def test_in_half_precision_each_pass_of_ours_is_no_further_from_the_truth(
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, own: Any, tmp_path: Path) -> None:
-    """Not close: equal. Packed products and compiled passes treat each row by itself."""
+def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, tmp_path: Path) -> None:
+    """Not close: equal. The compiled pass treats each row by itself."""
     runner = load(name, tmp_path, dtype="float32")
-    assert isinstance(runner._forward, own)
-    assert "bits do not depend" in trick(runner, WHOLE if own is CompiledForward else PACKED).reason
+    assert isinstance(runner._forward, CompiledForward)
+    assert "bits do not depend" in report(runner, COMPILED_FORWARD).reason
     mine, others = prompt(30, 5), [prompt(21, seed) for seed in (6, 7)]
     alone = logits(runner, [piece(mine, 0, 0, 30)], list(range(30)))
     for chunk in (1, 7, 29):
@@ -174,7 +153,7 @@ def test_a_rows_bits_are_the_same_alone_in_company_and_in_chunks(name: str, own:
             assert torch.equal(got, alone[start : start + count]), (chunk, start)
 
 
-def test_tied_embeddings_stay_when_the_head_is_packed(own: Any, tmp_path: Path) -> None:
+def test_tied_embeddings_stay_when_the_head_is_laid_out(tmp_path: Path) -> None:
     model_dir = save_random_model("llama", tmp_path / "tied")
     config = json.loads((model_dir / "config.json").read_text())
     tied = transformers.AutoModelForCausalLM.from_pretrained(model_dir, tie_word_embeddings=True)
@@ -183,7 +162,7 @@ def test_tied_embeddings_stay_when_the_head_is_packed(own: Any, tmp_path: Path) 
     tied.save_pretrained(tmp_path / "saved")
     assert config["vocab_size"] == 500
     runner = load_runner(tmp_path / "saved", device="cpu", num_blocks=32, dtype="float32")
-    assert isinstance(runner._forward, own)
+    assert isinstance(runner._forward, CompiledForward)
     tokens = torch.tensor([prompt(12, 1)])
     with torch.inference_mode():
         expected = tied.eval()(tokens).logits[0, -1]
@@ -191,17 +170,12 @@ def test_tied_embeddings_stay_when_the_head_is_packed(own: Any, tmp_path: Path) 
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_weights_are_held_once(own: Any, tmp_path: Path) -> None:
-    """The model's own tensors are gone once a pass of ours holds them, and come back unchanged."""
+def test_weights_are_held_once(tmp_path: Path) -> None:
+    """The model's own tensors are gone once the compiled pass holds them, and come back unchanged."""
     runner = load("llama", tmp_path)
     forward = runner._forward
-    assert isinstance(forward, own)
-    modules = [
-        module
-        for product in forward.products
-        for line in (product._layers if isinstance(product, Panels) else [product._modules])
-        for module in line
-    ]
+    assert isinstance(forward, CompiledForward)
+    modules = [module for product in forward.products for line in product._layers for module in line]
     assert len(modules) == 7 * 3 + 1, "of each layer, and the head"
     assert all(module.weight.numel() == 0 for module in modules)
     plain = load("llama", tmp_path, fast_paths=False)._forward._model
@@ -214,21 +188,20 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def test_a_pass_of_ours_that_is_wrong_is_undone_and_the_model_served_all_the_same(
-    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_compiled_pass_that_is_wrong_is_undone_and_the_model_served_by_the_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(self: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         return right(self, *arguments, **options) * 1.01
 
-    right = own.__call__
+    right = CompiledForward.__call__
     expected = logits(load("llama", tmp_path, fast_paths=False), [piece(prompt(9, 1), 0, 0, 9)], [8])
-    monkeypatch.setattr(own, "__call__", forgetful)
+    monkeypatch.setattr(CompiledForward, "__call__", forgetful)
     runner = load("llama", tmp_path, dtype="float32")
-    name, successor = (WHOLE, LeanForward) if own is CompiledForward else (LEAN, PlainForward)
-    assert isinstance(runner._forward, successor)
-    assert not trick(runner, name).chosen
-    assert "does not give the plain model's logits" in trick(runner, name).reason
-    assert trick(runner, PACKED).chosen
+    assert isinstance(runner._forward, PlainForward)
+    assert not report(runner, COMPILED_FORWARD).chosen
+    assert "does not give the plain model's logits" in report(runner, COMPILED_FORWARD).reason
+    assert report(runner, PACKED_WEIGHTS).chosen
     got = logits(runner, [piece(prompt(9, 1), 0, 0, 9)], [8])
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
@@ -264,9 +237,9 @@ def test_packed_modules_that_are_wrong_are_undone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(packed_linear, "_verdicts", {})
     monkeypatch.setitem(packed_linear.MAX_DIFFERENCE, torch.float32, 1.0)
     runner = load("gpt2", tmp_path, dtype="float32")
-    assert not trick(runner, LEAN).chosen
-    assert "gpt2 is not one of" in trick(runner, LEAN).reason
-    assert not trick(runner, PACKED).chosen
+    assert not report(runner, COMPILED_FORWARD).chosen
+    assert "gpt2 is not one of" in report(runner, COMPILED_FORWARD).reason
+    assert not report(runner, PACKED_WEIGHTS).chosen
     assert runner.info.attention.startswith("numba")
 
 
@@ -279,15 +252,15 @@ def test_an_attention_kernel_that_is_wrong_gives_way_to_torchs(
     monkeypatch.setitem(dispatch.KERNELS, "numba", (lambda *a, **o: attend(*a, **o) * 1.1, write))
     runner = load("gpt2", tmp_path, dtype="float32")
     assert runner.info.attention.startswith("torch-sdpa")
-    assert not trick(runner, COMPILED).chosen
+    assert not report(runner, COMPILED_ATTENTION).chosen
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_other_architectures_run_over_packed_weights(name: str, tmp_path: Path) -> None:
     runner = load(name, tmp_path, dtype="float32")
     plain = load(name, tmp_path, dtype="float32", fast_paths=False, attention="torch-sdpa")
-    assert not trick(runner, LEAN).chosen
-    assert trick(runner, PACKED).chosen, trick(runner, PACKED)
+    assert not report(runner, COMPILED_FORWARD).chosen
+    assert report(runner, PACKED_WEIGHTS).chosen, report(runner, PACKED_WEIGHTS)
     slices = [piece(prompt(30, 1), 0, 0, 30), piece(prompt(3, 2), 40, 0, 3)]
     torch.testing.assert_close(
         logits(runner, slices, [29, 32]), logits(plain, slices, [29, 32]), atol=1e-3, rtol=1e-3
@@ -354,16 +327,13 @@ def test_rotary_positions_that_depend_on_more_run_through_transformers(tmp_path:
     }  # fmt: skip
     (model_dir / "config.json").write_text(json.dumps(config))
     runner = load_runner(model_dir, device="cpu", num_blocks=8, dtype="float32")
-    for name in (WHOLE, LEAN):
-        assert "(dynamic) depend on more than the position" in trick(runner, name).reason
+    assert "(dynamic) depend on more than the position" in report(runner, COMPILED_FORWARD).reason
 
 
-def test_contexts_longer_than_the_table_of_angles(
-    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.model.cpu.lean.FIRST_POSITIONS", 8)
+def test_contexts_longer_than_the_table_of_angles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.cpu.compiled.FIRST_POSITIONS", 8)
     runner = load("llama", tmp_path, dtype="float32")
-    assert isinstance(runner._forward, own)
+    assert isinstance(runner._forward, CompiledForward)
     plain = load("llama", tmp_path, dtype="float32", fast_paths=False)
     slices = [piece(prompt(50, 1), 0, 0, 50)]
     torch.testing.assert_close(
@@ -371,24 +341,22 @@ def test_contexts_longer_than_the_table_of_angles(
     )
 
 
-def test_every_verdict_can_be_read(own: Any, tmp_path: Path) -> None:
+def test_every_report_can_be_read(tmp_path: Path) -> None:
     runner = load("llama", tmp_path)
-    names = [entry.name for entry in runner.tricks]
-    ways = [WHOLE] if own is CompiledForward else [WHOLE, LEAN, PACKED]
-    assert names == [COMPILED, "greedy tokens", *ways, "threads"]
-    assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.tricks)
+    names = [entry.name for entry in runner.path_reports]
+    assert names == [COMPILED_ATTENTION, "greedy tokens", COMPILED_FORWARD, "threads"]
+    assert all(len(str(entry)) < 400 and "\n" not in str(entry) for entry in runner.path_reports)
     assert choose.cpu_threads().reason.startswith("1 for"), "Numba's start sets torch's threads as well"
 
 
 def test_the_doctor_says_what_an_engine_would_do(tmp_path: Path) -> None:
     from engine.model.cpu.doctor import probe_machine
 
-    for name, is_lean in (("llama", True), ("gpt2", False)):
-        verdicts = {entry.name: entry for entry in probe_machine(save_random_model(name, tmp_path / name))}
-        assert verdicts[COMPILED].chosen, verdicts[COMPILED]
-        assert verdicts[LEAN].chosen == is_lean
-        assert verdicts[WHOLE].chosen == is_lean, verdicts[WHOLE]
-        assert "threads" in verdicts
-    assert "names no hidden_size" in verdicts[PACKED].reason, "gpt2 calls it n_embd"
+    for name, is_in_family in (("llama", True), ("gpt2", False)):
+        reports = {entry.name: entry for entry in probe_machine(save_random_model(name, tmp_path / name))}
+        assert reports[COMPILED_ATTENTION].chosen, reports[COMPILED_ATTENTION]
+        assert reports[COMPILED_FORWARD].chosen == is_in_family, reports[COMPILED_FORWARD]
+        assert "threads" in reports
+    assert "names no hidden_size" in reports[PACKED_WEIGHTS].reason, "gpt2 calls it n_embd"
     llama = {entry.name: entry for entry in probe_machine(tmp_path / "llama")}
-    assert "bits for any number of rows" in llama[f"{PACKED} in float32"].reason
+    assert "bits for any number of rows" in llama[f"{PACKED_WEIGHTS} in float32"].reason
