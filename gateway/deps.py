@@ -13,8 +13,8 @@ from tenants.directory.gateways import GatewayRegistry
 
 if TYPE_CHECKING:
     from engine.forecast.length.length import LengthForecast
-    from gateway.cluster.peer_requests import PeerRequests
     from gateway.dispatch.queue_sharing import QueueSharing
+    from gateway.pools.peer_requests import PeerRequests
     from gateway.pools.pool import PoolSpec
     from gateway.requests.parse import Renderer
     from gateway.upstream.base import Upstream

@@ -22,6 +22,7 @@ from gateway.background import every
 from gateway.budget.holds import Holds
 from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
+from gateway.cluster.idempotency_keys import IdempotencyKeys
 from gateway.cluster.liveness import Liveness
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
@@ -55,7 +56,6 @@ from gateway.pools.control_loop import ControlLoop, setters_of
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
 from gateway.pools.request_actions import RequestActions
 from gateway.quotes.quotes import Quotes
-from gateway.requests.idempotency_keys import IdempotencyKeys
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable, Invalid

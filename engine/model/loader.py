@@ -28,8 +28,8 @@ from engine.model.attention import (
     attending,
 )
 from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
-from engine.model.cpu.report import Unsupported
 from engine.model.forward import Forward
+from engine.model.path_report import Unsupported
 from engine.model.runner import TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits
 from kernels.dispatch import pick_attention

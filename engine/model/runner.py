@@ -15,10 +15,10 @@ import torch
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
-from engine.model.cpu.report import PathReport
 from engine.model.forward import Forward
 from engine.model.host_pool import HostPool, RoundTrip
 from engine.model.length_probe.probe import LengthReadings, StateReader
+from engine.model.path_report import PathReport
 from engine.model.sampler import SamplingRow, sample
 from kernels.batch import pack
 

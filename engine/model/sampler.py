@@ -22,7 +22,7 @@ import torch
 
 from engine.core.model_runner import Sampled
 from engine.messages import SamplingParams
-from engine.model.cpu.report import PathReport
+from engine.model.path_report import PathReport
 from kernels.cpu import jit
 
 log = logging.getLogger(__name__)

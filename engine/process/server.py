@@ -125,8 +125,8 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     except (ValueError, NoTokenizer) as error:
         raise StartRefused(str(error)) from None
     try:
-        from engine.model.length_probe.attach import attach_readings, samples_of, threads_in_use
         from engine.model.loader import ModelRefused, load_runner
+        from engine.model.probe_attachment import attach_readings, samples_of, threads_in_use
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
             raise

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from litestar.types import Receive, Send
 from litestar.types import Scope as AsgiScope
 
+from gateway.cluster.idempotency_keys import REPLAY_HEADER, check_key, fingerprint
 from gateway.domain.account import Account
 from gateway.domain.call import Call
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.http.asgi import encode_headers, send_json, send_start
 from gateway.http.completion_response import CompletionResponse
-from gateway.requests.idempotency_keys import REPLAY_HEADER, check_key, fingerprint
 from tenants.directory.idempotency import Scope
 from tenants.directory.idempotency import StoredAnswer as Kept
 

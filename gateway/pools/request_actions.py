@@ -1,7 +1,7 @@
 """Actions on the running requests of this gateway: show, list, cancel, offer, move.
 
 One table for every caller: a route of this gateway, or another gateway on behalf of one of its clients
-(`gateway/cluster/peer_requests.py`). With a tenant's id only that tenant's requests exist.
+(`gateway/pools/peer_requests.py`). With a tenant's id only that tenant's requests exist.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from gateway import errors
+from gateway.cluster import idempotency_keys
 from gateway.domain.call import Call
 from gateway.domain.ids import trace_context
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
@@ -19,7 +20,7 @@ from gateway.http.authentication import principal_of
 from gateway.http.completion_response import CompletionResponse
 from gateway.http.idempotent_response import IdempotentResponse
 from gateway.quotes import quotes
-from gateway.requests import idempotency_keys, queue_progress
+from gateway.requests import queue_progress
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
 from gateway.routes.context import body_of, gateway_of, in_thread_if_large, json_response, may_use

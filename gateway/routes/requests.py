@@ -2,7 +2,7 @@
 
 A tenant sees only its own requests. Ended requests are answered from the ledger, so cancelling twice, or too
 late, is no error. With Redis, actions on another gateway's requests are passed on to it
-(`gateway/cluster/peer_requests.py`).
+(`gateway/pools/peer_requests.py`).
 """
 
 from __future__ import annotations

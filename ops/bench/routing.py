@@ -27,10 +27,10 @@ from gateway.flow.routing import PrefixRouter
 from gateway.flow.types import InFlight, Ticket
 from gateway.flow.window import Replica, ReplicaLoad
 from ops.reporting import Report, quantile, verdict
-from ops.simulate.figures.records import Records
 from ops.simulate.machines.machines import profile_machine
 from ops.simulate.pool import SimulatedPool
 from ops.simulate.predictions import Exact
+from ops.simulate.records import Records
 from ops.simulate.traffic.requests import SimulatedRequest
 
 TRACE_FILE = Path(__file__).parent / "data" / "conversations.csv"

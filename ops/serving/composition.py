@@ -51,7 +51,7 @@ from tenants.storage.database import open_database
 from tenants.types import Tier
 
 if TYPE_CHECKING:
-    from gateway.cluster.peer_requests import PeerRequests
+    from gateway.pools.peer_requests import PeerRequests
 
 log = logging.getLogger("fairgate.serve")
 
@@ -130,7 +130,7 @@ def peer_requests_of(settings: Settings) -> PeerRequests | None:
     if not settings.redis_url:
         return None
     # Only here, because Redis is an extra.
-    from gateway.cluster.peer_requests import PeerRequests
+    from gateway.pools.peer_requests import PeerRequests
 
     return PeerRequests(settings.redis_url)
 

@@ -14,9 +14,9 @@ from gateway.dispatch.admission import TargetGate
 from gateway.estimates.engine_load import flights_of
 from gateway.estimates.forecast_cache import ForecastCache, Size
 from gateway.flow.controller import InFlight
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import DECLARED_TOKENS, SimulatedPool
 from ops.simulate.predictions import Learned
+from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import SimulatedRequest
 
 REPLAY_EVERY_S = 1.0

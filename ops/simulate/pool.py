@@ -27,9 +27,9 @@ from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
-from ops.simulate.figures.records import Records
 from ops.simulate.machines.machines import Machine
 from ops.simulate.predictions import Learned, Predictions
+from ops.simulate.records import Records
 from ops.simulate.stepped_replica import SteppedReplica
 from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
 

@@ -13,10 +13,10 @@ from ops.reporting import plain
 from ops.simulate.figures.fairness import Fairness
 from ops.simulate.figures.figures import figures
 from ops.simulate.figures.shortfall import Shortfall
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import PoolObserver, SimulatedPool
 from ops.simulate.predictions import PREDICTIONS
+from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import Source
 
 MOST_REPLICAS = 256

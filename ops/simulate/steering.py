@@ -15,8 +15,8 @@ from gateway.flow.control_rules import Control, ControlMode, Knob, Move, Observa
 from gateway.pools.control_loop import EVERY_S, Setters, bounds_of, length_spread, queue_setters
 from gateway.statistics import RecentShare
 from ops.simulate.admission import SimulatedAdmission
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import PoolObserver, SimulatedPool
+from ops.simulate.slo import SloLimits
 
 KEPT_LENGTHS = 500
 """Last answers that the spread of lengths is taken of."""

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from engine.core.learned_state import Samples, samples_path
 from engine.forecast.length.features import features_of
 from engine.forecast.length.length import LengthForecast
-from engine.model.length_probe.attach import attach_readings
 from engine.model.length_probe.probe import FILE_NAME
 from engine.model.loader import load_runner
+from engine.model.probe_attachment import attach_readings
 from engine.process.fingerprint import model_fingerprint
 from gateway.estimates.persistence import LENGTHS_FILE, save_lengths
 from ops.cli.main import cli

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import redis
 
-from gateway.cluster.peer_requests import MAX_ASKING, PeerRequests
 from gateway.errors import ApiError, not_waiting
+from gateway.pools.peer_requests import MAX_ASKING, PeerRequests
 from gateway.pools.request_actions import (
     LIST,
     NOT_HERE,

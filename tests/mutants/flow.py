@@ -295,7 +295,7 @@ _BROKEN: list[Broken] = [
         "tests/integration/test_tier_moves.py",
     ),
     (
-        "gateway/cluster/peer_requests.py",
+        "gateway/pools/peer_requests.py",
         "who did not answer is not missed",
         "max(0, waiting.expected - len(waiting.answers))",
         "0",

@@ -22,7 +22,9 @@ def modules() -> list[tuple[str, ast.Module]]:
 
 
 def test_a_module_says_what_it_is_and_asks_no_question() -> None:
-    says = {path: ast.get_docstring(tree) or "" for path, tree in modules() if not path.endswith("__init__.py")}
+    says = {
+        path: ast.get_docstring(tree) or "" for path, tree in modules() if not path.endswith("__init__.py")
+    }
     assert [path for path, text in says.items() if not text] == []
     assert [path for path, text in says.items() if text.splitlines()[0].rstrip().endswith("?")] == []
 
@@ -37,5 +39,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def test_a_folder_can_be_read_at_a_glance() -> None:
-    folders = Counter(Path(path).parent.as_posix() for path, _ in modules() if not path.endswith("__init__.py"))
+    folders = Counter(
+        Path(path).parent.as_posix() for path, _ in modules() if not path.endswith("__init__.py")
+    )
     assert {name: n for name, n in folders.items() if n > MOST_FILES and name != ONE_FILE_A_POLICY} == {}

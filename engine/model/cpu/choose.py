@@ -15,8 +15,8 @@ import torch
 from engine.model.attention import AttentionOptions, LayerShape
 from engine.model.cpu.compiled import CompiledForward
 from engine.model.cpu.packed_linear import PackedModules, PackedVerdict
-from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import Forward, PlainForward
+from engine.model.path_report import PathReport, Unsupported
 from engine.model.sampler import GREEDY_REPORT, warm_up
 from kernels.cpu import jit
 from kernels.dispatch import NUMBA, AttentionKernel, pick_attention, why_not_numba

@@ -27,7 +27,7 @@ from engine.model.cpu.packed_linear import (
     PackedLinear,
     fastest_s,
 )
-from engine.model.cpu.report import Unsupported
+from engine.model.path_report import Unsupported
 from kernels.batch import Integers, PackedBatch, array_of
 from kernels.cpu.jit import use_threads
 

@@ -14,7 +14,7 @@ import torch
 from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS, cpu_threads
 from engine.model.cpu.compiled import FAMILY, probe_panels
 from engine.model.cpu.packed_linear import probe_packed
-from engine.model.cpu.report import PathReport, Unsupported
+from engine.model.path_report import PathReport, Unsupported
 from kernels import reference
 from kernels.batch import pack
 from kernels.cpu import jit

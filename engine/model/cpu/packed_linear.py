@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from engine.model.cpu.report import Unsupported
+from engine.model.path_report import Unsupported
 
 PACKED_FOR_ROWS = 8
 """A layout made for eight rows or more serves any number of them; one made for a single row does not."""

@@ -1,7 +1,7 @@
 """Classifies the end of a call to another server, for its sequence and for the server.
 
 Pure. A failure before the first token may be retried elsewhere (`NotBegun`); a later one may not. The
-server's circuit breaker is notified (`gateway/upstream/health/monitor.py`).
+server's circuit breaker is notified (`gateway/upstream/openai/monitor.py`).
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ import msgspec
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
 from gateway.upstream.base import UpstreamLost, UpstreamUnavailable, Wording
 from gateway.upstream.failover import next_replica, until_begun
-from gateway.upstream.health.monitor import ServerMonitor, now
 from gateway.upstream.http.client import ConnectFailed, HttpClient
 from gateway.upstream.http.target import target_of
 from gateway.upstream.openai import request as openai_request
 from gateway.upstream.openai.classify import CallVerdict
 from gateway.upstream.openai.config import OpenAIServer
 from gateway.upstream.openai.load_estimate import LoadEstimate, running
+from gateway.upstream.openai.monitor import ServerMonitor, now
 from gateway.upstream.openai.response_reader import StreamedResponse, WholeResponse
 from gateway.upstream.openai.sequence import OpenAISequence
 from gateway.upstream.openai.token_count import TokenCount

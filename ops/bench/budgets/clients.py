@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.common.http_client import HttpBroken, HttpClient, HttpResponse
+from ops.bench.common.http_client import HttpBroken, HttpResponse, LoadHttpClient
 
 TIMEOUT_S = 45.0
 LONGEST_WAIT_S = 2.0
@@ -69,7 +69,7 @@ class ClientRequest:
 
 
 async def ask_once(
-    client: HttpClient,
+    client: LoadHttpClient,
     url: str,
     ask: ClientRequest,
     on_token: Callable[[ClientAttempt], None] | None = None,
@@ -164,7 +164,7 @@ def take_line(answer: ClientAttempt, line: str, now_s: float) -> bool:
 
 
 async def persist(
-    client: HttpClient,
+    client: LoadHttpClient,
     urls: Sequence[str],
     ask: ClientRequest,
     answers: list[ClientAttempt],

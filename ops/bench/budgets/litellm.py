@@ -23,7 +23,7 @@ from ops.bench.budgets.clients import ClientAttempt, ClientRequest, persist
 from ops.bench.budgets.scenarios import MAX_TOKENS, SHARE, Question, ScenarioEvidence, judged_burst
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed
 from ops.bench.common.errors import PeerMissing
-from ops.bench.common.http_client import HttpClient
+from ops.bench.common.http_client import LoadHttpClient
 from ops.bench.common.processes import end
 from ops.sandbox.free_port import free_port
 from ops.sandbox.server import until
@@ -62,7 +62,7 @@ class LiteLLM:
     rows: int = 4
 
     async def run(
-        self, testbed: Testbed, client: HttpClient, questions: Sequence[Question]
+        self, testbed: Testbed, client: LoadHttpClient, questions: Sequence[Question]
     ) -> list[dict[str, Any]]:
         """Bursts of 50, with and without max_tokens, streaming and not. Raises `ScenarioFailed`."""
         tenant = await testbed.tenant("behind-the-peer")
@@ -128,7 +128,7 @@ def _tail(log: Path) -> str:
 
 
 async def _burst(
-    client: HttpClient,
+    client: LoadHttpClient,
     url: str,
     model: str,
     questions: Sequence[Question],

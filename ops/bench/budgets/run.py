@@ -22,7 +22,7 @@ from ops.bench.budgets.clients import TIMEOUT_S
 from ops.bench.budgets.litellm import LiteLLM, installed_litellm
 from ops.bench.budgets.scenarios import BudgetScenario, Question, ScenarioContext, questions, scenarios
 from ops.bench.budgets.testbed import ScenarioFailed, Testbed, open_testbed
-from ops.bench.common.http_client import HttpClient
+from ops.bench.common.http_client import LoadHttpClient
 from ops.sandbox.server import ServerFailed
 from ops.settings.settings import SHIPPED_MODEL
 
@@ -68,7 +68,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
     rows: list[dict[str, Any]] = []
     total = len(selected) + sum(peer.rows for peer in peers)
     async with open_testbed(lambda activity: progress(activity, 0, total)) as testbed:
-        client = HttpClient(timeout_s=TIMEOUT_S)
+        client = LoadHttpClient(timeout_s=TIMEOUT_S)
         asked = await questions(testbed, client, prompts.make(SHIPPED_MODEL))
         witness = Witness(testbed.engine_address)
         try:
@@ -90,7 +90,7 @@ async def run(options: BudgetBenchOptions, progress: Progress) -> dict[str, Any]
 
 
 async def _peer(
-    peer: LiteLLM, testbed: Testbed, client: HttpClient, asked: Sequence[Question]
+    peer: LiteLLM, testbed: Testbed, client: LoadHttpClient, asked: Sequence[Question]
 ) -> list[dict[str, Any]]:
     try:
         return await peer.run(testbed, client, asked)
@@ -102,7 +102,7 @@ async def _peer(
 
 async def _one(
     testbed: Testbed,
-    client: HttpClient,
+    client: LoadHttpClient,
     asked: Sequence[Question],
     witness: Witness,
     scenario: BudgetScenario,

@@ -14,7 +14,7 @@ from typing import Any
 
 from ops.bench.budgets.clients import ClientAttempt, ClientRequest, ask_once, persist, tokens_per_s
 from ops.bench.budgets.testbed import BudgetTenant, ScenarioFailed, Testbed
-from ops.bench.common.http_client import HttpClient
+from ops.bench.common.http_client import LoadHttpClient
 
 PATIENCE_S = 30.0
 """How long a refused client retries."""
@@ -54,7 +54,7 @@ class ScenarioContext:
     """Test bed, client and questions of a running scenario."""
 
     testbed: Testbed
-    client: HttpClient
+    client: LoadHttpClient
     questions: Sequence[Question]
     name: str
     """Prefix of its tenants' names."""
@@ -96,7 +96,7 @@ class BudgetScenario:
 
 
 async def questions(
-    testbed: Testbed, client: HttpClient, chats: Sequence[list[dict[str, str]]]
+    testbed: Testbed, client: LoadHttpClient, chats: Sequence[list[dict[str, str]]]
 ) -> list[Question]:
     """Asks every question once without a limit, to measure the lengths of the answers."""
     tenant = await testbed.tenant("lengths")

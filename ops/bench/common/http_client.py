@@ -96,7 +96,7 @@ async def within(timeout_s: float, work: Awaitable[T]) -> T:
         raise HttpBroken(f"{type(error).__name__}: {error}") from None
 
 
-class HttpClient:
+class LoadHttpClient:
     """Any number of connections to any number of servers, kept for the next request."""
 
     def __init__(self, *, timeout_s: float) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ops.bench.common.http_client import HttpBroken, HttpClient
+from ops.bench.common.http_client import HttpBroken, LoadHttpClient
 
 TIMEOUT_S = 300.0
 RETRY_S = 0.2
@@ -56,7 +56,7 @@ class TenantLoad:
         self._bodies = [body.encode() for body in bodies]
         self._next = itertools.count()
         self._rng = random.Random(seed)
-        self._client = HttpClient(timeout_s=TIMEOUT_S)
+        self._client = LoadHttpClient(timeout_s=TIMEOUT_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._begin()
 

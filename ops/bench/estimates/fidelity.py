@@ -32,11 +32,11 @@ from ops.reporting import table
 from ops.sandbox.server import LocalServer, ServerFailed, local_server, until
 from ops.settings.settings import Settings
 from ops.simulate.figures.shortfall import Shortfall
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
 from ops.simulate.machines.profile import read_profile
+from ops.simulate.recorded import Recorded, as_it_was, read, records_of
 from ops.simulate.run import Scenario, run_policy, simulate
-from ops.simulate.traffic.recorded import Recorded, as_it_was, read, records_of
+from ops.simulate.slo import SloLimits
 from tenants.ledger import timelines
 from tenants.storage.database import open_database
 from tenants.storage.task_stop import stop

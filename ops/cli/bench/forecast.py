@@ -143,8 +143,8 @@ def control(traces: tuple[str, ...], replicas: int, limit: int | None, slo: str)
     """
     from ops.bench.estimates import control as measuring
     from ops.cli.simulate.options import cut, trace_of
-    from ops.simulate.figures.slo import SloLimits
     from ops.simulate.machines.machines import roofline_machine
+    from ops.simulate.slo import SloLimits
     from ops.simulate.traffic.requests import BadTrace
 
     try:

@@ -14,8 +14,8 @@ from ops.cli.base import Failure, answer
 
 if TYPE_CHECKING:
     from ops.simulate.machines.machines import Machine
+    from ops.simulate.presets import ScenarioPreset
     from ops.simulate.run import Report, Scenario
-    from ops.simulate.traffic.presets import ScenarioPreset
     from ops.simulate.traffic.requests import Source
 
 DEFAULT_POLICIES = "fcfs,hybrid"
@@ -108,8 +108,8 @@ def scenario_of(
     source: Source, machine: Machine, chosen: ScenarioPreset | None, asked: dict[str, Any]
 ) -> Scenario:
     from engine.scheduling.options import PolicyOptions
-    from ops.simulate.figures.slo import SloLimits
     from ops.simulate.run import Scenario
+    from ops.simulate.slo import SloLimits
 
     options = chosen.options if chosen else PolicyOptions()
     if asked["batch_size"] is not None:
@@ -142,7 +142,7 @@ def policies_of(policy: str | None, chosen: ScenarioPreset | None, sustained: bo
 
 def check_outputs(plot: str | None, html: str | None) -> None:
     """Refuses unwritable outputs before the work."""
-    from ops.simulate.figures.plot import NoMatplotlib, require
+    from ops.simulate.report.plot import NoMatplotlib, require
 
     if plot is not None:
         if not plot.lower().endswith(PICTURES):
@@ -165,9 +165,9 @@ def collector(found: list[Any], scenario: Scenario) -> Callable[[str, Any], None
 def write_pictures(
     report: Report, found: list[Any], scenario: Scenario, plot: str | None, html: str | None
 ) -> None:
-    from ops.simulate.figures.page import write_page
-    from ops.simulate.figures.plot import save
-    from ops.simulate.figures.show import heading
+    from ops.simulate.report.page import write_page
+    from ops.simulate.report.plot import save
+    from ops.simulate.report.show import heading
 
     try:
         if plot is not None:
@@ -222,7 +222,7 @@ def run_and_answer(
 ) -> None:
     """Simulates, draws and answers; `more` is added to the report. Raises `BadTrace`, ValueError."""
     from ops.reporting import plain
-    from ops.simulate.figures.show import show
+    from ops.simulate.report.show import show
     from ops.simulate.run import simulate
 
     found: list[Any] = []

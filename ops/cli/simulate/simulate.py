@@ -21,8 +21,8 @@ from ops.cli.simulate.options import (
 from ops.reporting import table
 
 if TYPE_CHECKING:
+    from ops.simulate.presets import ScenarioPreset
     from ops.simulate.run import Scenario
-    from ops.simulate.traffic.presets import ScenarioPreset
     from ops.simulate.traffic.requests import Source
 
 SHIPPED = ("azure", "arena")
@@ -86,7 +86,7 @@ def simulate(
       {"rows": [{"trace": "azure2023_conv", "rate_per_s": {"fcfs": 12.1, "hybrid": 13.0}, "best": "hybrid",
          "ratios": {"fcfs": 1.0, "hybrid": 1.07}, …}], "published": […]}
     """
-    from ops.simulate.traffic.presets import PRESETS
+    from ops.simulate.presets import PRESETS
     from ops.simulate.traffic.requests import BadTrace
 
     if (len(traces) > 0) + (generate is not None) + (preset is not None) != 1:

@@ -27,8 +27,8 @@ from ops.cli.simulate.options import (
 if TYPE_CHECKING:
     from ops.settings.settings import Settings
     from ops.simulate.figures.shortfall import Shortfall
+    from ops.simulate.recorded import Recorded
     from ops.simulate.run import Scenario
-    from ops.simulate.traffic.recorded import Recorded
 
 MOST_ROWS = 500_000
 """Timelines read per query."""
@@ -82,7 +82,7 @@ def whatif(
       {"recorded": {"policy": "as it was", "requests": 812, "ttft_s": {"p50": 0.4, …}, "attainment": 0.97,
        "tenants": {…}, …}, "unserved": 3, …}
     """
-    from ops.simulate.traffic.recorded import as_it_was
+    from ops.simulate.recorded import as_it_was
     from ops.simulate.traffic.requests import BadTrace
 
     settings = settings_now()
@@ -119,8 +119,8 @@ def whatif(
 def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortfall:
     """The shortfall of the recorded traffic as it came. Raises ValueError."""
     from ops.simulate.figures.shortfall import Shortfall
+    from ops.simulate.recorded import records_of
     from ops.simulate.run import run_policy
-    from ops.simulate.traffic.recorded import records_of
 
     policy, *more = policies_of(served_by, None, sustained=False)
     if more:
@@ -153,7 +153,7 @@ async def _read(
     settings: Settings, since_s: float, until_s: float, of_model: str | None, tenants: tuple[str, ...]
 ) -> Recorded:
     """Raises `BadTrace`, `Failure`."""
-    from ops.simulate.traffic.recorded import read
+    from ops.simulate.recorded import read
     from tenants.errors import TenancyError
     from tenants.ledger import timelines
     from tenants.storage.database import open_database

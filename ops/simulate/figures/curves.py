@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.pool import SimulatedPool
+from ops.simulate.records import Records
+from ops.simulate.slo import SloLimits
 
 POINTS = 200
 BINS = 60

@@ -12,10 +12,10 @@ from typing import Any
 
 from ops.reporting import quantile
 from ops.simulate.figures.fairness import Fairness, service_bound
-from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine
 from ops.simulate.pool import SimulatedPool, busy
+from ops.simulate.records import Records
+from ops.simulate.slo import SloLimits
 
 Figures = dict[str, Any]
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))

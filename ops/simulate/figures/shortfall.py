@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ops.simulate.figures.records import Records
+from ops.simulate.records import Records
 
 NEIGHBOURS = 50
 """Neighbours it is drawn from: enough to have slow ones, few enough to be alike."""

@@ -14,10 +14,10 @@ from engine.core.detokenizer import load_texts
 from engine.core.model_runner import SequenceSlice
 from engine.forecast.length.probe import RANGES
 from engine.messages import SamplingParams, Submit
-from engine.model.length_probe.attach import attach_readings
 from engine.model.length_probe.fit import TooFewReadings, fit_probe
 from engine.model.length_probe.probe import FILE_NAME, LengthReadings, ProbeRefused, ProbeWeights, load_probe
 from engine.model.loader import load_runner
+from engine.model.probe_attachment import attach_readings
 from engine.model.runner import TorchRunner
 from engine.process.fingerprint import machine_name, model_fingerprint
 from tests.support.tiny_model import save_tiny_model

@@ -9,8 +9,8 @@ import pytest
 from ops.bench.estimates.fidelity import PARTIES, FidelityOptions, ServedReplay, compared, drawn, run
 from ops.bench.estimates.fidelity_figures import Pair, judge
 from ops.simulate.machines.machines import profile_machine
+from ops.simulate.recorded import Recorded, RecordedAnswer
 from ops.simulate.run import run_policy
-from ops.simulate.traffic.recorded import Recorded, RecordedAnswer
 from tests.unit.engine.step_time.test_model import SLOW_CPU
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ops.bench.common.http_client import HttpBroken, HttpClient
+from ops.bench.common.http_client import HttpBroken, LoadHttpClient
 from ops.bench.common.load import LoadClient
 from ops.bench.common.load_client import TenantLoad
 
@@ -58,7 +58,7 @@ async def serving(script: Script) -> AsyncIterator[str]:
 
 async def test_connections_are_kept_where_an_answer_was_read_to_its_end() -> None:
     script = Script(PLAIN, STREAM)
-    client = HttpClient(timeout_s=5.0)
+    client = LoadHttpClient(timeout_s=5.0)
     async with serving(script) as url:
         async with client.post(url, b"{}", {"authorization": "Bearer k"}) as response:
             assert (response.status, await response.read()) == (200, b'{"a":1}')
@@ -78,7 +78,7 @@ async def test_connections_are_kept_where_an_answer_was_read_to_its_end() -> Non
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", PLAIN[:-3], STREAM[:-20]])
 async def test_what_is_no_whole_answer_is_an_error(answer: bytes) -> None:
-    client = HttpClient(timeout_s=0.2)
+    client = LoadHttpClient(timeout_s=0.2)
     async with serving(Script(answer)) as url:
         with pytest.raises(HttpBroken):
             async with client.post(url, b"{}") as response:
@@ -86,7 +86,7 @@ async def test_what_is_no_whole_answer_is_an_error(answer: bytes) -> None:
 
 
 async def test_a_deadline_of_the_caller_is_the_callers() -> None:
-    client = HttpClient(timeout_s=30.0)
+    client = LoadHttpClient(timeout_s=30.0)
     async with serving(Script(PLAIN[:-3])) as url:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1), client.post(url, b"{}") as response:

@@ -14,13 +14,13 @@ from ops.reporting import jain_index
 from ops.simulate.figures.curves import BINS, curves
 from ops.simulate.figures.fairness import Fairness, service_bound
 from ops.simulate.figures.figures import figures, quantiles
-from ops.simulate.figures.page import TENANTS, page
-from ops.simulate.figures.records import Records
-from ops.simulate.figures.show import sections
-from ops.simulate.figures.slo import SloLimits
 from ops.simulate.machines.machines import Machine, roofline_machine
 from ops.simulate.pool import PoolObserver, SimulatedPool
+from ops.simulate.records import Records
+from ops.simulate.report.page import TENANTS, page
+from ops.simulate.report.show import sections
 from ops.simulate.run import Scenario, run_policy, simulate
+from ops.simulate.slo import SloLimits
 from ops.simulate.sustained import BISECTIONS, PRECISION, compare, ratios, sustained
 from ops.simulate.traffic.requests import SimulatedRequest
 
@@ -238,7 +238,7 @@ def test_curves_are_small_and_count_every_request() -> None:
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from ops.simulate.figures.plot import save
+    from ops.simulate.report.plot import save
 
     drawn = [curves(pool_of([request(0.1 * each) for each in range(50)], machine()), SloLimits())]
     for name in ("plot.png", "plot.svg"):

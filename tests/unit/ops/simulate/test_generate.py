@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from ops.simulate.presets import PRESETS
 from ops.simulate.traffic.generate import Generated, Spec
-from ops.simulate.traffic.presets import PRESETS
 
 
 def test_the_same_seed_draws_the_same_requests_in_order_of_arrival() -> None:

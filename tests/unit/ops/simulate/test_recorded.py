@@ -6,8 +6,8 @@ import pytest
 
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import OUTCOMES, Event, TimelineKind, pack
-from ops.simulate.figures.slo import SloLimits
-from ops.simulate.traffic.recorded import AS_IT_WAS, Recorded, as_it_was, read
+from ops.simulate.recorded import AS_IT_WAS, Recorded, as_it_was, read
+from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import BadTrace
 from tenants.ledger.timelines import RecordedTimeline
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ops.simulate.figures.records import Records
 from ops.simulate.figures.shortfall import NEIGHBOURS, Residual, Shortfall
+from ops.simulate.records import Records
 from ops.simulate.run import Scenario, simulate
 from tests.unit.ops.simulate.test_figures import Listed, machine, request
 

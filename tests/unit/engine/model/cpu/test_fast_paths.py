@@ -18,9 +18,9 @@ from engine.model.cpu import choose, compiled, packed_linear
 from engine.model.cpu.choose import COMPILED_ATTENTION, COMPILED_FORWARD, PACKED_WEIGHTS
 from engine.model.cpu.compiled import CompiledForward, probe_panels
 from engine.model.cpu.packed_linear import PackedLinear, PackedModules, PackedVerdict, probe_packed
-from engine.model.cpu.report import PathReport, Unsupported
 from engine.model.forward import PlainForward
 from engine.model.loader import load_runner
+from engine.model.path_report import PathReport, Unsupported
 from engine.model.runner import TorchRunner
 from tests.models.random_models import save_random_model
 

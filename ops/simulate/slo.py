@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ops.simulate.figures.records import Records
+from ops.simulate.records import Records
 
 NAMES = ("ttft", "tpot", "e2e")
 

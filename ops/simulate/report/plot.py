@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ops.simulate.figures.curves import POINTS, Curves
-from ops.simulate.figures.slo import SloLimits
+from ops.simulate.slo import SloLimits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,8 @@ from typing import Any
 
 from gateway.domain.timeline import Event, TimelineKind, UnreadableTimeline, first, number, unpack
 from ops.simulate.figures.figures import MOST_TENANTS, latencies
-from ops.simulate.figures.records import Records
-from ops.simulate.figures.slo import SloLimits
+from ops.simulate.records import Records
+from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.requests import MOST_TOKENS, BadTrace, SimulatedRequest
 from tenants.ledger.timelines import RecordedTimeline
 

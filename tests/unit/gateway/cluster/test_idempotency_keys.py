@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.idempotency_keys import check_key, fingerprint
 from gateway.errors import ApiError
 from gateway.http.idempotent_response import ResponseRecorder
-from gateway.requests.idempotency_keys import check_key, fingerprint
 from tenants.directory.idempotency import StoredAnswer
 
 START = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from jinja2 import Environment
 
 from ops.simulate.figures.curves import Curves
-from ops.simulate.figures.plot import NoMatplotlib, svg
-from ops.simulate.figures.show import heading, notes, published, sections
-from ops.simulate.figures.slo import SloLimits
+from ops.simulate.report.plot import NoMatplotlib, svg
+from ops.simulate.report.show import heading, notes, published, sections
 from ops.simulate.run import Report
+from ops.simulate.slo import SloLimits
 
 TENANTS = 40
 TEMPLATE = """<!doctype html>

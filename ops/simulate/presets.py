@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.scheduling.options import PolicyOptions
-from ops.simulate.figures.slo import SloLimits
+from ops.simulate.slo import SloLimits
 from ops.simulate.traffic.generate import AllAtOnce, Generated, Spec
 from ops.simulate.traffic.requests import Source
 
