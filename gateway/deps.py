@@ -71,7 +71,7 @@ class GatewayDeps:
     """Other names of models: weights of pools."""
     sharing: QueueSharing | None = None
     """How queues are shared with other gateways; None: each gateway has its own."""
-    elsewhere: PeerRequests | None = None
+    peer_requests: PeerRequests | None = None
     """How other gateways are asked about their requests; None: without a Redis they are not."""
     registry: GatewayRegistry = field(init=False)
     """Which gateways live."""

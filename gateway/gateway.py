@@ -87,7 +87,7 @@ class Gateway:
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
         self.metrics = Metrics()
-        self.presence = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
+        self.liveness = Liveness(deps.gateway_id, config.gateway_stale_s, deps.clock)
         self.limit_events = LimitAlerts(deps.database, self.metrics, deps.wall_clock)
         self._spans = open_spans()
         self._replica_counts: list[Callable[[], None]] = []
@@ -101,14 +101,14 @@ class Gateway:
         self.slo = SloMonitor(
             deps.database, self.metrics.registry, deps.wall_clock, lambda: deps.directory.revision
         )
-        self.books = Holds(
+        self.holds = Holds(
             deps.ledger,
             deps.quota_store,
             deps.gateway_id,
             lease_ttl_s=config.lease_ttl_s,
             wall_clock=deps.wall_clock,
             all_limits=lambda: deps.directory.limits(deps.wall_clock()),
-            require_presence=self.presence.require,
+            require_presence=self.liveness.require,
             on_granted=self.limit_events.note,
         )
         lengths = deps.lengths if deps.lengths is not None else load_lengths(config.data_dir)
@@ -121,7 +121,7 @@ class Gateway:
         """The model of our own engine, or the first one."""
         self.flow, self.dispatcher, self.estimates = self.pool.flow, self.pool.dispatcher, self.pool.estimates
         self.lifecycle = Lifecycles(self.pools, self.pool.name)
-        self.under_way = RequestActions(self.lifecycle, deps.clock)
+        self.request_actions = RequestActions(self.lifecycle, deps.clock)
         self.idempotency = IdempotencyKeys(deps)
         self._redeemed = RedeemedQuotes(deps.database)
         self.quotes = Quotes(
@@ -139,7 +139,7 @@ class Gateway:
         self.controls = {name: self._make_control(name, pool) for name, pool in self.pools.items()}
         """The control loop of each model."""
         for pool in self.pools.values():
-            pool.estimates.surfaces.promised = partial(self._promised, pool.name)
+            pool.estimates.forecast_cache.promised = partial(self._promised, pool.name)
         self._quote_buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
         self._dead: list[GatewaySeen] = []
@@ -149,10 +149,10 @@ class Gateway:
 
     def switch_estimates(self) -> bool:
         """Turns estimates off or on until the next start; returns whether they are on."""
-        are_told = not self.estimates.are_told
+        is_enabled = not self.estimates.is_enabled
         for pool in self.pools.values():
-            pool.estimates.are_told = are_told
-        return are_told
+            pool.estimates.is_enabled = is_enabled
+        return is_enabled
 
     def _make_pool(self, spec: PoolSpec) -> ModelPool:
         """The queue, the forecasts and the requests of one model. Raises `UnknownPolicy`."""
@@ -194,7 +194,7 @@ class Gateway:
             prices=deps.prices,
             model=spec.name,
             cache_s=config.estimate_cache_s,
-            are_told=config.estimates,
+            is_enabled=config.estimates,
             note="; fair at dispatch only" if spec.is_foreign else "",
         )
         admission = Admission(
@@ -220,7 +220,7 @@ class Gateway:
         lifecycle = Lifecycle(
             observer=recorder,
             admission=admission,
-            books=self.books,
+            holds=self.holds,
             dispatcher=dispatcher,
             estimates=estimates,
             prices=deps.prices,
@@ -261,7 +261,7 @@ class Gateway:
                 Knob.BATCH_SHARE: config.batch_share,
                 Knob.RESERVE_QUANTILE: config.reserve_quantile,
             },
-            arrivals_per_s=pool.estimates.surfaces.arrivals_per_s,
+            arrivals_per_s=pool.estimates.forecast_cache.arrivals_per_s,
             attainment=lambda: self.slo.pools[name].attainment.value,
             prefix_hits=lambda: lifecycle.prefix_hits.value,
             expected_late=lambda: lifecycle.admission.expected_late.value,
@@ -281,7 +281,7 @@ class Gateway:
         await self.deps.directory.refresh()
         others = [each for each in await self._beat() if each.gateway_id != self.deps.gateway_id]
         await self._prepare_counters(others)
-        self.books.start()
+        self.holds.start()
         self.limit_events.start()
         self.timelines.start()
         await self.slo.refresh()
@@ -290,8 +290,8 @@ class Gateway:
             count_replicas()
         for pool in self.pools.values():
             pool.dispatcher.start()
-        if self.deps.elsewhere is not None:
-            self.deps.elsewhere.start(self.under_way.act)
+        if self.deps.peer_requests is not None:
+            self.deps.peer_requests.start(self.request_actions.act)
         for upstream in self.deps.upstreams:
             upstream.watch(self._engine_changed.set)
         beat_s = self.deps.config.gateway_stale_s / BEATS_PER_STALE
@@ -310,11 +310,11 @@ class Gateway:
     async def stop(self) -> None:
         """Drains: running requests may end, waiting ones are refused, everything settles."""
         await self.lifecycle.close(self.deps.config.shutdown_grace_s)
-        if self.deps.elsewhere is not None:
-            await self.deps.elsewhere.close()
+        if self.deps.peer_requests is not None:
+            await self.deps.peer_requests.close()
         for pool in self.pools.values():
             await pool.dispatcher.close()
-        await self.books.close(self.deps.config.settle_wait_s)
+        await self.holds.close(self.deps.config.settle_wait_s)
         await self.limit_events.close()
         await self.timelines.close()
         await self.slo.close()
@@ -337,7 +337,7 @@ class Gateway:
                         " limits for itself: stop it, or give both the same Redis",
                     )
         try:
-            await self.books.fill(is_new=deps.rebuild_counters)
+            await self.holds.fill(is_new=deps.rebuild_counters)
             self.recovery = await recovery.recover(deps)
         except QuotaStoreUnavailable as error:
             log.warning("the quota store is not ready, nothing is admitted yet: %s", error)
@@ -348,7 +348,7 @@ class Gateway:
         """One heartbeat; returns every gateway that the database knows. `_live` adopts."""
         deps, asked_s = self.deps, self.deps.clock()
         seen = await deps.registry.beat(deps.gateway_id, deps.address, deps.engine_names())
-        self._dead = self.presence.beaten(asked_s, seen)
+        self._dead = self.liveness.beaten(asked_s, seen)
         return seen
 
     async def _live(self) -> None:
@@ -367,7 +367,7 @@ class Gateway:
     async def _adopt(self, dead: GatewaySeen) -> None:
         """Runs beside the heartbeat: engines may take time to answer."""
         try:
-            await recovery.adopt(self.deps, dead, self.deps.config.gateway_stale_s, self.books.live)
+            await recovery.adopt(self.deps, dead, self.deps.config.gateway_stale_s, self.holds.live)
         except (DatabaseUnavailable, QuotaStoreUnavailable) as error:
             log.warning("gateway %s is adopted later: %s", dead.gateway_id, type(error).__name__)
         except Exception:
@@ -415,7 +415,7 @@ class Gateway:
             if self.deps.upstreams and not any(upstream.is_up for upstream in self.deps.upstreams):
                 continue
             try:
-                await recovery.sweep(self.deps, self.books.live)
+                await recovery.sweep(self.deps, self.holds.live)
             except Exception as error:
                 log.warning("recovery is tried again: %s", type(error).__name__)
                 await asyncio.sleep(RECOVERY_RETRY_S)

@@ -73,7 +73,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     # What is loaded lives as long as the process: it is neither looked through while it comes, which takes a
     # seventh of the start, nor ever after, which would hold up a step by some hundred milliseconds.
     gc.disable()
-    core, ready, keeper = _load(options)
+    core, ready, learned_writer = _load(options)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -93,7 +93,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
         orphan_s=options.orphan_s,
         clock=time.monotonic,
         on_restored_settled=lambda: path.unlink(missing_ok=True),
-        on_tick=keeper.tick,
+        on_tick=learned_writer.tick,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop(DRAIN_S))
@@ -104,7 +104,7 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     except Exception:
         log.exception("engine fails")
         code = 1
-    keeper.keep()
+    learned_writer.keep()
     try:
         write_outcomes(path, store)
     except OSError as error:
@@ -168,7 +168,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     )
     core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))
     collected = samples_path(options.data_dir, options.engine_id)
-    keeper = LearnedStateWriter(
+    learned_writer = LearnedStateWriter(
         core,
         learned,
         key,
@@ -177,7 +177,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         else None,
         time.monotonic(),
     )
-    return core, ready, keeper
+    return core, ready, learned_writer
 
 
 @contextlib.contextmanager

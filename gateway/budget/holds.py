@@ -34,7 +34,7 @@ from tenants.types import NOTHING, Amounts, Limit
 
 __all__ = ["BudgetDenied", "Holds", "Settlement"]
 
-log = logging.getLogger("fairgate.gateway.books")
+log = logging.getLogger("fairgate.gateway.holds")
 
 
 class BudgetDenied(Exception):

@@ -46,7 +46,7 @@ class Estimator:
         prices: Callable[[], PriceBook],
         model: str,
         cache_s: float,
-        are_told: bool = True,
+        is_enabled: bool = True,
         note: str = "",
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -60,11 +60,11 @@ class Estimator:
         self._upstreams = upstreams
         self._prices = prices
         self._model = model
-        self.are_told = are_told
+        self.is_enabled = is_enabled
         """Whether requests get estimates, and replays run for them. May change at any time."""
         self._note = note
         self._scales = {upstream.replica_id: StepTimeScale() for upstream in upstreams}
-        self.surfaces = ForecastCache(
+        self.forecast_cache = ForecastCache(
             flow,
             lambda: engine_loads(flow, upstreams, self._step_time),
             self._draw_length,
@@ -133,8 +133,8 @@ class Estimator:
 
     def arrived(self, entry: QueueEntry) -> None:
         """A request is queued: more like it are to be expected."""
-        if self.are_told:
-            self.surfaces.arrived(entry)
+        if self.is_enabled:
+            self.forecast_cache.arrived(entry)
 
     def watch(self, now_s: float) -> None:
         """Takes the engines' latest snapshots, and replays where that is due. Call about twenty times a
@@ -142,8 +142,8 @@ class Estimator:
         self._latest = None
         for upstream in self._upstreams:
             self._scales[upstream.replica_id].see(upstream.snapshot)
-        if self.are_told:
-            self.surfaces.refresh(now_s)
+        if self.is_enabled:
+            self.forecast_cache.refresh(now_s)
 
     # ------------------------------------------------------------ estimates
 
@@ -152,7 +152,7 @@ class Estimator:
     ) -> Estimate | None:
         """The estimate made on arrival; `lengths`: p50 and p90 of one sequence's output, where they are
         known. None where estimates are off, and where forecasting fails: that never fails a request."""
-        if not self.are_told:
+        if not self.is_enabled:
             return None
         principal = call.principal
         size = Size(
@@ -194,7 +194,7 @@ class Estimator:
         """
         if output_tokens is None:
             output_tokens = self._output_tokens(tenant_id, size)
-        raw = self.surfaces.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
+        raw = self.forecast_cache.read(tenant_id, weight, TIER_RANKS[tier], size, output_tokens, now_s)
         return self._priced(model, tenant_id, tier, size, raw, "plain")
 
     def offers(
@@ -204,7 +204,7 @@ class Estimator:
         time for one. Raises `UnknownPrice`."""
         output_tokens = self._output_tokens(tenant_id, size)
         ranks = [TIER_RANKS[tier] for tier in tiers]
-        found = self.surfaces.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
+        found = self.forecast_cache.replay_for(tenant_id, weight, ranks, size, output_tokens, now_s)
         return {
             tier: self._priced(model, tenant_id, tier, size, raw, "binding")
             for tier, raw in zip(tiers, found, strict=True)

@@ -41,7 +41,7 @@ MAX_ASKING = 256
 MAX_ACTING = 256
 """Other gateways' questions in progress here at one time; further ones are not answered."""
 
-log = logging.getLogger("fairgate.gateway.elsewhere")
+log = logging.getLogger("fairgate.gateway.peer_requests")
 
 _asks = msgspec.msgpack.Decoder(RequestAction)
 _answers = msgspec.msgpack.Decoder(ActionResult)

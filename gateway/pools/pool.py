@@ -102,9 +102,9 @@ class Lifecycles:
         found = (pool.lifecycle.find(request_id) for pool in self._pools.values())
         return next((run for run in found if run is not None), None)
 
-    def under_way(self, tenant_id: str) -> list[Run]:
+    def runs_of(self, tenant_id: str) -> list[Run]:
         """A tenant's requests, the oldest first."""
-        found = [run for pool in self._pools.values() for run in pool.lifecycle.under_way(tenant_id)]
+        found = [run for pool in self._pools.values() for run in pool.lifecycle.runs_of(tenant_id)]
         return sorted(found, key=lambda run: run.times.arrived_s)
 
     def of(self, call: Call) -> Lifecycle:

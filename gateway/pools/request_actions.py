@@ -128,7 +128,7 @@ class RequestActions:
     async def act(self, ask: RequestAction) -> ActionResult:
         """Never raises: a refusal is an answer, too."""
         if ask.act == LIST:
-            runs = self._lifecycle.under_way(ask.tenant_id or "")[:MAX_LISTED]
+            runs = self._lifecycle.runs_of(ask.tenant_id or "")[:MAX_LISTED]
             return ActionResult(True, [self._shown(run) for run in runs])
         run = self._lifecycle.find(ask.request_id)
         if run is None or ask.tenant_id not in (None, run.call.principal.tenant_id):

@@ -97,7 +97,7 @@ class Lifecycle:
     def __init__(
         self,
         *,
-        books: Holds,
+        holds: Holds,
         dispatcher: Dispatcher,
         estimates: Estimator,
         prices: Callable[[], PriceBook],
@@ -110,7 +110,7 @@ class Lifecycle:
         admission: Admission | None = None,
     ) -> None:
         """`clock` and `sleep` measure a request's times; `wall_clock` says which limits are in force."""
-        self._holds = books
+        self._holds = holds
         self._dispatcher = dispatcher
         self._estimates = estimates
         self._prices = prices
@@ -129,13 +129,13 @@ class Lifecycle:
             dispatcher,
             self._top_up_task,
             clock,
-            require_presence=books.require_presence,
+            require_presence=holds.require_presence,
             outcome_wait_s=rule.outcome_wait_s,
             slow_reader_s=rule.slow_reader_s,
         )
-        self._tier_change = TierChange(books, dispatcher, clock, wall_clock)
+        self._tier_change = TierChange(holds, dispatcher, clock, wall_clock)
         self._finisher = RequestFinisher(
-            books,
+            holds,
             dispatcher,
             self._stream_limiter,
             estimates,
@@ -172,7 +172,7 @@ class Lifecycle:
         """A request of this gateway that has not ended."""
         return self._by_id.get(request_id)
 
-    def under_way(self, tenant_id: str) -> list[Run]:
+    def runs_of(self, tenant_id: str) -> list[Run]:
         """A tenant's requests, the oldest first."""
         return [run for run in self._tasks if run.call.principal.tenant_id == tenant_id]
 

@@ -59,7 +59,7 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     report = await verify_ledger(
         gateway.deps.database,
         gateway.deps.quota_store,
-        running=lambda: gateway.books.live,
+        running=lambda: gateway.holds.live,
         gateway_id=gateway.deps.gateway_id,
         stale_s=gateway.deps.config.gateway_stale_s,
     )

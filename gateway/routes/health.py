@@ -35,7 +35,7 @@ async def healthz() -> Response[bytes]:
 async def readyz(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     database, quota_store = await asyncio.gather(
-        _check(gateway.deps.database.ping()), _check_quota_store(gateway.books)
+        _check(gateway.deps.database.ping()), _check_quota_store(gateway.holds)
     )
     engine = "ok" if gateway.has_engine else "no engine is ready"
     checks = {"database": database, "quota_store": quota_store, "engine": engine}
@@ -52,8 +52,8 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     text = gateway.metrics.render(
         [sum(tier) for tier in zip(*(each.flow.queued_by_tier() for each in pools), strict=True)],
         sum(each.flow.num_in_flight for each in pools),
-        gateway.books.pending,
-        gateway.books.is_local,
+        gateway.holds.pending,
+        gateway.holds.is_local,
         [(each.replica_id, each.is_up, each.snapshot) for pool in pools for each in pool.spec.upstreams],
     )
     return Response(text, media_type=CONTENT_TYPE)

@@ -42,7 +42,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     gateway = gateway_of(request)
     body = await body_of(request)
     principal = principal_of(request)
-    if not gateway.estimates.are_told:
+    if not gateway.estimates.is_enabled:
         raise errors.bad_request(
             "This server makes no estimates (setting gateway.estimates is no, or SIGUSR2 switched them off),"
             " so it has nothing to quote.",

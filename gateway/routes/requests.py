@@ -57,11 +57,11 @@ MAX_ID_CHARACTERS = 80
 async def list_requests(request: Request[Any, Any, Any]) -> Response[bytes]:
     ask = RequestAction(LIST, tenant_id=principal_of(request).tenant_id)
     gateway = gateway_of(request)
-    shown: list[dict[str, Any]] = list((await gateway.under_way.act(ask)).value)
+    shown: list[dict[str, Any]] = list((await gateway.request_actions.act(ask)).value)
     missing = 0
-    if gateway.deps.elsewhere is not None:
+    if gateway.deps.peer_requests is not None:
         try:
-            peers = await gateway.deps.elsewhere.ask(ask, wants_all=True)
+            peers = await gateway.deps.peer_requests.ask(ask, wants_all=True)
             missing = peers.missing
         except Unreachable:
             peers, missing = PeerAnswers(), 1  # the number of gateways is unknown
@@ -196,14 +196,14 @@ async def _found(request: Request[Any, Any, Any], ask: RequestAction) -> ActionR
     """The answer of the gateway that runs the request; None: no gateway does. Raises `ApiError` where that is
     unknown."""
     gateway = gateway_of(request)
-    answered = await gateway.under_way.act(ask)
+    answered = await gateway.request_actions.act(ask)
     if answered.is_found:
         return answered
     rows = await _rows(request, ask)
-    if gateway.deps.elsewhere is None or any(row.kind == "settle" for row in rows):
+    if gateway.deps.peer_requests is None or any(row.kind == "settle" for row in rows):
         return None
     try:
-        peers = await gateway.deps.elsewhere.ask(ask)
+        peers = await gateway.deps.peer_requests.ask(ask)
     except Unreachable:
         peers = PeerAnswers(missing=1)
     if peers.found is None and peers.missing and not rows:

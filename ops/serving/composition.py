@@ -263,7 +263,7 @@ async def build(settings: Settings, pepper: bytes) -> AsyncIterator[Running]:
             address=f"{settings.host}:{settings.port}",
             engine_addresses=tuple(engine.address for engine in engines),
             sharing=sharing,
-            elsewhere=peer_requests_of(settings),
+            peer_requests=peer_requests_of(settings),
         )
         app = create_app(deps)
         yield Running(settings, admin, directory, supervisor, app, app.state.gateway, control_token)

@@ -270,9 +270,9 @@ async def _run(
 
 
 def _switch_estimates(running: Running) -> None:
-    are_told = running.gateway.switch_estimates()
+    is_enabled = running.gateway.switch_estimates()
     log.warning(
-        "SIGUSR2: requests are %s what they will wait, take and cost", "told" if are_told else "not told"
+        "SIGUSR2: requests are %s what they will wait, take and cost", "told" if is_enabled else "not told"
     )
 
 

@@ -121,13 +121,13 @@ class House:
             wall_clock=self.clock,
         )  # fmt: skip
 
-    def books(self, gateway_id: str) -> Holds:
+    def holds(self, gateway_id: str) -> Holds:
         return Holds(
             self.ledger, self.store, gateway_id, lease_ttl_s=60, wall_clock=self.clock,
             all_limits=lambda: [BUDGET],
         )  # fmt: skip
 
-    async def begin(self, books: Holds) -> Call:
+    async def begin(self, holds: Holds) -> Call:
         """A request that holds its quantile."""
         self.requests += 1
         call = Call(
@@ -135,7 +135,7 @@ class House:
             prompts=(PROMPT,), choices=1, max_tokens=100, sampling=SamplingParams(), stream=True,
             include_usage=True, created=1,
         )  # fmt: skip
-        await books.reserve(call, HOLD, price_version=1)
+        await holds.reserve(call, HOLD, price_version=1)
         return call
 
     def emitted(self, call: Call, gateway_id: str, tokens: int) -> None:
@@ -185,7 +185,7 @@ def more(output_tokens: int) -> Amounts:
 
 
 async def test_two_adopters_at_once_settle_everything_once_and_by_the_best_word(house: House) -> None:
-    dying = house.books("dead")
+    dying = house.holds("dead")
     calls = [await house.begin(dying) for _ in range(6)]
     for call in calls[:3]:
         house.emitted(call, "dead", 17)
@@ -217,8 +217,8 @@ async def test_two_adopters_at_once_settle_everything_once_and_by_the_best_word(
 
 
 async def test_a_live_gateway_is_not_adopted(house: House) -> None:
-    books = house.books("slow")
-    call = await house.begin(books)
+    holds = house.holds("slow")
+    call = await house.begin(holds)
     dead = await house.dies("slow")
     adopter = house.deps("one")
     await house.beats("one")
@@ -259,7 +259,7 @@ async def test_the_right_to_adopt_passes_on_only_when_the_adopter_dies(house: Ho
 
 
 async def test_the_settlement_of_one_that_was_adopted_changes_nothing(house: House) -> None:
-    stalled = house.books("stalled")
+    stalled = house.holds("stalled")
     call = await house.begin(stalled)
     house.emitted(call, "stalled", 15)
     dead = await house.dies("stalled")
@@ -275,7 +275,7 @@ async def test_the_settlement_of_one_that_was_adopted_changes_nothing(house: Hou
 
 
 async def test_a_settle_row_of_an_adopter_that_died_is_counted_as_it_stands(house: House) -> None:
-    stalled = house.books("stalled")
+    stalled = house.holds("stalled")
     call = await house.begin(stalled)
     [found] = await house.ledger.open_requests()
     await house.ledger.settle(structs.replace(found.reserve, kind="settle", amounts=more(15), charged_to=()))
@@ -285,7 +285,7 @@ async def test_a_settle_row_of_an_adopter_that_died_is_counted_as_it_stands(hous
 
 
 async def test_what_another_gateway_has_settled_is_topped_up_no_more(house: House) -> None:
-    stalled = house.books("stalled")
+    stalled = house.holds("stalled")
     call = await house.begin(stalled)
     [found] = await house.ledger.open_requests()
     await house.ledger.settle(structs.replace(found.reserve, kind="settle", charged_to=()))
@@ -296,7 +296,7 @@ async def test_what_another_gateway_has_settled_is_topped_up_no_more(house: Hous
 
 
 async def test_a_charge_that_the_counters_missed_is_counted_once_by_its_finder(house: House) -> None:
-    dying, living = house.books("dead"), house.books("one")
+    dying, living = house.holds("dead"), house.holds("one")
     settled, unwritten, open_one = [await house.begin(dying) for _ in range(3)]
     # Killed between the settle row and the counters, and between hold and reserve row.
     [row] = [each.reserve for each in await house.ledger.open_requests(request_ids=[settled.request_id])]
@@ -314,32 +314,32 @@ async def test_a_charge_that_the_counters_missed_is_counted_once_by_its_finder(h
 
 
 async def test_what_the_engine_hears_of_is_in_the_ledger_first(house: House, sqlite_url: str) -> None:
-    books = house.books("one")
-    call = await house.begin(books)
-    held = books.held(call.request_id)
+    holds = house.holds("one")
+    call = await house.begin(holds)
+    held = holds.held(call.request_id)
     assert held == HOLD.ahead
     other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(DatabaseUnavailable):
-        await books.top_up(call.request_id, more(10), more(20), more(40))
-    assert books.held(call.request_id) == held, "no engine may be notified"
+        await holds.top_up(call.request_id, more(10), more(20), more(40))
+    assert holds.held(call.request_id) == held, "no engine may be notified"
     other.execute("ROLLBACK")
     other.close()
-    granted = await books.top_up(call.request_id, more(10), more(20), more(40))
+    granted = await holds.top_up(call.request_id, more(10), more(20), more(40))
     assert isinstance(granted, Granted)
-    assert granted.covered == more(40) == books.held(call.request_id)
+    assert granted.covered == more(40) == holds.held(call.request_id)
     [found] = await house.ledger.open_requests()
     assert found.held == more(40)
     assert found.used == more(10)
     assert sum_of([found.reserve.amounts, *(row.amounts for row in found.top_ups)]) == more(40)
     # A repeat asks for nothing new, and writes nothing.
-    await books.top_up(call.request_id, more(11), more(20), more(40))
+    await holds.top_up(call.request_id, more(11), more(20), more(40))
     assert len((await house.ledger.open_requests())[0].top_ups) == 1
 
 
 async def test_an_attempt_that_had_been_written_after_all_is_not_held_twice(house: House) -> None:
-    books = house.books("one")
-    call = await house.begin(books)
+    holds = house.holds("one")
+    call = await house.begin(holds)
     [found] = await house.ledger.open_requests()
     # What a failed attempt may leave: its row, and a gateway that does not know.
     row = structs.replace(
@@ -347,7 +347,7 @@ async def test_an_attempt_that_had_been_written_after_all_is_not_held_twice(hous
         detail={"used": [5, 3, 1_400, 1, 0]}, at=datetime.fromtimestamp(house.clock(), UTC),
     )  # fmt: skip
     await house.ledger.append(row)
-    await books.top_up(call.request_id, more(10), more(20), more(40))
+    await holds.top_up(call.request_id, more(10), more(20), more(40))
     [found] = await house.ledger.open_requests()
     assert [each.amounts.output_tokens for each in found.top_ups] == [7, 13]
-    assert found.held == more(40) == books.held(call.request_id)
+    assert found.held == more(40) == holds.held(call.request_id)

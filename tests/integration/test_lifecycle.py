@@ -197,7 +197,7 @@ class House:
         )  # fmt: skip
         self.dispatcher = Dispatcher(self.flow, [self.engine], clock, engine_grace_s=0.0)
         self.prices = uniform_book(self.price)
-        self.books = Holds(
+        self.holds = Holds(
             self.ledger,
             self.store,
             "gw",
@@ -206,7 +206,7 @@ class House:
             all_limits=lambda: list(LIMITS),
         )
         self.lifecycle = Lifecycle(
-            books=self.books,
+            holds=self.holds,
             dispatcher=self.dispatcher,
             estimates=Estimator(
                 flow=self.flow, upstreams=[self.engine], lengths=LengthForecast(), prices=lambda: self.prices,
@@ -219,13 +219,13 @@ class House:
             rule=self.rule,
             sleep=self.sleep,
         )  # fmt: skip
-        self.books.start()
+        self.holds.start()
         self.dispatcher.start()
 
     async def close(self) -> None:
         await self.lifecycle.close(0)
         await self.dispatcher.close()
-        await self.books.close(5)
+        await self.holds.close(5)
 
     def begin(
         self,
@@ -283,7 +283,7 @@ class House:
         assert self.flow.counters.value("ten_1") == (
             (settle.amounts.input_tokens * run.call.choices + 2 * output_tokens) * 1_000_000
         )
-        assert not self.books.live
+        assert not self.holds.live
         return settle
 
 
@@ -385,13 +385,13 @@ async def test_a_cancellation_ends_the_wait_for_the_books_and_not_their_writing(
     house.ledger.settle = held_up  # type: ignore[method-assign]
     house.engine.emit(one, 2)
     house.engine.end(one, "stop")
-    await until(lambda: house.books.pending)
+    await until(lambda: house.holds.pending)
     house.lifecycle._tasks[run].cancel()
     closed, _ = await house.closed(run)
     assert closed.cause is not None
     assert told(run, closed).code == "settlement_pending"
     may_settle.set()
-    await until(lambda: not house.books.pending)
+    await until(lambda: not house.holds.pending)
     await house.check(run, RequestOutcome.COMPLETED, 2)
 
 
@@ -688,7 +688,7 @@ async def test_holds_are_renewed_while_a_request_runs(house: House) -> None:
     run, (one,) = await house.running()
     for _ in range(5):
         now_s += 50
-        await house.books.keep_once()
+        await house.holds.keep_once()
     states = await house.store.states(LIMITS[:1])
     assert states[0].held == 30, "the lease was kept alive"
     house.engine.emit(one, 1)
@@ -1008,7 +1008,7 @@ async def test_a_store_that_is_away_for_too_long_ends_a_request_that_needs_more(
 async def test_a_top_up_under_way_is_over_before_the_request_is_settled(house: House) -> None:
     run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
     may_go, order = asyncio.Event(), []
-    top_up, settle = house.books.top_up, house.books.settle
+    top_up, settle = house.holds.top_up, house.holds.settle
 
     async def slow(*arguments: Any) -> Any:
         order.append("asked")
@@ -1021,8 +1021,8 @@ async def test_a_top_up_under_way_is_over_before_the_request_is_settled(house: H
         order.append("settles")
         return settle(*arguments, **fields)
 
-    house.books.top_up = slow  # type: ignore[method-assign]
-    house.books.settle = watched  # type: ignore[method-assign]
+    house.holds.top_up = slow  # type: ignore[method-assign]
+    house.holds.settle = watched  # type: ignore[method-assign]
     house.engine.emit(one, 10)
     await until(lambda: order == ["asked"])
     run.interrupt(RequestOutcome.DISCONNECTED)

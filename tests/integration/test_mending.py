@@ -45,7 +45,7 @@ class Gateway:
 
     name: str
     store: RedisQuotaStore
-    books: Holds
+    holds: Holds
     requests: int = 0
 
     def call(self, *limits: Limit) -> Call:
@@ -66,13 +66,13 @@ class Gateway:
             while True:
                 call = self.call(*limits)
                 with contextlib.suppress(QuotaStoreUnavailable):
-                    await self.books.reserve(call, HOLD)
+                    await self.holds.reserve(call, HOLD)
                     return call
                 await asyncio.sleep(0.01)
 
     async def settle(self, call: Call, output_tokens: int) -> None:
         amounts = Amounts(5, output_tokens, 0, 1)
-        settlement = self.books.settle(call, amounts, RequestOutcome.COMPLETED, {}, lambda: None)
+        settlement = self.holds.settle(call, amounts, RequestOutcome.COMPLETED, {}, lambda: None)
         assert await settlement.within(30)
 
 
@@ -84,16 +84,16 @@ async def house(
     made = []
     for name in ("a", "b"):
         store = RedisQuotaStore(redis_service.url, timeout_s=10)
-        books = Holds(
+        holds = Holds(
             Ledger(database), store, name, lease_ttl_s=60, wall_clock=lambda: 1e9, all_limits=lambda: LIMITS
         )
-        made.append(Gateway(name, store, books))
-    await made[0].books.fill(is_new=False)
+        made.append(Gateway(name, store, holds))
+    await made[0].holds.fill(is_new=False)
     for each in made:
-        each.books.start()
+        each.holds.start()
     yield made[0], made[1]
     for each in made:
-        await each.books.close(5)
+        await each.holds.close(5)
         await each.store.close()
 
 
@@ -103,19 +103,19 @@ async def test_lost_counters_are_filled_once_with_what_was_settled_and_what_runs
     a, b = house
     for gateway in house:
         done = gateway.call()
-        await gateway.books.reserve(done, HOLD)
+        await gateway.holds.reserve(done, HOLD)
         await gateway.settle(done, 7)
     running, stream = a.call(), b.call(BUDGET, BUCKET)
-    await a.books.reserve(running, HOLD)
-    assert (await b.books.reserve(stream, HOLD)).covered == Amounts(5, 5, 0, 1)
+    await a.holds.reserve(running, HOLD)
+    assert (await b.holds.reserve(stream, HOLD)).covered == Amounts(5, 5, 0, 1)
     used, ahead = Amounts(5, 4, 0, 1), Amounts(5, 20, 0, 1)
-    assert isinstance(await b.books.top_up(stream.request_id, used, ahead, ahead), Granted)
+    assert isinstance(await b.holds.top_up(stream.request_id, used, ahead, ahead), Granted)
     before = await Ledger(database).epoch()
     redis.Redis.from_url(redis_service.url).flushall()
     first = a.call()
     with pytest.raises(QuotaStoreUnavailable):
-        await a.books.reserve(first, HOLD)
-    assert a.books.is_recovering
+        await a.holds.reserve(first, HOLD)
+    assert a.holds.is_recovering
     await asyncio.gather(a.admitted(), b.admitted())
     after = await Ledger(database).epoch()
     assert int(after) == int(before) + 1, "one rebuild for two gateways"
@@ -124,9 +124,9 @@ async def test_lost_counters_are_filled_once_with_what_was_settled_and_what_runs
     # Two that ran, one that runs, two that were admitted since, and the stream with its top-up.
     assert (window.used, window.held) == (2 * 12, 15 + 2 * 15 + 25)
     assert (bucket.used, bucket.held) == (40, 16), "the bucket of a running stream is filled in empty"
-    assert (await verify_ledger(database, a.store, running=a.books.live | b.books.live)).problems == ()
+    assert (await verify_ledger(database, a.store, running=a.holds.live | b.holds.live)).problems == ()
     # It goes on where it was: the repeated top-up changes nothing, and nothing is settled twice.
-    await b.books.top_up(stream.request_id, used, ahead, ahead)
+    await b.holds.top_up(stream.request_id, used, ahead, ahead)
     await b.settle(stream, 18)
     await a.settle(running, 9)
     [window] = await b.store.states([BUDGET])
@@ -147,7 +147,7 @@ async def test_whatever_settles_or_begins_while_they_are_filled_is_counted_once(
         async with asyncio.timeout(30):
             while True:
                 try:
-                    await gateway.books.top_up(call.request_id, Amounts(5, 1, 0, 1), more, more)
+                    await gateway.holds.top_up(call.request_id, Amounts(5, 1, 0, 1), more, more)
                     break
                 except QuotaStoreUnavailable:
                     await asyncio.sleep(0.01)
@@ -166,7 +166,7 @@ async def test_whatever_settles_or_begins_while_they_are_filled_is_counted_once(
     [window] = await house[0].store.states([BUDGET])
     assert (window.used, window.held) == (charged, 2 * 15)
     assert int(await Ledger(database).epoch()) - rebuilds_before >= 6, "the case was met"
-    live = house[0].books.live | house[1].books.live
+    live = house[0].holds.live | house[1].holds.live
     assert (await verify_ledger(database, house[0].store, running=live)).problems == ()
 
 
@@ -178,7 +178,7 @@ async def test_a_budget_is_not_whole_again_after_it_was_lost(
     LIMITS.append(small)
     try:
         for gateway in (a, b, a):
-            await gateway.books.reserve(gateway.call(small), HOLD)
+            await gateway.holds.reserve(gateway.call(small), HOLD)
         redis.Redis.from_url(redis_service.url).flushall()
         for gateway in (a, b):
             with pytest.raises(BudgetDenied):
@@ -196,7 +196,7 @@ async def test_a_redis_restored_from_an_old_dump_gives_nothing_out_a_second_time
     for output_tokens in (7, 8, 9):
         for gateway in house:
             call = gateway.call()
-            await gateway.books.reserve(call, HOLD)
+            await gateway.holds.reserve(call, HOLD)
             await gateway.settle(call, output_tokens)
             charged += 5 + output_tokens
         if output_tokens == 7:

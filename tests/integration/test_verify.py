@@ -87,7 +87,7 @@ class Books:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def books(request: pytest.FixtureRequest, database: Database, pepper: bytes) -> AsyncIterator[Books]:
+async def holds(request: pytest.FixtureRequest, database: Database, pepper: bytes) -> AsyncIterator[Books]:
     clock = Clock()
     admin = Admin(database, pepper, clock)
     tenant = await admin.create_tenant("cli:tester", TenantCreate(name="acme"))
@@ -110,50 +110,50 @@ async def books(request: pytest.FixtureRequest, database: Database, pepper: byte
         await store.close()
 
 
-async def test_honest_books_have_no_problems_while_running_and_after(books: Books) -> None:
+async def test_honest_books_have_no_problems_while_running_and_after(holds: Books) -> None:
     for index in range(5):
-        await books.start(f"r{index}")
+        await holds.start(f"r{index}")
     for index in range(3):
-        await books.end(f"r{index}", Amounts(10, index, 100, 1))
-    report = await books.verify({"r3", "r4"})
+        await holds.end(f"r{index}", Amounts(10, index, 100, 1))
+    report = await holds.verify({"r3", "r4"})
     assert report.problems == ()
     assert report.ok
     assert (report.reserves, report.settles, report.open_requests, report.limits) == (5, 3, 2, 4)
     for index in (3, 4):
-        await books.end(f"r{index}", Amounts(requests=0))
-    assert (await books.verify(set())).ok
+        await holds.end(f"r{index}", Amounts(requests=0))
+    assert (await holds.verify(set())).ok
 
 
-async def test_top_ups_are_part_of_what_is_held_and_may_be_charged(books: Books) -> None:
+async def test_top_ups_are_part_of_what_is_held_and_may_be_charged(holds: Books) -> None:
     for request_id in ("a", "b"):
-        await books.start(request_id)
-        await books.top_up(request_id, 1, Amounts(0, 30, 300, 0), Amounts(10, 40, 500, 1))
-    assert (await books.verify({"a", "b"})).problems == ()
-    await books.top_up("a", 2, Amounts(0, 5, 50, 0), Amounts(10, 75, 850, 1))
-    await books.end("a", Amounts(10, 85, 950, 1))
-    assert (await books.verify({"b"})).problems == ()
-    await books.end("b", Amounts(10, 80, 900, 1))
-    assert (await books.verify(set())).problems == ()
-    states = {state.limit.meter: state for state in await books.store.states(books.limits)}
+        await holds.start(request_id)
+        await holds.top_up(request_id, 1, Amounts(0, 30, 300, 0), Amounts(10, 40, 500, 1))
+    assert (await holds.verify({"a", "b"})).problems == ()
+    await holds.top_up("a", 2, Amounts(0, 5, 50, 0), Amounts(10, 75, 850, 1))
+    await holds.end("a", Amounts(10, 85, 950, 1))
+    assert (await holds.verify({"b"})).problems == ()
+    await holds.end("b", Amounts(10, 80, 900, 1))
+    assert (await holds.verify(set())).problems == ()
+    states = {state.limit.meter: state for state in await holds.store.states(holds.limits)}
     assert states[Meter.TOTAL_TOKENS].used == 10 + 85 + 10 + 80
     # One of a's top-up rows is lost: a was charged more than it held by what is left.
-    await books.sql("DELETE FROM ledger WHERE request_id = 'a' AND number = 1")
-    await books.sql("UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'b' AND number = 1")
-    assert set((await books.verify(set())).problems) == {
+    await holds.sql("DELETE FROM ledger WHERE request_id = 'a' AND number = 1")
+    await holds.sql("UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'b' AND number = 1")
+    assert set((await holds.verify(set())).problems) == {
         "a: a top-up is missing",
         "a: more was charged than reserved and topped up",
         "b: reserved for one tenant, project or key and settled or topped up for another",
     }
 
 
-async def test_what_another_living_gateway_runs_is_no_problem_here(books: Books) -> None:
-    await books.start("theirs")
+async def test_what_another_living_gateway_runs_is_no_problem_here(holds: Books) -> None:
+    await holds.start("theirs")
     now_s = [NOON_S]
-    registry = GatewayRegistry(books.database, lambda: now_s[0])
+    registry = GatewayRegistry(holds.database, lambda: now_s[0])
 
     async def problems(stale_s: float, gateway_id: str) -> tuple[str, ...]:
         report = await verify_ledger(
-            books.database, books.store, running=set(), gateway_id=gateway_id, stale_s=stale_s, pause_s=0.0
+            holds.database, holds.store, running=set(), gateway_id=gateway_id, stale_s=stale_s, pause_s=0.0
         )
         return report.problems
 
@@ -165,18 +165,18 @@ async def test_what_another_living_gateway_runs_is_no_problem_here(books: Books)
     assert await problems(-1.0, "gw_2") == lost, "gw_1 is dead"
 
 
-async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> None:
+async def test_each_kind_of_disagreement_between_rows_is_named(holds: Books) -> None:
     for request_id in ("fine", "twice", "more", "other", "minus", "open", "lost"):
-        await books.start(request_id)
+        await holds.start(request_id)
     for request_id in ("fine", "twice", "more", "other", "minus"):
-        await books.end(request_id, Amounts(10, 20, 100, 1))
-    await books.ledger.append(books.row("ghost", "settle", Amounts(1, 1, 1, 1)))
-    await books.sql(
+        await holds.end(request_id, Amounts(10, 20, 100, 1))
+    await holds.ledger.append(holds.row("ghost", "settle", Amounts(1, 1, 1, 1)))
+    await holds.sql(
         "UPDATE ledger SET output_tokens = 51 WHERE request_id = 'more' AND kind = 'settle'",
         "UPDATE ledger SET key_id = 'key_b' WHERE request_id = 'other' AND kind = 'settle'",
         "UPDATE ledger SET input_tokens = -1 WHERE request_id = 'minus' AND kind = 'settle'",
     )
-    report = await verify_ledger(books.database, None, running={"open"}, pause_s=0.0)
+    report = await verify_ledger(holds.database, None, running={"open"}, pause_s=0.0)
     assert set(report.problems) == {
         "ghost: settled or topped up but never reserved",
         "more: more was charged than reserved and topped up",
@@ -196,45 +196,45 @@ async def test_each_kind_of_disagreement_between_rows_is_named(books: Books) -> 
     ],
     ids=["a counter more", "another counter", "none"],
 )
-async def test_what_requests_are_charged_to_is_not_changed_unseen(books: Books, change: str) -> None:
-    await books.start("r")
-    assert (await verify_ledger(books.database, None, pause_s=0.0)).ok
-    await books.sql(change)
-    report = await verify_ledger(books.database, None, pause_s=0.0)
+async def test_what_requests_are_charged_to_is_not_changed_unseen(holds: Books, change: str) -> None:
+    await holds.start("r")
+    assert (await verify_ledger(holds.database, None, pause_s=0.0)).ok
+    await holds.sql(change)
+    report = await verify_ledger(holds.database, None, pause_s=0.0)
     assert report.problems == ("r: what it is charged to was changed",)
 
 
-async def test_a_second_settlement_in_a_tampered_database_is_found(books: Books) -> None:
-    await books.start("twice")
-    await books.end("twice", Amounts(1, 1, 1, 1))
+async def test_a_second_settlement_in_a_tampered_database_is_found(holds: Books) -> None:
+    await holds.start("twice")
+    await holds.end("twice", Amounts(1, 1, 1, 1))
     unique = "uq_ledger_request_id_kind_number"
-    if books.database.dialect == "postgresql":
-        await books.sql(f"ALTER TABLE ledger DROP CONSTRAINT {unique}")
+    if holds.database.dialect == "postgresql":
+        await holds.sql(f"ALTER TABLE ledger DROP CONSTRAINT {unique}")
     else:
         # SQLite keeps the constraint with the table: rebuild it without.
-        await books.sql(
+        await holds.sql(
             "CREATE TABLE loose AS SELECT * FROM ledger",
             "DROP TABLE ledger",
             "ALTER TABLE loose RENAME TO ledger",
         )
     columns = "request_id, kind, tenant_id, project_id, key_id, gateway_id, tier, model, input_tokens, "
     columns += "output_tokens, cost_nanousd, requests, outcome, at_us, detail, number, price_version, gpu_ms"
-    await books.sql(f"INSERT INTO ledger ({columns}) SELECT {columns} FROM ledger WHERE kind = 'settle'")
-    report = await verify_ledger(books.database, None)
+    await holds.sql(f"INSERT INTO ledger ({columns}) SELECT {columns} FROM ledger WHERE kind = 'settle'")
+    report = await verify_ledger(holds.database, None)
     assert "twice: more than one row of one kind" in report.problems
 
 
-async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books) -> None:
-    await books.start("r")
-    await books.end("r", Amounts(10, 20, 100, 1))
-    minute, lifetime, bucket, running = books.limits
+async def test_a_counter_that_differs_from_the_rows_names_its_limit(holds: Books) -> None:
+    await holds.start("r")
+    await holds.end("r", Amounts(10, 20, 100, 1))
+    minute, lifetime, bucket, running = holds.limits
     # Charged in the counters only, as if the ledger had lost the rows.
-    await books.store.reserve("unwritten", [minute, lifetime], Hold.whole(Amounts(5, 0, 7, 1)), 60)
-    await books.store.settle("unwritten", Amounts(5, 0, 7, 1))
+    await holds.store.reserve("unwritten", [minute, lifetime], Hold.whole(Amounts(5, 0, 7, 1)), 60)
+    await holds.store.settle("unwritten", Amounts(5, 0, 7, 1))
     # Held although nothing runs.
-    await books.store.reserve("forgotten", [bucket, running], Hold.whole(Amounts(0, 0, 0, 1)), 60)
-    report = await books.verify(set())
-    of_tenant = f"of tenant {books.tenant_id}"
+    await holds.store.reserve("forgotten", [bucket, running], Hold.whole(Amounts(0, 0, 0, 1)), 60)
+    report = await holds.verify(set())
+    of_tenant = f"of tenant {holds.tenant_id}"
     assert sorted(report.problems) == sorted(
         [
             f"limit {minute.limit_id} (total_tokens per minute {of_tenant}): "
@@ -247,43 +247,43 @@ async def test_a_counter_that_differs_from_the_rows_names_its_limit(books: Books
             "unsettled requests hold 0, the counter says 1",
         ]
     )
-    await books.store.settle("forgotten", Amounts(requests=0))
-    assert len((await books.verify(set())).problems) == 2
+    await holds.store.settle("forgotten", Amounts(requests=0))
+    assert len((await holds.verify(set())).problems) == 2
 
 
-async def test_a_request_between_two_of_its_steps_is_no_problem_while_it_runs(books: Books) -> None:
+async def test_a_request_between_two_of_its_steps_is_no_problem_while_it_runs(holds: Books) -> None:
     # Held, and no row yet.
-    granted = await books.store.reserve("r", books.limits, Hold.whole(HELD), 60)
+    granted = await holds.store.reserve("r", holds.limits, Hold.whole(HELD), 60)
     assert isinstance(granted, Granted)
-    assert (await books.verify({"r"})).ok
-    assert len((await books.verify(set())).problems) == 4
-    await books.ledger.append(books.row("r", "reserve", HELD, granted.charged_to))
-    assert (await books.verify({"r"})).ok
+    assert (await holds.verify({"r"})).ok
+    assert len((await holds.verify(set())).problems) == 4
+    await holds.ledger.append(holds.row("r", "reserve", HELD, granted.charged_to))
+    assert (await holds.verify({"r"})).ok
     # Settled in the ledger, and not yet in the counters.
     used = Amounts(1, 2, 3, 1)
-    await books.ledger.append(books.row("r", "settle", used))
-    assert (await books.verify({"r"})).ok
-    assert len((await books.verify(set())).problems) == 4
-    await books.store.settle("r", used)
-    assert (await books.verify(set())).ok
+    await holds.ledger.append(holds.row("r", "settle", used))
+    assert (await holds.verify({"r"})).ok
+    assert len((await holds.verify(set())).problems) == 4
+    await holds.store.settle("r", used)
+    assert (await holds.verify(set())).ok
 
 
-async def test_traffic_while_verifying_is_no_problem(books: Books) -> None:
+async def test_traffic_while_verifying_is_no_problem(holds: Books) -> None:
     done = asyncio.Event()
     live: set[str] = set()
 
     async def serve(name: str) -> None:
         for index in range(15):
             live.add(f"{name}{index}")
-            await books.start(f"{name}{index}")
-            await books.end(f"{name}{index}", Amounts(1, 2, 3, 1))
+            await holds.start(f"{name}{index}")
+            await holds.end(f"{name}{index}", Amounts(1, 2, 3, 1))
             live.discard(f"{name}{index}")
 
     async def check() -> list[VerifyReport]:
         reports = []
         while not done.is_set():
             reports.append(
-                await verify_ledger(books.database, books.store, running=lambda: live, pause_s=0.05)
+                await verify_ledger(holds.database, holds.store, running=lambda: live, pause_s=0.05)
             )
         return reports
 
@@ -293,13 +293,13 @@ async def test_traffic_while_verifying_is_no_problem(books: Books) -> None:
     reports = await checking
     assert reports
     assert [problem for report in reports for problem in report.problems] == []
-    assert (await books.verify(set())).problems == ()
+    assert (await holds.verify(set())).problems == ()
 
 
-async def test_many_examples_are_cut_short(books: Books) -> None:
+async def test_many_examples_are_cut_short(holds: Books) -> None:
     await asyncio.gather(
-        *(books.ledger.append(books.row(f"g{index:02}", "settle", Amounts())) for index in range(25))
+        *(holds.ledger.append(holds.row(f"g{index:02}", "settle", Amounts())) for index in range(25))
     )
-    report = await verify_ledger(books.database, None)
+    report = await verify_ledger(holds.database, None)
     assert len(report.problems) == 21
     assert report.problems[-1] == "and more requests: settled or topped up but never reserved"

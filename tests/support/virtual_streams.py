@@ -175,7 +175,7 @@ class VirtualStreams:
             all_limits=list,
         )  # fmt: skip
         self._lifecycle = Lifecycle(
-            books=self._books,
+            holds=self._books,
             dispatcher=self._dispatcher,
             estimates=Estimator(
                 flow=flow, upstreams=[self.upstream], lengths=LengthForecast(), prices=lambda: prices,

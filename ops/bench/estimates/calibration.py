@@ -143,7 +143,7 @@ def scenario(
     found = {name: _figures(group) for name, group in groups.items()}
     return {
         "requests_per_s": round(per_s, 2),
-        "replays": pool.estimates.surfaces.replays,
+        "replays": pool.estimates.forecast_cache.replays,
         "groups": found,
         "ok": all(holds(each) for each in found.values()),
     }

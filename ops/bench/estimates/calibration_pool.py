@@ -96,7 +96,7 @@ class CalibratedPool:
         """Open quotes, by the identity of their request."""
         self._open: dict[int, tuple[SimulatedRequest, Estimate, bool]] = {}
         """By row: the request, its estimate, and whether that is a quote."""
-        self.estimates.surfaces.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
+        self.estimates.forecast_cache.promised = lambda now_s: [entry for _, entry in self._quoted.values()]
 
     def quote(self, request: SimulatedRequest) -> None:
         """A quote, made now, for a request that comes later."""

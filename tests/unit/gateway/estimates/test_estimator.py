@@ -74,7 +74,7 @@ class StillEngine:
 class Bench:
     """A queue, an engine and estimates."""
 
-    def __init__(self, replay_took_s: float = 0.0, *, are_told: bool = True) -> None:
+    def __init__(self, replay_took_s: float = 0.0, *, is_enabled: bool = True) -> None:
         """A replay seems to take `replay_took_s`."""
         readings = itertools.count()
         self.book = uniform_book({MODEL: Price(100, 50, 300)})
@@ -90,7 +90,7 @@ class Bench:
             prices=lambda: self.book,
             model=MODEL,
             cache_s=0.05,
-            are_told=are_told,
+            is_enabled=is_enabled,
             stopwatch=lambda: next(readings) * replay_took_s,
         )
         self.number = 0
@@ -179,28 +179,28 @@ def test_lengths_that_are_known_already_change_nothing(choices: int) -> None:
 
 
 def test_who_makes_no_estimates_replays_nothing_and_still_knows_lengths_and_paces() -> None:
-    bench = Bench(are_told=False)
+    bench = Bench(is_enabled=False)
     bench.enqueue(100)
     call = call_of(150)
     assert bench.estimates.of_call(call, 0.0) is None
     bench.estimates.arrived(QueueEntry("r", "me", 0.0, 100, 80, 1))
     for tick in range(20):
         bench.estimates.watch(tick * 0.05)
-    assert bench.estimates.surfaces.replays == 0
+    assert bench.estimates.forecast_cache.replays == 0
     assert bench.estimates.predicted_output_tokens(call) >= 1
     assert bench.estimates.predicted_gpu_ms(call, 50) >= 1
 
 
 def test_arrivals_that_are_noted_together_count_as_if_each_had_been_noted_at_once() -> None:
-    surfaces, one_by_one = Bench().estimates.surfaces, ArrivalRates()
+    forecast_cache, one_by_one = Bench().estimates.forecast_cache, ArrivalRates()
     for number in range(2 * MAX_COMING + 7):
         entry = QueueEntry(f"r{number}", "me", number * 0.01, 100, 80, 1)
-        surfaces.arrived(entry)
+        forecast_cache.arrived(entry)
         one_by_one.observe(entry, entry.arrived_s)
-        assert len(surfaces._coming) < MAX_COMING
+        assert len(forecast_cache._coming) < MAX_COMING
     (stream,) = one_by_one.streams(5.2)
     assert stream.rate_per_s > 50
-    assert surfaces.arrivals_per_s(5.2) == stream.rate_per_s
+    assert forecast_cache.arrivals_per_s(5.2) == stream.rate_per_s
 
 
 def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
@@ -210,10 +210,10 @@ def test_replays_take_at_most_a_fiftieth_of_the_process() -> None:
     for tick in range(1000):
         now_s = tick * 0.001
         bench.enqueue(3)  # the queue changes all the time
-        before = bench.estimates.surfaces.replays
+        before = bench.estimates.forecast_cache.replays
         bench.wait_s(now_s, tenant=f"tenant-{tick % 27}")
         bench.estimates.watch(now_s)
-        moments += [now_s] * (bench.estimates.surfaces.replays - before)
+        moments += [now_s] * (bench.estimates.forecast_cache.replays - before)
     assert len(moments) >= 5
     assert min(later - earlier for earlier, later in itertools.pairwise(moments)) > 0.004 * 48.9
 
@@ -224,17 +224,17 @@ def test_it_replays_beside_the_requests_and_only_where_somebody_asked() -> None:
     bench.dispatch()
     bench.enqueue(100, tenant="me")
     first = bench.wait_s(0.0)
-    assert bench.estimates.surfaces.replays == 1, "the first one pays for the surface"
+    assert bench.estimates.forecast_cache.replays == 1, "the first one pays for the surface"
     for tick in range(1, 40):
         bench.wait_s(tick * 0.01)
-    assert bench.estimates.surfaces.replays == 1, "no request after it does"
+    assert bench.estimates.forecast_cache.replays == 1, "no request after it does"
     bench.estimates.watch(0.4)
     bench.estimates.watch(0.49)
-    assert bench.estimates.surfaces.replays == 2, "no read since"
+    assert bench.estimates.forecast_cache.replays == 2, "no read since"
     for tick in range(100):
         bench.estimates.watch(0.5 + tick * 0.01)
         bench.wait_s(0.5 + tick * 0.01)
-    assert 2 + 15 <= bench.estimates.surfaces.replays <= 2 + 21, "twenty a second"
+    assert 2 + 15 <= bench.estimates.forecast_cache.replays <= 2 + 21, "twenty a second"
     assert bench.wait_s(1.5) == pytest.approx(first)
 
 
@@ -244,17 +244,17 @@ def test_while_nobody_waits_it_replays_an_eighth_as_often_and_at_once_when_someb
     for tick in range(1, 101):
         bench.wait_s(tick * 0.01)
         bench.estimates.watch(tick * 0.01)
-    replays = bench.estimates.surfaces.replays
+    replays = bench.estimates.forecast_cache.replays
     assert replays == 1 + 2, "one in 0.4 s"
     bench.enqueue(10)
     bench.wait_s(1.06)
     bench.estimates.watch(1.06)
-    assert bench.estimates.surfaces.replays == replays + 1
+    assert bench.estimates.forecast_cache.replays == replays + 1
     bench.dispatch()
     assert len(bench.flow) == 0
     bench.wait_s(1.12)
     bench.estimates.watch(1.12)
-    assert bench.estimates.surfaces.replays == replays + 2, "the last one saw who waited"
+    assert bench.estimates.forecast_cache.replays == replays + 2, "the last one saw who waited"
 
 
 def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
@@ -267,7 +267,7 @@ def test_an_answer_grows_with_the_queue_until_the_next_replay() -> None:
     read_off = bench.wait_s(0.03)
     assert first * 1.05 < read_off
     bench.estimates.watch(0.05)
-    assert bench.estimates.surfaces.replays == 2
+    assert bench.estimates.forecast_cache.replays == 2
     assert read_off == pytest.approx(bench.wait_s(0.06), rel=0.1)
 
 
@@ -278,18 +278,18 @@ def test_quotes_replay_for_themselves_and_for_all_tiers_at_once_within_limits() 
     bench.enqueue(40)
     tiers = list(Tier)
     offers = bench.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.0)
-    assert bench.estimates.surfaces.replays == 1
+    assert bench.estimates.forecast_cache.replays == 1
     waits = [offers[tier].wait_s[0] for tier in tiers]
     assert waits == sorted(waits)
     assert waits[0] < waits[2]
     for _ in range(20):
         bench.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.0)
-    assert 2 <= bench.estimates.surfaces.replays <= 5, "then an older answer does"
+    assert 2 <= bench.estimates.forecast_cache.replays <= 5, "then an older answer does"
     busy = Bench()
     busy.enqueue(300)
     busy.wait_s(0.0)
     assert busy.estimates.offers(MODEL, "me", 1.0, tiers, SIZE, 0.01)
-    assert busy.estimates.surfaces.replays == 1, "a long queue is not copied for one quote"
+    assert busy.estimates.forecast_cache.replays == 1, "a long queue is not copied for one quote"
     promise = offers[Tier.STANDARD].promise
     assert promise is not None
     assert promise.bucket.kind == "binding"
