@@ -1,4 +1,4 @@
-"""What is a gateway made of? Filled in by the composition root, read by everything here."""
+"""Parts that the composition root hands to a gateway. Frozen."""
 
 from __future__ import annotations
 
