@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table
 
+from tenants.storage.database import execute_on_driver
 from tenants.storage.tables import counter_sets, ledger
 
 ROWS_PER_STATEMENT = 32
@@ -42,7 +43,7 @@ def _insert(connection: Connection, table: Table, columns: tuple[str, ...], rows
     for start in range(0, len(rows), ROWS_PER_STATEMENT):
         batch = rows[start : start + ROWS_PER_STATEMENT]
         text = _statement(connection.dialect.name, table.name, columns, len(batch))
-        new += connection.exec_driver_sql(text, tuple(chain.from_iterable(batch))).rowcount
+        new += execute_on_driver(connection, text, tuple(chain.from_iterable(batch)))
     return new
 
 

@@ -127,10 +127,29 @@ def _configure_sqlite(engine: Engine, begin: str, busy_timeout_s: float) -> None
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        execute_on_driver(connection, begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
+
+
+def execute_on_driver(connection: Connection, text: str, parameters: tuple[Any, ...] = ()) -> int:
+    """Executes a statement on the DBAPI connection; returns the number of changed rows. Raises `DBAPIError`.
+
+    Every request waits for two transactions, in which SQLAlchemy's work for a statement takes longer than a
+    small INSERT. Inside a savepoint it runs through SQLAlchemy, which notices a lost connection.
+    """
+    if connection.in_nested_transaction():
+        return connection.exec_driver_sql(text, parameters).rowcount
+    driver: Any = connection.connection.driver_connection
+    dbapi: Any = connection.dialect.dbapi
+    try:
+        cursor = driver.execute(text, parameters)
+        rows: int = cursor.rowcount
+        cursor.close()
+    except dbapi.Error as error:
+        raise DBAPIError.instance(text, parameters, error, dbapi.Error, dialect=connection.dialect) from error
+    return rows
 
 
 def translate(error: SQLAlchemyError) -> DatabaseUnavailable:

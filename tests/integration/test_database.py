@@ -7,17 +7,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, insert, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 
 from migrations import runner
 from tenants.errors import DatabaseUnavailable, Overloaded
-from tenants.storage.database import Database, open_database
+from tenants.storage.database import Database, create_sql_engine, execute_on_driver, open_database
 from tenants.storage.tables import settings
 from tests.support import services
 
@@ -318,3 +319,62 @@ asyncio.run(main())
     connection.close()
     assert len(answered) >= 95
     assert {name for name in answered if name} <= stored
+
+
+def through_sqlalchemy(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> int:
+    return connection.exec_driver_sql(statement, parameters).rowcount
+
+
+def marks(connection: Connection, statement: str) -> str:
+    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+
+
+@pytest.fixture
+def twin_table(database_url: str) -> Iterator[Connection]:
+    """A transaction with a table of its own, rolled back at the end."""
+    engine = create_sql_engine(database_url, writing=True)
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.execute(text("CREATE TABLE twin (id INTEGER PRIMARY KEY, body TEXT NOT NULL)"))
+        yield connection
+        transaction.rollback()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("has_savepoint", [False, True])
+def test_a_statement_on_the_driver_changes_the_same_rows(twin_table: Connection, has_savepoint: bool) -> None:
+    insert_twice = marks(
+        twin_table, "INSERT INTO twin (id, body) VALUES (?, ?), (?, ?) ON CONFLICT DO NOTHING"
+    )
+    found = []
+    for execute in (execute_on_driver, through_sqlalchemy):
+        with twin_table.begin_nested() if has_savepoint else nullcontext():
+            counts = [
+                execute(twin_table, insert_twice, (1, "a'%s?", 2, "ä")),
+                execute(twin_table, insert_twice, (2, "again", 3, "c")),
+                execute(twin_table, marks(twin_table, "UPDATE twin SET body = ? WHERE id > ?"), ("x", 2)),
+            ]
+        rows = twin_table.execute(text("SELECT id, body FROM twin ORDER BY id")).all()
+        found.append((counts, [tuple(row) for row in rows]))
+        through_sqlalchemy(twin_table, "DELETE FROM twin")
+    assert found[0] == found[1] == ([2, 1, 1], [(1, "a'%s?"), (2, "ä"), (3, "x")])
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters", "kind"),
+    [
+        ("INSERT INTO twin (id, body) VALUES (?, ?)", (1, None), IntegrityError),
+        ("INSERT INTO twin (id) VALUES (?, ?)", (1, "a"), DBAPIError),
+        ("INSERT INTO twin (id, body) VALUES (?, ?)", (1,), ProgrammingError),
+    ],
+)
+def test_a_statement_on_the_driver_raises_the_same_errors(
+    twin_table: Connection, statement: str, parameters: tuple[Any, ...], kind: type[DBAPIError]
+) -> None:
+    raised = []
+    for execute in (execute_on_driver, through_sqlalchemy):
+        through_sqlalchemy(twin_table, "SAVEPOINT before")
+        with pytest.raises(kind) as caught:
+            execute(twin_table, marks(twin_table, statement), parameters)
+        through_sqlalchemy(twin_table, "ROLLBACK TO SAVEPOINT before")
+        raised.append((caught.type, type(caught.value.orig), str(caught.value)))
+    assert raised[0] == raised[1]
