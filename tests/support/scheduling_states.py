@@ -142,3 +142,15 @@ def execute(sequence: Sequence, tokens: int) -> None:
 def is_through(sequence: Sequence) -> bool:
     """Its answer is complete."""
     return sequence.emitted_tokens >= sequence.submit.max_tokens
+
+
+def names(shares: list[tuple[Sequence, int]]) -> list[tuple[str, int]]:
+    """Sequence ids with their tokens."""
+    return [(each.sequence_id, tokens) for each, tokens in shares]
+
+
+def taken(room: Room, shares: list[tuple[Sequence, int]]) -> Room:
+    """The room after the shares were taken."""
+    for sequence, tokens in shares:
+        room.take(sequence, tokens)
+    return room

@@ -9,25 +9,15 @@ import pytest
 from engine.messages import StepTime
 from engine.scheduling.compose.decode_first import DecodeFirst
 from engine.scheduling.compose.prompts import PromptLimits
-from engine.scheduling.room import Room
-from engine.sequence import Sequence
 from engine.step_time.model import PRIOR
 from tests.support.scheduling_states import (
     decoding,
     make_room,
     make_sequence,
+    names,
     random_sequence,
+    taken,
 )
-
-
-def names(shares: list[tuple[Sequence, int]]) -> list[tuple[str, int]]:
-    return [(each.sequence_id, tokens) for each, tokens in shares]
-
-
-def taken(room: Room, shares: list[tuple[Sequence, int]]) -> Room:
-    for sequence, tokens in shares:
-        room.take(sequence, tokens)
-    return room
 
 
 def test_decodes_go_before_prompts() -> None:

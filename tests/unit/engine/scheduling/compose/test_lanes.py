@@ -7,24 +7,15 @@ from collections import Counter
 from itertools import pairwise
 
 from engine.scheduling.compose.lanes import Lanes
-from engine.scheduling.room import Room
 from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     decoding,
     execute,
     make_room,
     make_sequence,
+    names,
+    taken,
 )
-
-
-def names(shares: list[tuple[Sequence, int]]) -> list[tuple[str, int]]:
-    return [(each.sequence_id, tokens) for each, tokens in shares]
-
-
-def taken(room: Room, shares: list[tuple[Sequence, int]]) -> Room:
-    for sequence, tokens in shares:
-        room.take(sequence, tokens)
-    return room
 
 
 def test_a_step_advances_prompts_or_answers() -> None:

@@ -6,25 +6,14 @@ import pytest
 
 from engine.messages import StepTime
 from engine.scheduling.compose.slack import DeadlineSlack
-from engine.scheduling.room import Room
-from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     decoding,
     execute,
     make_room,
     make_sequence,
+    names,
+    taken,
 )
-
-
-def names(shares: list[tuple[Sequence, int]]) -> list[tuple[str, int]]:
-    return [(each.sequence_id, tokens) for each, tokens in shares]
-
-
-def taken(room: Room, shares: list[tuple[Sequence, int]]) -> Room:
-    for sequence, tokens in shares:
-        room.take(sequence, tokens)
-    return room
-
 
 FLAT = StepTime(0.010, 0.001, 0.0, 0.0, samples=0, relative_error=0.0)
 """10 ms a step and 1 ms a token."""

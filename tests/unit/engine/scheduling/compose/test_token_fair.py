@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from engine.scheduling.compose.token_fair import TokenFair
-from engine.scheduling.room import Room
 from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     decoding,
     execute,
     make_room,
     make_sequence,
+    names,
+    taken,
 )
-
-
-def names(shares: list[tuple[Sequence, int]]) -> list[tuple[str, int]]:
-    return [(each.sequence_id, tokens) for each, tokens in shares]
-
-
-def taken(room: Room, shares: list[tuple[Sequence, int]]) -> Room:
-    for sequence, tokens in shares:
-        room.take(sequence, tokens)
-    return room
 
 
 def decode_steps(compose: TokenFair, running: list[Sequence], tokens: int, steps: int) -> list[Counter[str]]:
