@@ -227,7 +227,7 @@ class Gateway:
             metrics=self.metrics,
             clock=deps.clock,
             wall_clock=deps.wall_clock,
-            rule=LifecycleLimits(
+            limits=LifecycleLimits(
                 reserve_quantile=config.reserve_quantile,
                 outcome_wait_s=config.outcome_wait_s,
                 settle_wait_s=config.settle_wait_s,

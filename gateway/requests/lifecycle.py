@@ -104,7 +104,7 @@ class Lifecycle:
         metrics: Metrics,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        rule: LifecycleLimits,
+        limits: LifecycleLimits,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         observer: RequestObserver | None = None,
         admission: Admission | None = None,
@@ -116,22 +116,22 @@ class Lifecycle:
         self._prices = prices
         self._clock = clock
         self._wall_clock = wall_clock
-        self._limits = rule
+        self._limits = limits
         self._sleep = sleep
         self._observer = observer
-        self.reserve_quantile = rule.reserve_quantile
+        self.reserve_quantile = limits.reserve_quantile
         """Of the predicted output, held before a request runs."""
         self.admission = admission or Admission()
         self.prefix_hits = RecentShare()
         """Of prompt tokens, found in a cache."""
-        self._stream_limiter = StreamLimiter(max_waiting=rule.max_fed_waiting)
+        self._stream_limiter = StreamLimiter(max_waiting=limits.max_fed_waiting)
         self._execution = Execution(
             dispatcher,
             self._top_up_task,
             clock,
             require_presence=holds.require_presence,
-            outcome_wait_s=rule.outcome_wait_s,
-            slow_reader_s=rule.slow_reader_s,
+            outcome_wait_s=limits.outcome_wait_s,
+            slow_reader_s=limits.slow_reader_s,
         )
         self._tier_change = TierChange(holds, dispatcher, clock, wall_clock)
         self._finisher = RequestFinisher(
@@ -143,8 +143,8 @@ class Lifecycle:
             observer,
             clock,
             prefix_hits=self.prefix_hits,
-            settle_wait_s=rule.settle_wait_s,
-            quote_credit_share=rule.quote_credit_share,
+            settle_wait_s=limits.settle_wait_s,
+            quote_credit_share=limits.quote_credit_share,
         )
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._by_id: dict[str, Run] = {}

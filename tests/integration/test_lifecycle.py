@@ -170,7 +170,7 @@ class ScriptedEngine:
         return Inventory("a", list[RunningSequence](), [])
 
 
-RULE = LifecycleLimits(
+TIME_LIMITS = LifecycleLimits(
     reserve_quantile=0.9, outcome_wait_s=0.2, settle_wait_s=5.0, hold_wait_s=0.3, accounts_wait_s=5.0,
     slow_reader_s=0.2, max_buffered_events=100, max_fed_waiting=100, feed_wait_s=dict.fromkeys(Tier, 60.0),
 )  # fmt: skip
@@ -183,7 +183,7 @@ class House:
     database: Database
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     ttl_s: float = 1e9
-    rule: LifecycleLimits = RULE
+    limits: LifecycleLimits = TIME_LIMITS
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     price: dict[str, Price] = field(default_factory=lambda: {"m": Price(100, 50, 300)})
 
@@ -216,7 +216,7 @@ class House:
             metrics=Metrics(),
             clock=clock,
             wall_clock=lambda: 1e9,
-            rule=self.rule,
+            limits=self.limits,
             sleep=self.sleep,
         )  # fmt: skip
         self.holds.start()
@@ -986,7 +986,7 @@ async def test_device_time_is_leased_reported_and_charged(house: House) -> None:
 
 async def test_a_store_that_is_away_for_too_long_ends_a_request_that_needs_more(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, rule=replace(RULE, accounts_wait_s=0.2))
+    house = House(database, limits=replace(TIME_LIMITS, accounts_wait_s=0.2))
     run, (one,) = await house.running(max_tokens=200, principal=principal_with(output_bucket(1e3, 20)))
     top_up = house.store.top_up
 
@@ -1035,7 +1035,7 @@ async def test_a_top_up_under_way_is_over_before_the_request_is_settled(house: H
 
 async def test_a_reader_that_is_too_slow_is_cut_and_pays_what_was_emitted(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, rule=replace(RULE, max_buffered_events=4))
+    house = House(database, limits=replace(TIME_LIMITS, max_buffered_events=4))
     run, (one,) = await house.running(max_tokens=200)
     for _ in range(9):
         house.engine.emit(one, 1)
@@ -1065,7 +1065,7 @@ async def test_a_stream_that_the_engines_client_cut_is_a_slow_readers(house: Hou
 
 async def test_a_reader_that_catches_up_is_not_cut(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
-    house = House(database, rule=replace(RULE, max_buffered_events=4, slow_reader_s=30.0))
+    house = House(database, limits=replace(TIME_LIMITS, max_buffered_events=4, slow_reader_s=30.0))
     run, (one,) = await house.running(max_tokens=200)
     for _ in range(12):
         house.engine.emit(one, 1)

@@ -38,7 +38,7 @@ from tenants.types import Limit, Principal, Tier
 EPOCH_S = 1e9
 HOPS = 40
 """Turns of the event loop in which everything that can happen without time has happened."""
-RULE = LifecycleLimits(
+LIMITS = LifecycleLimits(
     reserve_quantile=0.9, outcome_wait_s=5.0, settle_wait_s=30.0, hold_wait_s=5.0, accounts_wait_s=5.0,
     slow_reader_s=5.0, max_buffered_events=10_000, max_fed_waiting=1_000,
     feed_wait_s=dict.fromkeys(Tier, 1e6),
@@ -185,7 +185,7 @@ class VirtualStreams:
             metrics=Metrics(),
             clock=self.clock,
             wall_clock=lambda: EPOCH_S + self.clock(),
-            rule=RULE,
+            limits=LIMITS,
             sleep=self._sleep,
         )  # fmt: skip
 
