@@ -130,7 +130,7 @@ def test_one_that_serves_all_gives_every_decoding_sequence_its_token(make: Make)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_runs_comes_to_its_end(make: Make, seed: int) -> None:
-    """Work conservation and progress: each step advances somebody, and so everybody ends."""
+    """Work conservation and progress: each step advances a sequence, and so all end."""
     rng = random.Random(seed)
     compose = make()
     assert WORK_CONSERVATION in compose.claims

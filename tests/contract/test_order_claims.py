@@ -35,7 +35,7 @@ def make_tiered(name: str, counters: ServiceCounters) -> Order:
 
 MAKERS = pytest.mark.parametrize("make", [make_plain, make_tiered], ids=["alone", "in a tier"])
 
-# ---------------------------------------------------------------- nobody starves
+# ---------------------------------------------------------------- no starvation
 
 CROWD = 12
 """Entries that stand against the victim at every moment: who is served is replaced at once."""
@@ -254,7 +254,7 @@ def test_a_deficit_round_robin_stays_within_its_own_wider_bound(name: str, seed:
     assert largest_difference(make_order(name, counters), counters, seed) <= TWO_U + drr.QUANTUM_COST
 
 
-# ---------------------------------------------------------------- somebody is always served
+# ---------------------------------------------------------------- work conservation
 
 
 @pytest.mark.parametrize("name", sorted(name for name in ORDERS if WORK_CONSERVATION in CLAIMS[name]))

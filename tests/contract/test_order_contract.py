@@ -27,7 +27,7 @@ MAKERS: dict[str, Make] = {
 }
 
 BY_RANK = ("fcfs", "sjf", "srpt", "las", "edf", "priority", "vtc")
-"""Orders whose rank says all: whoever has the smallest is next."""
+"""Orders whose rank says all: the smallest is next."""
 
 
 @pytest.fixture(params=sorted(MAKERS))

@@ -571,7 +571,7 @@ async def test_who_may_not_be_cut_is_promised_the_worst_case(store: QuotaStore) 
     refused = await store.reserve("b", [budget], stepwise(10, 10, 41), LEASE_S)
     assert isinstance(refused, Denied)
     assert (refused.wanted, refused.available, refused.retry_after_s) == (41, 40, 1.0)
-    # One that may be cut takes what nobody was promised.
+    # One that may be cut takes what no request was promised.
     cut = await store.reserve("c", [budget], stepwise(10, 80, 80, may_be_cut=True), LEASE_S)
     assert isinstance(cut, Granted)
     assert cut.covered.output_tokens == 40
@@ -729,7 +729,7 @@ async def test_nobody_rebuilds_a_store_that_lost_nothing(store: QuotaStore) -> N
 
 @pytest.fixture(params=["memory", "redis", "fallback"])
 async def new_store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
-    """Nobody has filled it yet."""
+    """It is not filled yet."""
     if request.param == "memory":
         yield MemoryQuotaStore(clock)
     else:
@@ -798,7 +798,7 @@ async def test_what_open_requests_held_is_held_again_whether_there_is_room_or_no
     ]
     [state, *_] = await new_store.states([window])
     assert state.worst_open == 60
-    # Its promise holds in the window that is over, too; beyond it nobody knows of any room there.
+    # Its promise holds in the window that is over, too; beyond it no room there is known.
     assert isinstance(await new_store.top_up("r", tokens(20), tokens(60), tokens(60)), Granted)
     denied = await new_store.top_up("r", tokens(20), tokens(61), tokens(61))
     assert isinstance(denied, Denied)

@@ -18,7 +18,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
-    """A server that is shared: whoever uses it makes tenants of its own."""
+    """A server that is shared: each test makes tenants of its own."""
     data_dir = tmp_path_factory.mktemp("server")
     with server_process(data_dir, chat_model, "--engine-max-sequences", "8") as running:
         yield running

@@ -204,7 +204,7 @@ def refuses_connections(server: Server) -> bool:
 
 
 def assert_a_running_stream_outlives_sigterm(server: Server) -> None:
-    """Told to end at the first token, it still sends the whole answer, and lets nobody new in."""
+    """Told to end at the first token, it still sends the whole answer, and admits no new request."""
     assert server.process is not None
     body = {"model": MODEL, "prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
     with server.http() as client, client.stream("POST", "/v1/completions", json=body) as response:

@@ -20,7 +20,7 @@ def acting(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterat
 
 def test_under_overload_it_refuses_what_would_be_late_and_says_when_to_try_again(acting: Server) -> None:
     key, other = acting.tenant("late"), acting.tenant("patient")
-    # Nobody can keep it: to the forecast that is an overload.
+    # It cannot be kept: to the forecast that is an overload.
     target = {"tier": "standard", "metric": "ttft", "target_s": 0.0001, "tenant": "late"}
     made = acting.admin("POST", "/slos", target)
     body = {"model": MODEL, "prompt": "in time", "max_tokens": 2}

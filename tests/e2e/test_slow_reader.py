@@ -1,7 +1,7 @@
 """A stream whose client reads nothing, on a real socket.
 
 The kernel's buffers fill, then the server's, then the bounded ones of the request, and the engine rests.
-After `gateway.slow_reader` seconds the request is cut, and everybody says so; who reads again before that
+After `gateway.slow_reader` seconds the request is cut, and every record says so; a client that reads again before that
 misses nothing.
 """
 
@@ -24,7 +24,7 @@ from tests.support.server_process import MODEL, Server, server_process, until
 SLOW_READER_S = 12
 """Time enough for a busy machine to show that the engine rests before the request is cut."""
 PATIENT_S = 600
-"""Longer than this test may take: here nobody is cut, however long the way to that sight."""
+"""Longer than this test may take: here no stream is cut, however long the way to that sight."""
 MOST_EVENTS = 8
 MOST_TOKENS = 7_500
 """With the log probabilities of twenty tokens beside each some 12 megabytes: more than any buffer takes."""

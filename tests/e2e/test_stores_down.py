@@ -131,7 +131,7 @@ def test_the_database_gone_refuses_and_settles_once_when_it_is_back(
     (stream,) = start_streams(grown_up, key, 1, max_tokens=400)
     assert stream.has_tokens.wait(60)
     postgres.kill()
-    # The stream ends while nobody can write its account: the client is told, and not that all is well.
+    # The stream ends while its account cannot be written: the client is told, and not that all is well.
     finish(stream)
     assert not stream.saw_done
     assert stream.error is not None

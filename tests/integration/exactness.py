@@ -68,7 +68,7 @@ class Run:
     """Of the live sequences are exported and imported again between two steps."""
     tiers: tuple[int, ...] = (0, 1, 1, 2)
     predicted: tuple[int, ...] = (1, 1, 4)
-    """Too short ones make the admission too hopeful, so that memory runs out and somebody gives way."""
+    """Too short ones make the admission too hopeful, so that memory runs out and a sequence is preempted."""
 
 
 PATHS = (

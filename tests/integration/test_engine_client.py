@@ -378,7 +378,7 @@ async def test_an_engine_rests_for_a_reader_that_takes_nothing_and_goes_on_when_
 async def test_a_killed_engine_is_noticed_by_its_connection_and_its_successor_serves(
     options: EngineOptions, tmp_path: Path, transport: str
 ) -> None:
-    """Nobody watches the process, and the silence would have to last for an hour."""
+    """The process is not watched, and the silence would have to last for an hour."""
     address = f"ipc://{tmp_path}/s" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     mine = engine_options(options.model_dir, tmp_path, address=address)
     lost: list[str] = []

@@ -200,7 +200,7 @@ async def test_an_engine_that_comes_back_unnoticed_is_a_new_engine(address: str)
         stream = client.submit(sequence(10, lease_tokens=2))
         for _ in range(2):
             await anext(stream)
-    # Nobody tells the client; the socket connects to the successor by itself.
+    # The client is not told; the socket connects to the successor by itself.
     with running_loop(address):
         with pytest.raises(EngineLost):
             await stream.drain()

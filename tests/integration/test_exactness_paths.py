@@ -25,7 +25,7 @@ JOBS = random_jobs(40, seed=11, most_tokens=30)
 
 
 def calm(**changes: object) -> Run:
-    """Everything fits, nobody is disturbed."""
+    """Everything fits, no sequence is disturbed."""
     values: dict[str, object] = {
         "max_batched_tokens": 200,
         "max_sequences": 16,
@@ -80,7 +80,7 @@ WAYS: dict[str, tuple[Run, set[str], set[str]]] = {
 }
 """By name: the run, what has to happen in it, and what may happen besides."""
 IN_ORDER = {"static", "static-padded", "dynamic", "fcfs"}
-"""Policies that let nobody overtake who came earlier in the same tier."""
+"""Policies without overtaking inside a tier."""
 
 
 @pytest.fixture(autouse=True)

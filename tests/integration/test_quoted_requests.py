@@ -89,7 +89,7 @@ async def test_a_miss_of_ours_is_credited_once_on_the_bill_and_said_in_the_accou
     assert (quote["kept"], quote["missed"], quote["credit_nanousd"]) == (False, ["ttft", "e2e"], 155)
     [total] = await house.ledger.totals(tenant_id="ten_1")
     assert (total.cost_nanousd, total.output_tokens, total.requests) == (155, 7, 1)
-    # Whoever settles it again, after a crash or a lost answer, changes nothing.
+    # Settling it again, after a crash or a lost answer, changes nothing.
     counts = await house.ledger.settle(replace(rows[1], amounts=Amounts(1, 1, 1, 1)), credit)
     assert counts.amounts == rows[1].amounts
     assert len(await house.ledger.find(run.call.request_id)) == 3

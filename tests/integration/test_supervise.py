@@ -179,7 +179,7 @@ async def test_an_engine_that_no_gateway_wants_writes_its_outcomes_and_goes(
         stream = client.submit(sequence(5))
         await stream.drain()
         await client.close()
-        # Nobody stops it: it must end by itself.
+        # It is not stopped: it must end by itself.
         assert await asyncio.wait_for(process.wait(), START_S) == 0
     finally:
         if process.returncode is None:
@@ -319,7 +319,7 @@ def test_a_long_data_directory_gets_a_private_one_for_its_socket_and_keeps_it(tm
     assert len(address) < 100
     assert directory.stat().st_mode & 0o777 == 0o700
     assert engine_address(data_dir) == address
-    # A directory that others may write to could hold somebody else's socket.
+    # A directory that others may write to could hold a foreign socket.
     directory.chmod(0o777)
     other = engine_address(data_dir)
     assert other != address

@@ -40,7 +40,7 @@ def cost_limit(amount: int) -> Limit:
 
 
 class Line(House):
-    """A house whose engine has no place left: whoever comes stands in line."""
+    """A house whose engine has no place left: every arrival waits."""
 
     async def fill(self) -> list[str]:
         """Two requests that run: all there is room for."""

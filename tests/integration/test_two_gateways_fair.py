@@ -227,7 +227,7 @@ def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(h
         gateway.mirror.check()
     loads = sum(len(house.running(gateway)) for gateway in (house.east, house.west))
     assert loads == PLACES, "the windows are full, and no fuller"
-    # From here on turns alternate: nobody pays for what Redis has forgotten.
+    # From here on turns alternate: no tenant pays for what Redis has forgotten.
     seen = [len(house.east.turns), len(house.west.turns)]
     for _ in range(16):
         for gateway in (house.east, house.west):

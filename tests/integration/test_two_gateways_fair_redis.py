@@ -49,7 +49,7 @@ class Gateway:
             window=WindowRule(0, 1.0),
             log_records=10,
         )
-        # Nobody beats or is buried while a test runs.
+        # No gateway beats or is buried while a test runs.
         rule = PoolRule(max_queued, 1000, 0, 1.0, stale_us=3600 * 10**6)
         session = PoolSession(mirror, rule, next(_lives) * 1000)
         self.queue = RedisQueue(url, "pool", name, session, time.monotonic, may_go_alone=may_go_alone)
@@ -117,7 +117,7 @@ async def one_request(gateway: Gateway, store: RedisQuotaStore, name: str, top_u
 async def test_a_request_takes_three_round_trips_and_each_top_up_one(
     own_redis: services.Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a Redis that nobody else talks to, so that what it counted can be compared."""
+    """On a Redis without other clients, so that what it counted can be compared."""
     # On a busy machine news would not wait for the message that takes them along.
     monkeypatch.setattr("gateway.dispatch.redis_queue.DEFER_S", 30.0)
     store, gateway = RedisQuotaStore(own_redis.url, timeout_s=10), Gateway(own_redis.url, "east", 8)
@@ -233,7 +233,7 @@ async def test_a_server_that_forgot_the_script_is_told_it_again(
 
 
 async def test_a_message_that_redis_refuses_is_not_said_for_ever(redis_url: str) -> None:
-    """(Its keys were spoilt by somebody: once they are right again, all goes on.)"""
+    """(Its keys were spoilt from outside: once they are right again, all goes on.)"""
     gateway = Gateway(redis_url, "east", 2)
     async with running(gateway):
         with redis.Redis.from_url(redis_url) as client:

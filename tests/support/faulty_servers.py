@@ -115,7 +115,7 @@ class Peer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Nobody answers here any more."""
+        """No answer here any more."""
         assert self._server is not None
         self._server.close()
         tasks = list(self._tasks)

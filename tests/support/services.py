@@ -53,7 +53,7 @@ def create_database(server_url: str, *, template: str = "template1") -> str:
 
 
 def drop_database(server_url: str, url: str) -> None:
-    """Drops what `create_database` made, whoever is still connected to it."""
+    """Drops what `create_database` made, also with open connections."""
     _execute(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database_name(url))))
 
 

@@ -154,7 +154,7 @@ def test_a_long_queue_is_extrapolated_and_the_rest_is_said_to_be_unknown() -> No
     assert mine.tokens_ahead["own"] == pytest.approx(len(long) * 140, rel=0.05)
     assert low.wait_s[0] >= mine.wait_s[0]
     assert not mine.saturated
-    assert read(surface(long[:20]), "a").saturated, "without an engine nobody knows"
+    assert read(surface(long[:20]), "a").saturated, "without an engine it is unknown"
 
 
 def test_it_is_bounded() -> None:

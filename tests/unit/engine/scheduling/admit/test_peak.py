@@ -15,7 +15,7 @@ from tests.support.scheduling_states import (
 
 
 def most_at_once(needs: list[tuple[int, int]]) -> int:
-    """Everybody grows by a token a step; who has no more to come is gone after that step."""
+    """Each grows by a token a step; one with no more to come is gone after that step."""
     alive = list(needs)
     most = sum(used for _, used in alive)
     while alive:

@@ -238,7 +238,7 @@ def test_every_answer_is_within_its_bounds(table: BatchOrWaitTable) -> None:
 
 
 def test_a_fixed_policy_on_paper() -> None:
-    """Two wait, or the first for 2 s; the last one has nobody to wait for."""
+    """Two wait, or the first for 2 s; the last one has none to wait for."""
     times_s = [0.0, 1.0, 1.1, 10.0, 20.0]
     queue = Queue(MODEL, Arrivals(times_s, [False] * 5), slo_s=1.0)
     one_s, two_s = MODEL.service_s(1, 0), MODEL.service_s(2, 0)

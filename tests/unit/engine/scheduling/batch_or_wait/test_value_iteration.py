@@ -82,7 +82,7 @@ def test_the_best_control_limit_is_found_where_all_can_be_tried(rate: float, bet
     }
     best = min(tried, key=lambda limit: tried[limit])
 
-    # Nobody waits so long here that the limit on waiting matters.
+    # No request waits so long here that the limit on waiting matters.
     solution = solve(ALIKE, rate, objective, Grid(8, 60.0, 2, queue_cap=40))
 
     assert solution.cost == pytest.approx(tried[best], rel=5e-3)
@@ -153,7 +153,7 @@ def test_a_batch_that_would_be_small_for_want_of_memory_may_wait_for_it() -> Non
 
 
 def test_a_pressure_that_hardly_ever_changes_costs_the_mean_of_its_levels() -> None:
-    """Also while nobody waits: else the time would be spent at the level that is idle less often."""
+    """Also with an empty queue: else the time would be spent at the level that is idle less often."""
     rate = 0.8 / ALIKE.service_s(1, 0)
     objective = Objective(alpha=1.0, beta=0.0, gamma=0.0, slo_s=1.0)
 
