@@ -1,8 +1,8 @@
 """A stream whose client reads nothing, on a real socket.
 
 The kernel's buffers fill, then the server's, then the bounded ones of the request, and the engine rests.
-After `gateway.slow_reader` seconds the request is cut, and every record says so; a client that reads again before that
-misses nothing.
+After `gateway.slow_reader` seconds the request is cut, and every record says so; a client that reads again
+before that misses nothing.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ async def test_a_hundred_streams_of_a_slow_tenant_leave_the_others_alone(
 
     alone, _, _ = await others_beside(0)
     beside, most_blocks, slow = await others_beside(100)
-    # What their steps are longer by, but for a step that was under way; no sequence waits for memory or places.
+    # Their steps are longer by this, but for one that was under way; none waits for memory or places.
     assert beside.ttfts_s[-1] <= alone.ttfts_s[-1] + 2 * 0.011
     assert all(stream.closed is not None and stream.closed.account.preemptions == 0 for stream in beside.done)
     assert 0 < most_blocks <= 2 * 8, "of 48"
