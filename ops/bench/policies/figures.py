@@ -9,7 +9,7 @@ from itertools import combinations
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from ops.reporting import Spread, quantile
-from ops.simulate.engine_run import EngineRun, Moment, ServedRequest
+from ops.simulate.engine_run import Moment, ServedRequest
 
 SEEDS = (1, 2, 3)
 
@@ -43,20 +43,6 @@ def latency_figures(served: Sequence[ServedRequest]) -> dict[str, float]:
         "e2e_p50_s": quantile((each.e2e_s for each in served), 0.5),
         "e2e_p99_s": quantile((each.e2e_s for each in served), 0.99),
         "e2e_mean_s": statistics.fmean(each.e2e_s for each in served),
-    }
-
-
-def work_figures(run: EngineRun) -> dict[str, float]:
-    """Throughput, recomputation and padding."""
-    return {
-        "tokens_per_s": run.tokens_per_s,
-        "output_tokens_per_s": run.output_tokens_per_s,
-        "ended_s": run.ended_s,
-        "busy_s": run.busy_s,
-        "steps": run.steps,
-        "preemptions": run.preemptions,
-        "recomputed_tokens": run.recomputed_tokens,
-        "padded_tokens": run.padded_tokens,
     }
 
 

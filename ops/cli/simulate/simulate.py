@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ops.simulate.run import Scenario
     from ops.simulate.traffic.requests import Source
 
-SHIPPED = ("azure", "arena")
-
 
 @click.command(cls=Command)
 @click.option(
