@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_PAGE_BYTES = 4 * 2**20
 FULL_KV = 0.95
 """Share of its KV memory from which a server begins to preempt sequences: it gets no more."""
 
