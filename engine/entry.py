@@ -26,6 +26,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     """Predicted 90th percentile of the whole output; 0: unknown."""
     deadline_s: float | None = None
     """Deadline for completion, on the clock of `arrived_s`; None: none."""
+    own_deadline_s: float | None = None
+    """Its client's own, which orders its tenant's entries among themselves; None: as `deadline_s`."""
     emitted_tokens: int = 0
     """Tokens emitted before a preemption."""
     computed_tokens: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 #: Tiers by rank: the smaller the rank, the earlier its turn.
 TIER_RANKS: dict[str, int] = {"interactive": 0, "standard": 1, "batch": 2}
@@ -77,7 +77,13 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     """Rank, see `TIER_RANKS`."""
     weight: float = 1.0
     counter: int = 0
-    """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it."""
+    """The tenant's service counter (scaled, per weight) as the gateway's flow controller holds it, by what is
+    charged: the predicted cost of dispatched requests included. 0: the engine keeps its own count."""
+    had: int = 0
+    """The same counter by what the tenant had: `counter` less what was charged ahead and is not computed
+    yet. The composition of steps goes by it."""
+    heard: int = 0
+    """The last `TenantShare.serials` of the tenant in this tier that is contained in `had`."""
     is_owed: bool = False
     """Its tenant has had less than its share: it may take the place of a tenant of its tier that has had
     more."""
@@ -91,6 +97,9 @@ class Submit(Tagged, frozen=True, omit_defaults=True, tag="submit"):
     """Seconds from its arrival by which its first token is due; 0: no target of its own."""
     tpot_target_s: float = 0.0
     """Seconds after which a further token is due; 0: no target of its own."""
+    own_deadline_in_s: float | None = None
+    """As `deadline_in_s`, by the client's own word: it orders its tenant's sequences among themselves and
+    takes nothing from another tenant. None: as `deadline_in_s`."""
     prefix_salt: str = ""
     """Prompts share cached prefixes only under the same salt; empty: the tenant's own."""
     trace_context: str | None = None
@@ -133,9 +142,10 @@ class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
 
 
 class SetPolicy(Tagged, frozen=True, omit_defaults=True, tag="set_policy"):
-    """Sets the scheduling policy from the next step on."""
+    """Sets the scheduling policy from the next step on, with the options that are not the defaults."""
 
     name: str
+    options: dict[str, str | int | float] = {}
 
 
 class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_budget"):
@@ -145,7 +155,10 @@ class SetTokenBudget(Tagged, frozen=True, omit_defaults=True, tag="set_token_bud
 
 
 class Explain(Tagged, frozen=True, omit_defaults=True, tag="explain"):
-    """Asks for `Explained`: the policy in force and the last decisions."""
+    """Asks for `Explained`: the policy in force, the last decisions, and the tokens of the last `steps`
+    steps."""
+
+    steps: int = 0
 
 
 class Export(Tagged, frozen=True, omit_defaults=True, tag="export"):
@@ -227,6 +240,23 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     it, or by itself (`pause`, `suspend`: until it went on)."""
 
 
+class DecodeShare(msgspec.Struct, frozen=True, array_like=True):
+    """How a sequence came by its tokens: one each step, or turns between tenants, with the steps between."""
+
+    floor_tokens: int = 0
+    """Tokens of steps that had one for every sequence of its tier."""
+    turn_tokens: int = 0
+    """Tokens of steps in which tenants took turns by weight."""
+    sat_out_own: int = 0
+    """Steps without a token: the turns of its tenant went to the tenant's other sequences."""
+    sat_out_share: int = 0
+    """Steps without a token: its tenant had no turn left, others of the tier had theirs."""
+    sat_out_tier: int = 0
+    """Steps without a token: higher tiers took the step's slots."""
+    sat_out_for: dict[str, int] = {}
+    """Tenant id -> steps in which it had the turns meanwhile; those with most. For operators only."""
+
+
 class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Outcome of a sequence, kept by the engine until it is acknowledged.
 
@@ -260,6 +290,7 @@ class SequenceOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     chunks: list[tuple[float, int]] = []
     """Times and numbers of prompt tokens computed for the first time; the last entries are merged if there
     are too many."""
+    decode: DecodeShare = DecodeShare()
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -282,11 +313,45 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TenantService(msgspec.Struct, frozen=True, array_like=True):
-    """Service of one tenant in one step: prompt tokens computed for the first time, tokens emitted."""
+    """Service of one tenant: prompt tokens computed for the first time, tokens emitted."""
 
     computed_tokens: int
     emitted_tokens: int
 
+
+class TenantShare(msgspec.Struct, frozen=True, array_like=True):
+    """Service of one tenant in one step, as one gateway is told."""
+
+    computed_tokens: int
+    """Prompt tokens computed for the first time, of this gateway's sequences."""
+    emitted_tokens: int
+    """Of this gateway's sequences."""
+    serials: dict[int, int] = {}
+    """By tier: all service and lifts of the tenant at this engine so far (scaled, per weight). A gateway
+    returns the last one that it knows in `Submit.heard`, so that no token counts twice."""
+    lifts: dict[int, int] = {}
+    """By tier: what the step raised its counter by (scaled, per weight), because its sequences had all that
+    they could take while others waited for a turn. Told to one gateway only."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What one step computed, by tenant; kept for operators."""
+
+    step: int
+    at_s: float
+    """The engine's clock."""
+    slots: int
+    """Decode tokens that the step could hand out."""
+    decodes: dict[str, int]
+    """Tokens of decoding sequences."""
+    prompts: dict[str, int]
+    """Prompt tokens."""
+    left_tokens: int
+    """Of the step's token budget, what was not handed out."""
+    waiting_decodes: dict[str, int] = {}
+    """Decoding sequences that had no token."""
+    waiting_prompt_tokens: dict[str, int] = {}
+    """Prompt tokens of running sequences that are left to compute after the step."""
 
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     """A step's results for one gateway, in one message."""
@@ -294,7 +359,8 @@ class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     step: int
     duration_s: float
     deltas: list[Delta]
-    service: dict[str, TenantService] = {}
+    service: dict[str, TenantShare] = {}
+    """By tenant id."""
 
 
 class Refused(Tagged, frozen=True, omit_defaults=True, tag="refused"):
@@ -407,6 +473,10 @@ class Explained(Tagged, frozen=True, omit_defaults=True, tag="explained"):
     choices: dict[str, str]
     """The policy's order, admit, compose and evict choices."""
     decisions: list[Decision] = []
+    """The last ones, oldest first."""
+    options: dict[str, str | int | float] = {}
+    """The policy's options in force."""
+    steps: list[StepRecord] = []
     """The last ones, oldest first."""
 
 

@@ -40,7 +40,7 @@ from engine.messages import (
     SequenceState,
     Snapshot,
     Submit,
-    TenantService,
+    TenantShare,
 )
 
 __all__ = [
@@ -125,7 +125,7 @@ class EngineClient:
         *,
         silence_s: float = SILENCE_S,
         max_buffered_deltas: int = MAX_BUFFERED_DELTAS,
-        on_service: Callable[[dict[str, TenantService]], None] | None = None,
+        on_service: Callable[[dict[str, TenantShare]], None] | None = None,
         on_ready: Callable[[], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantService
+from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantService, TenantShare
 
 MAX_GATEWAYS = 64
 MAX_GATEWAY_ID_CHARACTERS = 128
@@ -156,17 +156,19 @@ class GatewaySessions:
             session.tenants.pop(sequence_id, None)
         return session
 
-    def share_service(self, service: dict[str, TenantService]) -> dict[bytes, dict[str, TenantService]]:
+    def share_service(self, service: dict[str, TenantService]) -> dict[bytes, dict[str, TenantShare]]:
         """Divides the service of tenants among sessions, by identity.
 
         Each tenant's service is reported once, so that the sum over all gateways is exact: to the session
         that reads its sequences, of several to the one that connected first.
         """
-        shares: dict[bytes, dict[str, TenantService]] = {}
+        shares: dict[bytes, dict[str, TenantShare]] = {}
         left = dict(service)
         for session in self._sessions.values():
             for tenant_id in left.keys() & set(session.tenants.values()):
-                shares.setdefault(session.identity, {})[tenant_id] = left.pop(tenant_id)
+                had = left.pop(tenant_id)
+                share = TenantShare(had.computed_tokens, had.emitted_tokens)
+                shares.setdefault(session.identity, {})[tenant_id] = share
         return shares
 
     def unread(self) -> bool:

@@ -18,7 +18,7 @@ import zmq
 from engine import messages
 from engine.client.client import EngineClient
 from engine.client.stream import EngineLost, EngineRefused, EngineUnavailable, SubmitRefused
-from engine.messages import Hello, Refused, Snapshot, TenantService
+from engine.messages import Hello, Refused, Snapshot, TenantShare
 from engine.process.options import EngineOptions
 from tests.support.engine_process import (
     DEADLINE_S,
@@ -145,7 +145,7 @@ async def test_a_lease_holds_the_sequence_back_and_a_top_up_lets_it_go_on(client
 async def test_the_reported_service_is_what_the_outcomes_say(client: EngineClient) -> None:
     served: Counter[str] = Counter()
 
-    def count(service: dict[str, TenantService]) -> None:
+    def count(service: dict[str, TenantShare]) -> None:
         for tenant_id, part in service.items():
             served[f"{tenant_id} computed"] += part.computed_tokens
             served[f"{tenant_id} emitted"] += part.emitted_tokens

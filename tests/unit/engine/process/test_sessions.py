@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import PROTOCOL_VERSION, Hello, TenantService
+from engine.messages import PROTOCOL_VERSION, Hello, TenantService, TenantShare
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused, Opened
 
 
@@ -105,6 +105,6 @@ def test_each_tenants_service_is_told_once_so_that_the_sum_over_gateways_is_exac
     gateways.own(second, "three", "globex")
     service = {"acme": TenantService(10, 2), "globex": TenantService(0, 1), "left": TenantService(0, 1)}
     assert gateways.share_service(service) == {
-        b"a/1": {"acme": TenantService(10, 2)},
-        b"b/1": {"globex": TenantService(0, 1)},
+        b"a/1": {"acme": TenantShare(10, 2)},
+        b"b/1": {"globex": TenantShare(0, 1)},
     }
