@@ -129,12 +129,6 @@ class Acknowledge(Tagged, frozen=True, omit_defaults=True, tag="acknowledge"):
     sequence_ids: list[str]
 
 
-class Counters(Tagged, frozen=True, omit_defaults=True, tag="counters"):
-    """Current service counters of tenants (the gateway's flow controller owns them)."""
-
-    counters: dict[str, int]
-
-
 class Collect(Tagged, frozen=True, omit_defaults=True, tag="collect"):
     """Asks for `Inventory`. With `adopt`, sequences of lost gateways become the sender's."""
 
@@ -171,12 +165,6 @@ class Import(Tagged, frozen=True, omit_defaults=True, tag="import"):
     """Puts an exported sequence in."""
 
     state: SequenceState
-
-
-class Shutdown(Tagged, frozen=True, omit_defaults=True, tag="shutdown"):
-    """Stops the engine: after the running sequences ended (`drain`), or immediately."""
-
-    drain: bool = False
 
 
 # ---------------------------------------------------------------- engine -> gateway
@@ -353,6 +341,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     waiting_prompt_tokens: dict[str, int] = {}
     """Prompt tokens of running sequences that are left to compute after the step."""
 
+
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     """A step's results for one gateway, in one message."""
 
@@ -486,14 +475,12 @@ Command = (
     | TopUp
     | Cancel
     | Acknowledge
-    | Counters
     | Collect
     | SetPolicy
     | SetTokenBudget
     | Explain
     | Export
     | Import
-    | Shutdown
 )
 Event = Ready | Step | Refused | Snapshot | Inventory | Exported | PolicySet | Explained
 

@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from engine.bounds import Bounded
 from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import DEFAULT_POLICY
 from gateway.flow.control_rules import ControlMode
 from tenants.types import Tier
 
@@ -172,10 +173,10 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
 class GatewayConfig(GatewaySettings, frozen=True, kw_only=True):
     """What one gateway process runs with: its settings, and constants that only tests change."""
 
-    policy: str = "vtc"
+    policy: str = DEFAULT_POLICY
     """Scheduling policy of the queue, by its name in `engine.scheduling.policy`."""
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
-    """With the batch-or-wait table, where there is one: the queue needs no more of it than the engines."""
+    """Of that policy, as the settings say; `fairgate policy set` may have stored another policy since."""
     data_dir: Path | None = None
     """Where the length forecast is kept between runs; None: it is not kept."""
 

@@ -24,6 +24,7 @@ from gateway.budget.limit_alerts import LimitAlerts
 from gateway.cluster import recovery
 from gateway.cluster.idempotency_keys import IdempotencyKeys
 from gateway.cluster.liveness import Liveness
+from gateway.cluster.policy_in_force import FOLLOW_EVERY_S, PolicyInForce
 from gateway.deps import GatewayDeps, RecoveryReport
 from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
@@ -81,8 +82,8 @@ class Gateway:
     def __init__(self, deps: GatewayDeps) -> None:
         """Raises `UnknownPolicy`."""
         config = deps.config
-        self.policy = config.policy
-        """Name of the policy in force, of the queue and of the engines."""
+        self.policy = PolicyInForce(deps, lambda: self.pools.values())
+        """The policy in force, of the queue and of the engines."""
         self.deps = deps
         self.recovery: RecoveryReport | None = None
         """What the start found of an earlier life; None: not started."""
@@ -290,6 +291,7 @@ class Gateway:
             count_replicas()
         for pool in self.pools.values():
             pool.dispatcher.start()
+        await self.policy.start()
         if self.deps.peer_requests is not None:
             self.deps.peer_requests.start(self.request_actions.act)
         for upstream in self.deps.upstreams:
@@ -303,6 +305,7 @@ class Gateway:
                 CONTROL_EVERY_S, self._control_pools, log, "the control loop failed; it goes on"
             ),
             "presence": every(beat_s, self._live, log, "the heartbeat failed; it goes on", starts_now=True),
+            "policy": every(FOLLOW_EVERY_S, self.policy.follow, log, "the stored policy was not read"),
             "idempotency": every(PURGE_EVERY_S, self._purge, log, "the purge failed; it goes on"),
         }
         self._tasks = [asyncio.create_task(each, name=f"gateway {name}") for name, each in work.items()]

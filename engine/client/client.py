@@ -15,7 +15,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,6 +63,7 @@ MAX_PENDING_ACKNOWLEDGEMENTS = 100_000
 
 log = logging.getLogger("fairgate.engine.client")
 Answer = TypeVar("Answer")
+OptionValue = str | int | float
 
 
 class CreditedStream(EngineStream):
@@ -155,7 +156,7 @@ class EngineClient:
         self._inventories: deque[asyncio.Future[Inventory]] = deque()
         self._policies: deque[asyncio.Future[str]] = deque()
         self._explanations: deque[asyncio.Future[messages.Explained]] = deque()
-        self._wanted_policy: str | None = None
+        self._wanted_policy: messages.SetPolicy | None = None
         """The last policy requested: sent again to an engine that restarts."""
         self._wanted_token_share = 1.0
         self._exports: dict[str, asyncio.Future[SequenceState | None]] = {}
@@ -249,10 +250,6 @@ class EngineClient:
         self._send(messages.TopUp(sequence_id, credit_tokens, lease_gpu_us))
         stream.credit_tokens = credit_tokens
 
-    def set_counters(self, counters: dict[str, int]) -> None:
-        """Sends the tenants' service counters. Raises `EngineUnavailable`."""
-        self._send(messages.Counters(counters))
-
     def acknowledge(self, sequence_ids: Iterable[str]) -> None:
         """Acknowledges settled outcomes. Idempotent; without a connection, sent after the next one."""
         ids = list(sequence_ids)
@@ -270,17 +267,19 @@ class EngineClient:
         self._send(messages.Collect(adopt))
         return await self._answer(self._inventories)
 
-    async def set_policy(self, name: str) -> None:
-        """Changes the scheduling policy from the next step on.
+    async def set_policy(self, name: str, options: Mapping[str, OptionValue] | None = None) -> None:
+        """Changes the scheduling policy from the next step on, with these options and otherwise the defaults.
 
-        Raises `ValueError` naming the known ones, and `EngineUnavailable`: the policy is then sent when the
+        Raises `ValueError` with the engine's words, and `EngineUnavailable`: the policy is then sent when the
         engine is back.
         """
-        self._wanted_policy = name
-        self._send(messages.SetPolicy(name))
+        earlier, wanted = self._wanted_policy, messages.SetPolicy(name, dict(options or {}))
+        self._wanted_policy = wanted
+        self._send(wanted)
         error = await self._answer(self._policies)
         if error:
-            self._wanted_policy = None
+            if self._wanted_policy is wanted:
+                self._wanted_policy = earlier
             raise ValueError(error)
 
     def set_token_budget(self, share: float) -> None:
@@ -290,9 +289,10 @@ class EngineClient:
         if self._up:
             self._post(messages.SetTokenBudget(share))
 
-    async def explain(self) -> messages.Explained:
-        """The policy in force and the last scheduling decisions. Raises `EngineUnavailable`."""
-        self._send(messages.Explain())
+    async def explain(self, steps: int = 0) -> messages.Explained:
+        """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
+        `EngineUnavailable`."""
+        self._send(messages.Explain(steps))
         return await self._answer(self._explanations)
 
     async def export(self, sequence_id: str) -> SequenceState | None:
@@ -312,10 +312,6 @@ class EngineClient:
             raise EngineUnavailable(f"the engine did not answer within {ANSWER_S:g} s") from None
         finally:
             self._exports.pop(sequence_id, None)
-
-    def shut_down(self, *, drain: bool = False) -> None:
-        """Ends the engine, after its running sequences with `drain`. Raises `EngineUnavailable`."""
-        self._send(messages.Shutdown(drain))
 
     def _stream(self, submit: Submit, received_tokens: int) -> CreditedStream:
         return CreditedStream(
@@ -407,16 +403,21 @@ class EngineClient:
         self._up = True
         self._changed.set()
         log.info("engine %s at %s is ready (pid %d)", ready.engine_id, self.address, ready.pid)
-        if self._wanted_policy not in (None, ready.policy):
-            assert self._wanted_policy is not None
-            self._policies.append(asyncio.get_running_loop().create_future())
-            self._post(messages.SetPolicy(self._wanted_policy))
+        if self._wanted_policy is not None:
+            answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            answered.add_done_callback(self._log_refused_policy)
+            self._policies.append(answered)
+            self._post(self._wanted_policy)
         if self._wanted_token_share < 1:
             self._post(messages.SetTokenBudget(self._wanted_token_share))
         pending = list(self._acknowledgements)
         self._acknowledgements.clear()
         self.acknowledge(pending)
         self._call(self.on_ready)
+
+    def _log_refused_policy(self, answered: asyncio.Future[str]) -> None:
+        if not answered.cancelled() and answered.exception() is None and answered.result():
+            log.error("engine at %s refuses its policy: %s", self.address, answered.result())
 
     def _is_new(self, ready: Ready) -> bool:
         return self.ready is None or self.ready.pid != ready.pid

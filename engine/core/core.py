@@ -4,7 +4,7 @@ Synchronous: no sockets, no threads, no tensors. `step` has six phases: predict,
 commit, learn. Commands are plain methods, called between steps.
 
 Counters. The gateway's flow controller owns the tenants' service counters. Whenever one arrives (with a
-`Submit`, or in `Counters`) it *replaces* the local value, and the engine adds the service of its own steps on
+`Submit`) it *replaces* the local value, and the engine adds the service of its own steps on
 top until the next one comes, so that two sequences of one dispatch do not rank alike for ever. An engine
 without a gateway's counter (0) keeps its own count. Charged are prompt tokens computed for the first time,
 and emitted tokens; never recomputation.
@@ -12,6 +12,7 @@ and emitted tokens; never recomputation.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from engine.messages import (
 )
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import make_policy
+from engine.scheduling.policy import DEFAULT_POLICY, make_policy
 from engine.scheduling.room import attended_tokens
 from engine.sequence import FINISHES, Sequence, SequenceStatus
 from engine.step_time.model import StepTimeModel
@@ -84,7 +85,7 @@ class TextFactory(Protocol):
 class EngineConfig:
     """Sizes and choices of an engine. Raises ValueError naming the field that makes no sense."""
 
-    policy: str = "vtc"
+    policy: str = DEFAULT_POLICY
     policy_options: PolicyOptions = field(default_factory=PolicyOptions)
     """Of the policy in force."""
     max_batched_tokens: int = 512
@@ -95,12 +96,8 @@ class EngineConfig:
     """Sequences that may wait; more are refused."""
     watermark_permille: int = 10
     """Share of the block pool that an admission leaves free."""
-    max_displacements: int = 3
-    """How often a running sequence is displaced at most."""
     prefix_caching: bool = True
     """Whether prompts with a common prefix share keys and values, within one tenant."""
-    paused_keep_s: float = 2.0
-    """How long the KV of a paused sequence is safe from others."""
 
     def __post_init__(self) -> None:
         serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
@@ -114,8 +111,6 @@ class EngineConfig:
             )
         if not 0 <= self.watermark_permille <= 500:
             raise ValueError(f"watermark_permille must be between 0 and 500, not {self.watermark_permille}")
-        if self.max_displacements < 0 or self.paused_keep_s < 0:
-            raise ValueError("max_displacements and paused_keep_s must not be negative")
 
 
 @dataclass(slots=True)
@@ -180,8 +175,6 @@ class EngineCore:
             max_batched_tokens=config.max_batched_tokens,
             max_sequences=config.max_sequences,
             watermark_blocks=runner.num_blocks * config.watermark_permille // 1000,
-            max_displacements=config.max_displacements,
-            paused_keep_s=config.paused_keep_s,
             context_tokens=runner.info.context_tokens,
             swap_block_s=runner.swap_block_s,
             swap_base_s=runner.swap_base_s,
@@ -237,11 +230,16 @@ class EngineCore:
         policy = self.table.policy
         described = policy.describe()
         choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
-        return Explained(policy.name, choices, self.table.decisions.last())
+        return Explained(
+            policy.name, choices, self.table.decisions.last(), options=self.config.policy_options.changed()
+        )
 
-    def set_policy(self, name: str) -> None:
-        """Applies another policy from the next step on. Raises `UnknownPolicy`."""
-        self.table.set_policy(make_policy(name, self.config.policy_options))
+    def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
+        """Applies another policy from the next step on; None: with the options in force. Raises ValueError
+        where it does not exist or does not go with the engine's sizes."""
+        kept = self.config.policy_options if options is None else options
+        self.config = dataclasses.replace(self.config, policy=name, policy_options=kept)
+        self.table.set_policy(make_policy(name, kept))
 
     def set_token_budget(self, share: float) -> None:
         """Limits later steps to `share` of `max_batched_tokens`, but to no less than `max_sequences`. Raises
@@ -250,11 +248,6 @@ class EngineCore:
             raise ValueError(f"a share of a step's tokens is above 0 and at most 1, not {share}")
         most, least = self.config.max_batched_tokens, self.config.max_sequences
         self.table.max_batched_tokens = min(most, max(least, round(share * most)))
-
-    def set_counters(self, counters: dict[str, int]) -> None:
-        """Replaces local service counters with the owner's."""
-        for tenant_id, value in counters.items():
-            self.table.set_counter(tenant_id, value)
 
     def export(self, sequence_id: str) -> SequenceState | None:
         """Removes a sequence and returns what another engine needs to go on with it. None: not here."""

@@ -41,14 +41,11 @@ class SequenceTable:
         max_batched_tokens: int,
         max_sequences: int,
         watermark_blocks: int = 0,
-        max_displacements: int = 3,
-        paused_keep_s: float = 2.0,
         context_tokens: int = 4096,
         swap_block_s: float = 0.0,
         swap_base_s: float = 0.0,
     ) -> None:
-        """`paused_keep_s`: how long a paused sequence's KV is safe from sequences that want to start.
-        `context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
+        """`context_tokens`: the longest sequence that the model takes. `swap_block_s`: seconds to copy one
         more block to host memory and back; `swap_base_s`: fixed time of any such copy.
         """
         self.policy = policy
@@ -58,8 +55,6 @@ class SequenceTable:
         self.max_batched_tokens = max_batched_tokens
         self.max_sequences = max_sequences
         self.watermark_blocks = watermark_blocks
-        self.max_displacements = max_displacements
-        self.paused_keep_s = paused_keep_s
         self.max_paused_blocks = max(1, pool.num_blocks * MAX_PAUSED_PERMILLE // 1000)
         self.context_tokens = context_tokens
         self.swap_block_s = swap_block_s
@@ -133,6 +128,16 @@ class SequenceTable:
         """Applies another policy from the next step on."""
         self.waiting.set_order(policy.order)
         self.policy = policy
+
+    @property
+    def max_displacements(self) -> int:
+        """How often a running sequence is displaced at most."""
+        return self.policy.options.max_displacements
+
+    @property
+    def paused_keep_s(self) -> float:
+        """How long a paused sequence's KV is safe from sequences that want to start."""
+        return self.policy.options.paused_keep_s
 
     @property
     def has_runnable(self) -> bool:

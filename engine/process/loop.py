@@ -23,6 +23,7 @@ from engine import messages
 from engine.messages import GATEWAY_LOST_S, Delta, Ready, SequenceOutcome, TenantService
 from engine.process.outcomes import OutcomeStore
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused
+from engine.scheduling.policy import options_of
 
 if TYPE_CHECKING:
     from engine.core.core import EngineCore
@@ -205,20 +206,16 @@ class EngineLoop:
             self._store.acknowledge(command.sequence_ids)
             if restored and not self._store.num_restored:
                 self._on_restored_settled()
-        elif isinstance(command, messages.Counters):
-            self._core.set_counters(command.counters)
         elif isinstance(command, messages.Collect):
             self._collects.append((session, command.adopt))
         elif isinstance(command, messages.SetPolicy):
-            self._set_policy(session, command.name)
+            self._set_policy(session, command)
         elif isinstance(command, messages.SetTokenBudget):
             self._set_token_budget(session, command.share)
         elif isinstance(command, messages.Explain):
             self._send(session, messages.encode(self._core.explain()))
-        elif isinstance(command, messages.Export):
-            self._export(session, command.sequence_id)
         else:
-            self.stop(drain_s=float("inf") if command.drain else 0.0)
+            self._export(session, command.sequence_id)
 
     def _greet(self, identity: bytes, hello: messages.Hello, now_s: float) -> None:
         answer = self._gateways.hello(identity, hello, now_s)
@@ -259,14 +256,14 @@ class EngineLoop:
             self._gateways.release(sequence_id)
         self._send(session, messages.encode(messages.Exported(sequence_id, state)))
 
-    def _set_policy(self, session: GatewaySession, name: str) -> None:
+    def _set_policy(self, session: GatewaySession, wanted: messages.SetPolicy) -> None:
         error = ""
         try:
-            self._core.set_policy(name)
-            self._ready = msgspec.structs.replace(self._ready, policy=name)
-        except (KeyError, ValueError) as failure:
+            self._core.set_policy(wanted.name, options_of(wanted.options))
+            self._ready = msgspec.structs.replace(self._ready, policy=wanted.name)
+        except ValueError as failure:
             error = str(failure)
-        self._send(session, messages.encode(messages.PolicySet(name, error)))
+        self._send(session, messages.encode(messages.PolicySet(wanted.name, error)))
 
     def _set_token_budget(self, session: GatewaySession, share: float) -> None:
         try:

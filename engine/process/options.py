@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, field
 
 from engine.bounds import Bounded
+from engine.scheduling.policy import DEFAULT_POLICY
 
 
 class EngineSettings(Bounded, frozen=True, kw_only=True):
@@ -78,9 +79,9 @@ class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     model_dir: Path
     data_dir: Path
     engine_id: str = "engine-0"
-    policy: str = "vtc"
-    policy_table: str = ""
-    """File with the batch-or-wait table that policies may look up; empty: none."""
+    policy: str = DEFAULT_POLICY
+    policy_options: str = "{}"
+    """JSON: the options of the policy that are not the defaults, by name."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, its bound and its value."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
@@ -37,7 +38,7 @@ from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pi
 from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
-from engine.scheduling.policy import options_with
+from engine.scheduling.policy import options_of
 
 MAX_SOCKET_PATH_BYTES = 107
 """What a Unix socket address can hold (sockaddr_un)."""
@@ -117,7 +118,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     try:
         config = EngineConfig(
             policy=options.policy,
-            policy_options=options_with(options.policy_table),
+            policy_options=options_of(json.loads(options.policy_options)),
             max_batched_tokens=options.max_batched_tokens,
             max_sequences=options.max_sequences,
         )

@@ -25,7 +25,7 @@ from engine.scheduling.compose.token_fair import TokenFair
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict.base import Evict
 from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
-from engine.scheduling.options import PolicyOptions
+from engine.scheduling.options import BadOption, PolicyOptions, parsed_options
 from engine.scheduling.order.base import Order, ServiceCountersLike
 from engine.scheduling.order.buckets import Buckets
 from engine.scheduling.order.dlpm import Dlpm
@@ -86,7 +86,7 @@ def _table(options: PolicyOptions) -> Admit:
     if options.batch_or_wait_table is None:
         raise NeedsTable(
             "the admit choice 'table' looks up a batch-or-wait table, and none is set: make one with"
-            " `fairgate policy solve` and name its file in the setting policy_table"
+            " `fairgate policy solve` and name its file in the setting policy.table"
         )
     return BatchOrWait(options.batch_or_wait_table, size=options.batch_size, memory=_reserve(options))
 
@@ -160,6 +160,15 @@ EVICTS: dict[str, Callable[[PolicyOptions], Evict]] = {
 """Evict choices by name."""
 
 
+CHOICES: dict[str, Mapping[str, object]] = {
+    "order": ORDERS,
+    "admit": ADMITS,
+    "compose": COMPOSES,
+    "evict": EVICTS,
+}
+"""The four decisions, each with its choices by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One choice of each of the four decisions. Choices may keep state: one policy object an engine."""
@@ -209,7 +218,7 @@ class PolicyPreset:
         options = replace(options, **own)
         return Policy(
             self.name,
-            self.order,
+            _known("order", ORDERS, options.order or self.order),
             _choice("admit", ADMITS, options.admit or self.admit)(options),
             _choice("compose", COMPOSES, options.compose or self.compose)(options),
             _choice("evict", EVICTS, options.evict or self.evict)(options),
@@ -239,6 +248,9 @@ _PRESETS = [
 POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}
 """Policies by name; each call (with `PolicyOptions`, or nothing) makes new choices."""
 
+DEFAULT_POLICY = "hybrid"
+"""What is used where nothing else was chosen."""
+
 TABLE_POLICIES: dict[str, Callable[..., Policy]] = {"table": PolicyPreset("table", "sjf", admit="table")}
 """Those that need `batch_or_wait_table`; in the order of the line that tables are solved for."""
 
@@ -263,17 +275,32 @@ def make_policy(name: str, options: PolicyOptions | None = None) -> Policy:
 
 
 def _choice(kind: str, named: Mapping[str, Callable[..., Choice]], name: str) -> Callable[..., Choice]:
+    return named[_known(kind, named, name)]
+
+
+def _known(kind: str, named: Mapping[str, object], name: str) -> str:
     if name not in named:
         raise UnknownPolicy(f"no {kind} {name!r}; there are {', '.join(sorted(named))}")
-    return named[name]
+    return name
 
 
-def options_with(path: str) -> PolicyOptions:
-    """Options with the table that is stored there; without any where `path` is empty. Raises `BadTable`, also
-    for a file that cannot be read."""
-    if not path:
-        return PolicyOptions()
+def options_of(values: Mapping[str, object]) -> PolicyOptions:
+    """Options of texts and numbers by name, with the table of the file that they name. Raises `BadOption`;
+    `BadTable`, also for a file that cannot be read."""
+    options = parsed_options(values)
+    for decision, named in CHOICES.items():
+        choice = getattr(options, decision)
+        if choice and choice not in named:
+            raise BadOption(f"no {decision} {choice!r}; there are {', '.join(sorted(named))}")
+    return with_table(options)
+
+
+def with_table(options: PolicyOptions) -> PolicyOptions:
+    """The options with the table of the file that they name. Raises `BadTable`."""
+    if not options.table or options.batch_or_wait_table is not None:
+        return options
+    path = options.table
     try:
-        return PolicyOptions(batch_or_wait_table=BatchOrWaitTable.load(Path(path)))
+        return replace(options, batch_or_wait_table=BatchOrWaitTable.load(Path(path)))
     except OSError as error:
         raise BadTable(f"{path} cannot be read: {error.strerror}; see `fairgate policy solve`") from None

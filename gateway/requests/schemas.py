@@ -146,7 +146,13 @@ class KeyRotate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class PolicyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /admin/v1/policy`."""
 
-    policy: str
+    policy: str = ""
+    options: dict[str, str | int | float] = {}
+    """Those that are not named are the defaults."""
+    template: str = ""
+    """Of the options; those named above go before it."""
+    from_settings: bool = False
+    """Gives up what is stored: the settings of each gateway count again."""
 
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")

@@ -18,7 +18,7 @@ from gateway.requests.schemas import KeyRotate, PolicyChange
 from gateway.routes import limits, prices, slo
 from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
-from gateway.routes.policy_view import MAX_DECISIONS, change_policy, policy_of
+from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
 from gateway.routes.status_view import status_of
 from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
@@ -70,14 +70,21 @@ async def ledger_verify(request: Request[Any, Any, Any]) -> Response[bytes]:
     "/admin/v1/policy",
     opt=READ,
     summary="The scheduling policy in force, and the last decisions",
-    description="For every admission and eviction: the rule, the rank in the order, and who was displaced.",
+    description="For every admission and eviction: the rule, the rank in the order, and who was displaced."
+    " With `steps`: the tokens of as many of the last steps, by tenant.",
 )
-async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20) -> Response[bytes]:
+async def policy(
+    request: Request[Any, Any, Any], decisions: FromQuery[int] = 20, steps: FromQuery[int] = 0
+) -> Response[bytes]:
     if not 0 <= decisions <= MAX_DECISIONS:
         raise errors.bad_request(
             f"Invalid 'decisions': {decisions} must be at least 0 and at most {MAX_DECISIONS}.", "decisions"
         )
-    return json_response(await policy_of(gateway_of(request), decisions))
+    if not 0 <= steps <= MAX_STEPS:
+        raise errors.bad_request(
+            f"Invalid 'steps': {steps} must be at least 0 and at most {MAX_STEPS}.", "steps"
+        )
+    return json_response(await policy_of(gateway_of(request), decisions, steps))
 
 
 @post(
@@ -85,16 +92,19 @@ async def policy(request: Request[Any, Any, Any], decisions: FromQuery[int] = 20
     status_code=200,
     opt=WRITE | {"body": PolicyChange},
     summary="Change the scheduling policy",
-    description="Takes effect with the next step; nothing that runs or waits is lost.",
+    description="Takes effect with the next step, in all gateways of the database; nothing that runs or waits"
+    " is lost. It is kept, and goes before the settings, until `from_settings` gives it up.",
 )
 async def set_policy(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = await asked(request, PolicyChange)
     gateway = gateway_of(request)
     try:
-        await change_policy(gateway, actor(request), wanted.policy)
+        await change_policy(gateway, actor(request), wanted)
     except UnknownPolicy as error:
         raise errors.bad_request(f"Invalid 'policy': {error}.", "policy") from None
-    return json_response(await policy_of(gateway, 0))
+    except ValueError as error:
+        raise errors.bad_request(f"Invalid 'options': {error}.", "options") from None
+    return await changed(request, await policy_of(gateway, 0))
 
 
 # ---------------------------------------------------------------- tenants

@@ -1,70 +1,80 @@
-"""The scheduling policy in force, its latest decisions, and its change.
+"""The scheduling policy in force, its latest decisions and steps, and its change.
 
-One name sets both: the order of the gateway's queue, and all four choices of every engine.
+One name and its options set both: the order of the gateway's queue, and all four choices of every engine.
 """
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
-from engine.scheduling.policy import UnknownPolicy, make_policy, policy_names
+from engine.scheduling.options import BadOption, parsed_options
+from engine.scheduling.policy import policy_names
+from engine.scheduling.reasons import reason
+from engine.scheduling.templates import template
 from gateway.upstream.base import Upstream, UpstreamLost
 from tenants.admin.audit import Actor
+from tenants.admin.policy import StoredPolicy
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
+    from gateway.requests.schemas import PolicyChange
 
 MAX_DECISIONS = 256
+MAX_STEPS = 4096
 
 
-async def policy_of(gateway: Gateway, decisions: int) -> dict[str, Any]:
-    """The queue's order, and each engine's choices with its latest `decisions`, oldest first."""
-    return {
-        "policy": gateway.policy,
+async def policy_of(gateway: Gateway, decisions: int, steps: int = 0) -> dict[str, Any]:
+    """The queue's order, and each engine's choices with its latest `decisions` and `steps`, oldest first."""
+    in_force = gateway.policy
+    shown: dict[str, Any] = {
+        **in_force.now.as_json(),
         "order": gateway.flow.order_name,
-        "policies": policy_names(gateway.deps.config.policy_options),
-        "engines": [await _engine(each, decisions) for each in gateway.deps.upstreams],
+        "from": "stored" if in_force.is_stored else "settings",
+        "settings": in_force.settings.as_json(),
+        "problem": in_force.problem,
+        "policies": policy_names(in_force.options),
     }
+    return shown | {"engines": [await _engine(each, decisions, steps) for each in gateway.deps.upstreams]}
 
 
-async def change_policy(gateway: Gateway, actor: Actor, name: str) -> None:
-    """Changes the policy of the queue and of every engine that is up; the others get it when they are back.
+async def change_policy(gateway: Gateway, actor: Actor, wanted: PolicyChange) -> None:
+    """Changes the policy of the queue and of every engine, here and in all gateways of the database.
 
-    Raises `UnknownPolicy` before anything has changed (`NeedsTable` where the policy needs a table), and
-    afterwards where a shared engine refuses it.
+    Raises ValueError with what is wrong, before anything has changed; `Invalid`.
     """
-    policy = make_policy(name, gateway.deps.config.policy_options)
-    for pool in gateway.pools.values():
-        pool.dispatcher.require_order(policy.order)
-    await gateway.deps.admin.note(
-        actor, "policy.set", "policy", before={"policy": gateway.policy}, after={"policy": name}
-    )
-    gateway.policy = name
-    for pool in gateway.pools.values():
-        pool.flow.set_order(policy.order)
-    refused: list[str] = []
-    for upstream in gateway.deps.upstreams:
-        if upstream.is_up:
-            with contextlib.suppress(UpstreamLost):
-                try:
-                    await upstream.set_policy(name)
-                except ValueError as error:
-                    refused.append(f"{upstream.replica_id} refuses it: {error}")
-    if refused:
-        raise UnknownPolicy(f"the queue has {name} now, but {'; '.join(refused)}")
+    if wanted.from_settings:
+        if wanted.policy or wanted.options or wanted.template:
+            raise BadOption("from_settings gives up what is stored: it takes no policy, options or template")
+        await gateway.policy.change(actor, None)
+        return
+    if not wanted.policy:
+        raise BadOption("name a policy, or from_settings")
+    asked = _template_options(gateway, wanted.template) | wanted.options
+    options = parsed_options(asked).changed()
+    await gateway.policy.change(actor, StoredPolicy(wanted.policy, options))
 
 
-async def _engine(upstream: Upstream, decisions: int) -> dict[str, Any]:
+def _template_options(gateway: Gateway, name: str) -> dict[str, Any]:
+    """The template's options for the served model; its sizes belong to an engine's start."""
+    if not name:
+        return {}
+    model = next((each.model for each in gateway.deps.upstreams if each.model is not None), None)
+    if model is None:
+        raise BadOption("a template goes by the model's length, and no engine has told one yet")
+    return template(name, model.context_tokens).options.changed()
+
+
+async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, Any]:
     shown: dict[str, Any] = {"engine_id": upstream.replica_id, "is_up": upstream.is_up}
     if not upstream.is_up:
         return shown
     try:
-        explained = await upstream.explain()
+        explained = await upstream.explain(steps)
     except UpstreamLost:
         return shown | {"is_up": False}
     return shown | {
         "policy": explained.policy,
+        "options": explained.options,
         "choices": explained.choices,
         "decisions": [
             {
@@ -74,10 +84,24 @@ async def _engine(upstream: Upstream, decisions: int) -> dict[str, Any]:
                 "sequence_id": each.sequence_id,
                 "rule": each.rule,
                 "rank": each.rank,
+                "reason": reason(each.rule, each.rank),
                 "others": each.others,
             }
             for each in explained.decisions[-decisions:]
         ]
         if decisions
         else [],
+        "steps": [
+            {
+                "step": each.step,
+                "at_s": each.at_s,
+                "slots": each.slots,
+                "decodes": each.decodes,
+                "prompts": each.prompts,
+                "left_tokens": each.left_tokens,
+                "waiting_decodes": each.waiting_decodes,
+                "waiting_prompt_tokens": each.waiting_prompt_tokens,
+            }
+            for each in explained.steps
+        ],
     }

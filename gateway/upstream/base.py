@@ -6,7 +6,7 @@ speaks OpenAI's API.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -152,9 +152,9 @@ class Upstream(Protocol):
         """Whether it came up in time."""
         ...
 
-    async def set_policy(self, name: str) -> None:
-        """Sets the scheduling policy from the next step on, and after every restart. Raises
-        `UpstreamLost`."""
+    async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
+        """Sets the scheduling policy with these options from the next step on, and after every restart.
+        Raises `UpstreamLost` (it is set when the upstream is back), and ValueError where it is refused."""
         ...
 
     def set_token_budget(self, share: float) -> None:
@@ -162,8 +162,9 @@ class Upstream(Protocol):
         the upstream has a scheduler of its own."""
         ...
 
-    async def explain(self) -> Explained:
-        """The policy in force and the last scheduling decisions. Raises `UpstreamLost`."""
+    async def explain(self, steps: int = 0) -> Explained:
+        """The policy in force, the last scheduling decisions and the tokens of the last `steps` steps. Raises
+        `UpstreamLost`."""
         ...
 
     async def collect(self, *, adopt: bool = False) -> Inventory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from engine.client import client as engine_client
@@ -95,18 +95,18 @@ class LocalEngine:
             return False
         return True
 
-    async def set_policy(self, name: str) -> None:
+    async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
         try:
-            await self._client.set_policy(name)
+            await self._client.set_policy(name, options)
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 
     def set_token_budget(self, share: float) -> None:
         self._client.set_token_budget(share)
 
-    async def explain(self) -> Explained:
+    async def explain(self, steps: int = 0) -> Explained:
         try:
-            return await self._client.explain()
+            return await self._client.explain(steps)
         except engine_client.EngineUnavailable as error:
             raise UpstreamLost(str(error)) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -22,7 +23,7 @@ from engine.client.client import EngineClient
 from engine.process.options import EngineOptions
 from engine.scheduling.batch_or_wait.table_file import BadTable
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, options_with
+from engine.scheduling.policy import NeedsTable, UnknownPolicy, make_policy, with_table
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps
@@ -37,7 +38,7 @@ from gateway.upstream.openai.upstream import OpenAIUpstream
 from ops.serving import datadir
 from ops.serving.supervisor import EngineSupervisor, SharedEngine, engine_address
 from ops.serving.upstream_pools import pools_of
-from ops.settings.settings import Settings
+from ops.settings.settings import BadSetting, Settings
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
 from tenants.directory.directory import Directory
@@ -71,6 +72,7 @@ class Running:
 
 def engine_options(settings: Settings) -> EngineOptions:
     """How the engine of these settings is started."""
+    settings = with_template(settings)
     group = asdict(settings.engine)
     return EngineOptions(
         **group
@@ -81,21 +83,40 @@ def engine_options(settings: Settings) -> EngineOptions:
         },
         model_dir=settings.model,
         data_dir=settings.data_dir,
-        policy=settings.policy,
-        policy_table=settings.resolved_policy_table,
+        policy=settings.policy.name,
+        policy_options=json.dumps(settings.policy.options.changed()),
     )
+
+
+def with_template(settings: Settings) -> Settings:
+    """The settings with what their template sets for the model. Raises `Invalid` where they do not go
+    together, or where the model does not say how long it is."""
+    if not settings.policy.template or not settings.engine.serve:
+        return settings
+    try:
+        config = json.loads((settings.model / "config.json").read_text())
+        context_tokens = int(config.get("text_config", config)["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise Invalid(
+            "template", f"the model {settings.model} does not say its max_position_embeddings in config.json"
+        ) from None
+    try:
+        return settings.templated(context_tokens)
+    except BadSetting as error:
+        raise Invalid("template", str(error)) from None
 
 
 def policy_options(settings: Settings) -> PolicyOptions:
     """Options of the policy, with the batch-or-wait table of the settings. Raises `Invalid` for a table that
     cannot be used, and for a policy that needs one where there is none."""
+    settings = with_template(settings)
     try:
-        options = options_with(settings.resolved_policy_table)
+        options = with_table(settings.policy.options)
     except BadTable as error:
-        raise Invalid("policy_table", str(error)) from None
+        raise Invalid("policy.table", str(error)) from None
     try:
-        make_policy(settings.policy, options)
-    except NeedsTable as error:
+        make_policy(settings.policy.name, options)
+    except (NeedsTable, UnknownPolicy) as error:
         raise Invalid("policy", str(error)) from None
     return options
 
@@ -104,7 +125,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     """What the gateway of these settings runs with."""
     return GatewayConfig(
         **asdict(settings.gateway),
-        policy=settings.policy,
+        policy=settings.policy.name,
         policy_options=policy_options(settings),
         data_dir=settings.data_dir,
     )
@@ -119,7 +140,7 @@ def sharing_of(settings: Settings, gateway_id: str) -> QueueSharing | None:
     if not settings.redis_url or settings.gateway.queue == "own" or not names:
         return None
     try:
-        require_shared(make_policy(settings.policy, policy_options(settings)).order)
+        require_shared(make_policy(settings.policy.name, policy_options(settings)).order)
     except UnknownPolicy as error:
         raise Invalid("policy", str(error)) from None
     return QueueSharing(settings.redis_url, gateway_id, names, settings.gateway.store_failure == "local")

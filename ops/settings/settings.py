@@ -19,11 +19,13 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 from msgspec import Meta
 
 from engine.process.options import EngineSettings
-from engine.scheduling.policy import POLICIES, TABLE_POLICIES
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import CHOICES
 from gateway.config import GatewaySettings
 from gateway.upstream.openai.config import UpstreamSettings
 from ops.settings import upstreams as upstream_settings
 from ops.settings import values
+from ops.settings.policy import PolicySettings, Templated, templated
 from tenants.pricing.pricing import DEFAULT_MULTIPLIERS, Price
 from tenants.types import Tier
 
@@ -36,6 +38,12 @@ ENVIRONMENT_PREFIX = "FAIRGATE_"
 IGNORED_PREFIX = "FAIRGATE_TEST_"
 """Variables of the test suite; no setting is ever called so."""
 CONFIG_VARIABLE = "FAIRGATE_CONFIG"
+POLICY_OPTIONS = "policy.options"
+POLICY_OPTION_FLAG = "--policy-option"
+POLICY_FLAGS = {"policy.name": "--policy", "policy.template": "--template", "policy.table": "--policy-table"}
+"""Flags that are not called as the settings are; other options of the policy share `POLICY_OPTION_FLAG`."""
+OLDER_KEYS = {"policy": "policy.name", "policy_table": "policy.table"}
+"""Keys of the file from before the table [policy]."""
 
 
 class BadSetting(Exception):
@@ -76,15 +84,6 @@ class Settings:
         values.url("redis", "rediss", "unix", example="redis://127.0.0.1:6379/0"),
         "Redis that holds the quota counters; the default keeps them in the process.",
     ] = field(default="", repr=False)
-    policy: Annotated[
-        str, values.word(*sorted(POLICIES | TABLE_POLICIES)), "Scheduling policy of queue and engine."
-    ] = "vtc"
-    policy_table: Annotated[
-        str,
-        Meta(title="a path", pattern=r"[^\0]{0,4096}"),
-        "File with a batch-or-wait table (`fairgate policy solve`), which the policy table looks up; an"
-        " engine that is shared needs the same.",
-    ] = ""
     prices: Annotated[
         dict[str, Price],
         values.prices(),
@@ -116,8 +115,11 @@ class Settings:
         Meta(title="at least 32 characters without spaces", pattern=r"(\S{32,1024})?"),
         "Secret that keys are hashed with; the default is the file pepper in the data directory.",
     ] = field(default="", repr=False)
+    policy: PolicySettings = field(default_factory=PolicySettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    given: frozenset[str] = frozenset()
+    """Names of the settings that flags, environment or file set."""
 
     @property
     def served_model_name(self) -> str:
@@ -150,16 +152,22 @@ class Settings:
         return f"postgresql+psycopg://{rest}" if scheme in ("postgresql", "postgres") else self.database_url
 
     @property
-    def resolved_policy_table(self) -> str:
-        """Absolute path of the batch-or-wait table; empty: there is none."""
-        return str(Path(self.policy_table).expanduser().absolute()) if self.policy_table else ""
-
-    @property
     def model_prices(self) -> dict[str, Price]:
         """Prices by model name: those that were set, and the shipped model's. Any other has none: a model is
         free only where a setting says so."""
         is_shipped = self.engine.serve and self.model.resolve() == SHIPPED_MODEL.resolve()
         return ({self.served_model_name: SHIPPED_PRICE} if is_shipped else {}) | self.prices
+
+    def templated(self, context_tokens: int) -> Settings:
+        """With what the template sets for a model of this length, where nothing else was set. Raises
+        `BadSetting`."""
+        if not self.policy.template:
+            return self
+        try:
+            chosen: Templated = templated(self.policy, self.engine, self.given, context_tokens)
+        except ValueError as error:
+            raise BadSetting(f"setting policy.template: {error}") from None
+        return replace(self, policy=chosen.policy, engine=chosen.engine)
 
     @property
     def tier_multipliers(self) -> dict[Tier, int]:
@@ -174,7 +182,7 @@ class SettingInfo:
     name: str
     """`port`, or `engine.threads`."""
     group: str
-    """`engine`, `gateway`, or empty."""
+    """`engine`, `gateway`, `policy`, `policy.options`, or empty."""
     field: str
     """Its attribute in the group's struct."""
     kind: values.ValueKind[Any]
@@ -186,17 +194,23 @@ class SettingInfo:
     @property
     def flag(self) -> str:
         """The command-line flag."""
+        if self.name in POLICY_FLAGS:
+            return POLICY_FLAGS[self.name]
+        if self.group == POLICY_OPTIONS:
+            return f"{POLICY_OPTION_FLAG} {self.field}"
         return "--" + self.name.replace(".", "-").replace("_", "-")
 
     @property
     def variable(self) -> str:
         """The environment variable."""
+        if self.name == "policy.name":
+            return ENVIRONMENT_PREFIX + "POLICY"
         return ENVIRONMENT_PREFIX + self.name.replace(".", "_").upper()
 
     @property
     def default_text(self) -> str:
         """The default as a setting's text; empty where it is derived."""
-        is_derived = self.default == SHIPPED_MODEL or self.default in ((), {})
+        is_derived = self.default == SHIPPED_MODEL or self.default in ((), {}, None, "")
         return "" if is_derived else self.kind.shown(self.default)
 
 
@@ -210,16 +224,22 @@ def _rows(settings: object, group: str = "") -> list[SettingInfo]:
     for attribute, hint in get_type_hints(cls, include_extras=True).items():
         default = getattr(settings, attribute)
         if get_origin(hint) is Annotated:
-            name = f"{group}{'.' if group else ''}{names.get(attribute, attribute)}"
+            prefix = group.partition(".")[0]
+            name = f"{prefix}{'.' if prefix else ''}{names.get(attribute, attribute)}"
             [help_text] = [mark for mark in hint.__metadata__ if isinstance(mark, str)]
             rows.append(
                 SettingInfo(
-                    name, group, attribute, values.kind_of(hint), default, help_text, attribute in secrets
+                    name, group, attribute, _kind(name, hint), default, help_text, attribute in secrets
                 )
             )
         else:
-            rows += _rows(default, attribute)
+            rows += _rows(default, f"{group}{'.' if group else ''}{attribute}")
     return rows
+
+
+def _kind(name: str, hint: Any) -> values.ValueKind[Any]:
+    choices = CHOICES.get(name.removeprefix("policy."))
+    return values.kind_of(hint) if choices is None else values.word(*sorted(choices))
 
 
 SETTINGS: tuple[SettingInfo, ...] = tuple(_rows(Settings()))
@@ -245,12 +265,26 @@ def load(
     for name, value in (flags or {}).items():
         if value is not None:
             raw[name] = (_as_text(value), f"flag {_info(name).flag}")
-    parsed: dict[str, dict[str, Any]] = {"": {}, "engine": {}, "gateway": {}}
+    parsed: dict[str, dict[str, Any]] = {
+        "": {},
+        "engine": {},
+        "gateway": {},
+        "policy": {},
+        POLICY_OPTIONS: {},
+    }
     for name, (text, source) in raw.items():
         row = _info(name)
         parsed[row.group][row.field] = _parse(row, text, source)
+    if table := parsed[POLICY_OPTIONS].get("table"):
+        parsed[POLICY_OPTIONS]["table"] = str(Path(table).expanduser().absolute())
+    try:
+        options = PolicyOptions(**parsed[POLICY_OPTIONS])
+    except ValueError as error:
+        raise BadSetting(f"settings of the policy: {error}") from None
     settings = Settings(
         **parsed[""],
+        given=frozenset(raw),
+        policy=PolicySettings(**parsed["policy"], options=options),
         engine=EngineSettings(**parsed["engine"]),
         gateway=GatewaySettings(**parsed["gateway"]),
     )
@@ -266,7 +300,7 @@ def _info(name: str) -> SettingInfo:
     for row in SETTINGS:
         if row.name == name:
             return row
-    raise BadSetting(f"unknown setting {name!r}")
+    raise BadSetting(f"unknown setting {name!r}{_nearest(name, [row.name for row in SETTINGS])}")
 
 
 def _parse(row: SettingInfo, text: str, source: str) -> Any:
@@ -305,6 +339,14 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
     known = {row.name for row in SETTINGS}
     groups = {name.partition(".")[0] for name in known if "." in name}
     found: dict[str, tuple[str, str]] = {}
+    if "policy_table" in document and isinstance(document.get("policy"), dict):
+        raise BadSetting(
+            f"config file {config_file} has the table [policy] and the older key policy_table: move it there,"
+            f" as `table = {document['policy_table']!r}`"
+        )
+    for older, name in OLDER_KEYS.items():
+        if isinstance(document.get(older), str):
+            found[name] = (document.pop(older), f"file {config_file}, key {older}")
     for key, value in document.items():
         items = (
             {f"{key}.{inner}": item for inner, item in value.items()}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -48,6 +49,8 @@ class Unaccepted(ValueError):
 def kind_of(hint: Any) -> ValueKind[Any]:
     """The kind of a field: a `ValueKind` in its annotation, or what follows from its type and bounds."""
     base, *marks = get_args(hint)
+    if isinstance(base, UnionType):  # or not set
+        [base] = [each for each in get_args(base) if each is not NoneType]
     for mark in marks:
         if isinstance(mark, ValueKind):
             return mark
@@ -65,6 +68,8 @@ def kind_of(hint: Any) -> ValueKind[Any]:
             return _whole(low, high, lambda number: number * 86_400.0, lambda value: round(value / 86_400))
         case builtins.int, _:
             return _whole(low, high, int, int)
+        case builtins.float, "ratio":
+            return _number(f"a number from {low:g} to {high:g}", low, high, float, lambda value: f"{value:g}")
         case builtins.float, _:
             accepts = f"a number of seconds from {low:g} to {high:g}"
             return _number(accepts, low, high, float, lambda value: f"{value:g}")

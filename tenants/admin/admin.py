@@ -1,7 +1,8 @@
 """Admin acts on tenants, projects and keys; `Admin` has these and all others.
 
 Every act of command line and API is a method of `Admin`, and one transaction with its audit row
-(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `prices.py` and `slos.py`.
+(`transaction.py`). Acts on limits, prices and targets are in `limits.py`, `policy.py`, `prices.py` and
+`slos.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
 from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
+from tenants.admin.policy import PolicyCommands
 from tenants.admin.prices import PriceCommands
 from tenants.admin.slos import SloCommands
 from tenants.admin.transaction import Change
@@ -51,7 +53,7 @@ class TenantView:
         }
 
 
-class Admin(LimitCommands, PriceCommands, SloCommands):
+class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
     """Every admin act."""
 
     # ------------------------------------------------------------ tenants and projects

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,19 +31,20 @@ def complete(server: Server, key: str, prompt: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def back_to_vtc(server: Server) -> Any:
+def back_to_settings(server: Server) -> Any:
     yield
-    policy(server, "set", "vtc")
+    policy(server, "set", "--from-settings")
 
 
-@pytest.mark.usefixtures("back_to_vtc")
+@pytest.mark.usefixtures("back_to_settings")
 def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Server) -> None:
     key = server.tenant("policies")
-    result = policy(server, "set", "hybrid", "--json")
+    result = policy(server, "set", "vtc", "--option", "order=hybrid", "--option", "slots=16", "--json")
     assert result.exit_code == 0, result.output
     changed = json.loads(result.stdout)
-    assert (changed["policy"], changed["order"]) == ("hybrid", "hybrid")
+    assert (changed["policy"], changed["order"], changed["from"]) == ("vtc", "hybrid", "stored")
     assert changed["engines"][0]["choices"]["order"] == "hybrid"
+    assert changed["engines"][0]["options"] == changed["options"] == {"order": "hybrid", "slots": 16}
     account = complete(server, key, "a question that nobody asked before")["fairgate"]
     (admitted,) = account["scheduling"]
     assert (admitted["kind"], admitted["others"]) == ("admit", 0)
@@ -51,14 +54,78 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
     last = shown["engines"][0]["decisions"][-1]
     assert last["sequence_id"].startswith(account["request_id"])
     assert last["rank"] == admitted["rank"]
-    assert "admit" in policy(server, "show").stdout
+    assert last["reason"].startswith("tier standard; then least served tenant (counter ")
+    told = policy(server, "show").stdout
+    assert "policy vtc (order=hybrid, slots=16) (the queue's order: hybrid)" in told
+    assert "the settings say hybrid" in told
+    back = json.loads(policy(server, "set", "--from-settings", "--json").stdout)
+    assert (back["policy"], back["from"], back["engines"][0]["options"]) == ("hybrid", "settings", {})
 
 
 def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Server) -> None:
     result = policy(server, "set", "lottery")
     assert result.exit_code == 1
     assert "no policy 'lottery'; there are buckets" in result.output
-    assert json.loads(policy(server, "show", "--json").stdout)["policy"] == "vtc"
+    assert json.loads(policy(server, "show", "--json").stdout)["policy"] == "hybrid"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("vtc", "--option", "slot=16"), "no option 'slot'; there are order, admit"),
+        (("vtc", "--option", "batch_size=4097"), "option batch_size takes a whole number from 0 to 4096"),
+        (("vtc", "--option", "order=lottery"), "no order 'lottery'; there are buckets"),
+        (("vtc", "--option", "table=/no/such/table"), "/no/such/table cannot be read"),
+        (("vtc", "--template", "fast"), "no template 'fast'; there are interactive"),
+    ],
+)
+@pytest.mark.usefixtures("back_to_settings")
+def test_an_option_that_is_not_understood_is_named_and_nothing_changes(
+    server: Server, arguments: tuple[str, ...], message: str
+) -> None:
+    result = policy(server, "set", *arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    shown = json.loads(policy(server, "show", "--json").stdout)
+    assert (shown["policy"], shown["options"], shown["engines"][0]["options"]) == ("hybrid", {}, {})
+
+
+@pytest.mark.usefixtures("back_to_settings")
+def test_a_template_sets_options_by_the_models_length(server: Server) -> None:
+    changed = json.loads(policy(server, "set", "vtc", "--template", "interactive", "--json").stdout)
+    assert changed["options"]["max_num_partial_prefills"] == 2
+    assert changed["options"]["long_prefill_token_threshold"] > 0
+
+
+def test_a_stored_policy_goes_before_the_settings_at_the_next_start(tmp_path: Path, chat_model: Path) -> None:
+    server = Server(tmp_path / "data", chat_model, ["--policy", "fcfs"])
+    try:
+        server.start()
+        assert policy(server, "set", "vtc", "--option", "slots=5").exit_code == 0
+        server.stop()
+        server.start()
+        shown = json.loads(policy(server, "show", "--json").stdout)
+        assert (shown["policy"], shown["options"], shown["from"]) == ("vtc", {"slots": 5}, "stored")
+        assert shown["settings"] == {"policy": "fcfs", "options": {}}
+        assert shown["engines"][0]["options"] == {"slots": 5}
+        assert "the stored policy vtc (slots=5) is in force, and the settings say fcfs" in server.log()
+        server.engine().kill()
+        wait_until_engine_is_back(server)
+        shown = json.loads(policy(server, "show", "--json").stdout)
+        assert shown["engines"][0]["options"] == {"slots": 5}, "an engine that restarts has it, too"
+    finally:
+        server.stop()
+
+
+def wait_until_engine_is_back(server: Server) -> None:
+    before = server.status()["engines"][0]["pid"]
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        shown = json.loads(policy(server, "show", "--json").stdout)["engines"][0]
+        if shown["is_up"] and server.status()["engines"][0]["pid"] != before:
+            return
+        time.sleep(0.2)
+    raise AssertionError(server.log())
 
 
 def test_a_prompt_that_begins_like_an_earlier_one_of_its_tenant_is_found_in_the_cache(server: Server) -> None:

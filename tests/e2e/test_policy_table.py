@@ -51,7 +51,7 @@ def test_requests_are_admitted_by_the_table(batching: Server) -> None:
 def test_without_a_table_the_policy_is_refused_and_nothing_changes(server: Server) -> None:
     result = policy(server, "set", "table")
     assert result.exit_code == 1
-    assert "name its file in the setting policy_table" in result.output
+    assert "name its file in the setting policy.table" in result.output
     shown = json.loads(policy(server, "show", "--json").stdout)
     assert shown["policy"] != "table"
     assert "table" not in shown["policies"]

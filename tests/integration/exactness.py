@@ -25,6 +25,7 @@ from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo, SamplingParams, SequenceOutcome, Submit
 from engine.model.runner import TorchRunner
+from engine.scheduling.options import PolicyOptions
 from engine.sequence import Sequence as EngineSequence
 from engine.sequence import SequenceStatus
 
@@ -194,7 +195,7 @@ def run_engine(
         max_sequences=run.max_sequences,
         watermark_permille=0,
         prefix_caching=run.prefix_caching,
-        paused_keep_s=0.3,
+        policy_options=PolicyOptions(paused_keep_s=0.3),
     )
     core = EngineCore(WatchedRunner(runner, run, met), NoText(), config, lambda: clock[0])
     arriving = generator.sample(list(jobs), len(jobs))

@@ -179,7 +179,7 @@ async def test_a_stopping_engine_takes_nothing_new_and_ends_once_its_outcomes_ar
         running = client.submit(sequence(6, lease_tokens=3))
         for _ in range(3):
             await anext(running)
-        client.shut_down(drain=True)
+        engine.loop.stop(float("inf"))
         with pytest.raises(SubmitRefused, match="shutting down"):
             await anext(client.submit(sequence(3)))
         client.top_up(running.sequence_id, 6)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from engine.core.core import EngineConfig
 from engine.messages import Delta, Submit
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import POLICIES
 from engine.sequence import SequenceStatus
 from engine.virtual.replica import VirtualReplica
@@ -53,8 +54,7 @@ class History:
             policy=self.policy,
             max_batched_tokens=self.rng.choice((6, 11, 40)),
             max_sequences=self.rng.choice((3, 6)),
-            max_displacements=2,
-            paused_keep_s=0.05,
+            policy_options=PolicyOptions(max_displacements=2, paused_keep_s=0.05),
         )
         self.replica = VirtualReplica(
             self.config,

@@ -15,6 +15,7 @@ import pytest
 
 from engine.core.core import EngineConfig
 from engine.messages import SequenceOutcome, Submit
+from engine.scheduling.options import PolicyOptions
 from engine.virtual.replica import VirtualReplica
 
 BLOCK_TOKENS = 4
@@ -32,8 +33,7 @@ class History:
                 policy=policy,
                 max_batched_tokens=self.random.choice((6, 17, 60)),
                 max_sequences=self.random.choice((3, 6)),
-                max_displacements=2,
-                paused_keep_s=0.05,
+                policy_options=PolicyOptions(max_displacements=2, paused_keep_s=0.05),
             ),
             num_blocks=self.num_blocks,
             block_tokens=BLOCK_TOKENS,

@@ -102,12 +102,17 @@ class Server:
 
     def _start_engine(self, flags: list[str]) -> None:
         """The engine that a server with these flags starts, where it starts one, is there before it."""
-        chosen = dict(zip(flags[::2], flags[1::2], strict=True))
-        file = chosen.pop("--config", None)
         named = {row.flag: row.name for row in SETTINGS}
-        settings = load(
-            {named[flag]: value for flag, value in chosen.items()}, config_file=Path(file) if file else None
-        )
+        file, chosen = None, {}
+        for flag, value in zip(flags[::2], flags[1::2], strict=True):
+            if flag == "--config":
+                file = Path(value)
+            elif flag == "--policy-option":
+                name, _, value = value.partition("=")
+                chosen[f"policy.{name}"] = value
+            else:
+                chosen[named[flag]] = value
+        settings = load(chosen, config_file=file)
         if settings.engine.serve and not settings.engine.address:
             self.adopted = engine_to_adopt(engine_options(settings))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -191,13 +191,13 @@ class OpenAIUpstream:
     def acknowledge(self, sequence_ids: Sequence[str]) -> None:
         """Does nothing: no outcome is kept."""
 
-    async def set_policy(self, name: str) -> None:
+    async def set_policy(self, name: str, options: Mapping[str, str | int | float]) -> None:
         """Does nothing: the server has its own."""
 
     def set_token_budget(self, share: float) -> None:
         """Does nothing: the server has its own."""
 
-    async def explain(self) -> Explained:
+    async def explain(self, steps: int = 0) -> Explained:
         raise UpstreamLost("it does not tell its decisions")
 
     async def collect(self, *, adopt: bool = False) -> Inventory:

@@ -74,7 +74,7 @@ def list_policies() -> None:
             ],
         )
         for name in needing:
-            click.echo(f"{name}: needs a table (`fairgate policy solve`) in the setting policy_table")
+            click.echo(f"{name}: needs a table (`fairgate policy solve`) in the setting policy.table")
 
     answer({"policies": described, "need_table": needing}, text)
 
@@ -82,26 +82,32 @@ def list_policies() -> None:
 def _options() -> PolicyOptions:
     """Policy options, with the table that the settings name."""
     from engine.scheduling.batch_or_wait.table_file import BadTable
-    from engine.scheduling.policy import options_with
+    from engine.scheduling.options import PolicyOptions
+    from engine.scheduling.policy import with_table
 
     try:
-        return options_with(settings_now().resolved_policy_table)
+        return with_table(PolicyOptions(table=settings_now().policy.options.table))
     except BadTable as error:
-        raise Failure(f"setting policy_table: {error}") from None
+        raise Failure(f"setting policy.table: {error}") from None
 
 
 @policy.command()
 @click.argument("name")
 def explain(name: str) -> None:
-    """What each of the four choices of policy NAME does, in its own words.
+    """What each of the four choices of policy NAME does, its options, what it promises and when it loses.
 
     \b
     --json answers:
-      {"policy": "vtc", "claims": ["exactness", …], "options": {},
-       "choices": [{"decision": "order", "choice": "vtc", "rule": "Who has had the least service? …"}, …]}
+      {"policy": "vtc", "made_for": "a calm tenant …", "loses_when": "tenants differ …",
+       "claims": ["exactness", …], "options": {},
+       "choices": [{"decision": "order", "choice": "vtc", "rule": "Who has had the least service? …"}, …],
+       "all_options": [{"option": "slots", "value": 0, "default": 0, "takes": "a whole number from 0 to …",
+       "help": "Decode tokens …"}, …]}
     """
     from engine.scheduling.counters import ServiceCounters
-    from engine.scheduling.policy import UnknownPolicy, make_order, make_policy
+    from engine.scheduling.options import OPTIONS
+    from engine.scheduling.policy import CHOICES, UnknownPolicy, make_order, make_policy
+    from engine.scheduling.reasons import CLAIM_WORDS, PURPOSES
 
     try:
         made = make_policy(name, _options())
@@ -123,10 +129,52 @@ def explain(name: str) -> None:
         for choice in choices:
             click.secho(f"{choice['decision']}: {choice['choice']}", bold=True)
             click.echo("  " + choice["rule"].replace("\n", "\n  ").replace("\n  \n", "\n\n") + "\n")
-        click.echo(f"{name} promises: {', '.join(described['claims'])}")
+        for claim in described["claims"]:
+            click.echo(f"{name} promises {CLAIM_WORDS[claim]}")
+        click.echo(f"{name} is made for: {made_for}")
+        click.echo(f"{name} loses when: {loses_when}\n")
+        table(
+            "options (`fairgate policy set " + name + " --option NAME=VALUE`)",
+            ("option", "value", "default", "takes", "meaning"),
+            [
+                (each["option"], _shown(each["value"]), _shown(each["default"]), each["takes"], each["help"])
+                for each in options
+            ],
+        )
 
-    claims, options = described["claims"], described["options"]
-    answer({"policy": name, "claims": claims, "options": options, "choices": choices}, text)
+    made_for, loses_when = PURPOSES[name]
+    options = [
+        {
+            "option": option.name,
+            "value": getattr(made.options, option.name),
+            "default": option.default,
+            "takes": f"one of {', '.join(sorted(CHOICES[option.name]))}"
+            if option.name in CHOICES
+            else option.accepts,
+            "help": option.help,
+        }
+        for option in OPTIONS.values()
+    ]
+    report = {
+        "policy": name,
+        "made_for": made_for,
+        "loses_when": loses_when,
+        "claims": described["claims"],
+        "options": described["options"],
+        "choices": choices,
+        "all_options": options,
+    }
+    answer(report, text)
+
+
+def _shown(value: object) -> str:
+    return (
+        "the policy's own"
+        if value in (None, "")
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _rule(choice: type) -> str:

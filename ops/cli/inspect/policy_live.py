@@ -12,38 +12,83 @@ from ops.reporting import table
 
 @click.command(cls=Command)
 @click.option(
-    "--decisions", type=click.IntRange(0, 256), default=20, show_default=True, help="How many of the last."
+    "--decisions",
+    type=click.IntRange(0, 256),
+    default=20,
+    show_default=True,
+    help="How many of the last decisions.",
 )
-def show(decisions: int) -> None:
-    """The policy in force, and the last decisions of each engine.
+@click.option(
+    "--steps",
+    type=click.IntRange(0, 4096),
+    default=0,
+    show_default=True,
+    help="How many of the last steps, each with its tokens by tenant.",
+)
+def show(decisions: int, steps: int) -> None:
+    """The policy in force, and the last decisions and steps of each engine.
 
-    For every admission and every eviction: the rule that chose, the rank in the order (the smaller, the
-    earlier), and who was displaced or who it gave way to.
+    For every admission and every eviction: the rule that chose, its reason in words, and which sequences were
+    displaced or gave way. It also says whether the policy comes from the settings, or was stored by `fairgate
+    policy set`, and where the two differ.
 
     \b
     --json answers:
-      {"policy": "hybrid", "order": "hybrid", "policies": ["drr", ...], "engines": [{"engine_id": "engine-0",
-       "is_up": true, "policy": "hybrid", "choices": {"order": "hybrid", "admit": "peak", ...},
+      {"policy": "hybrid", "options": {}, "order": "hybrid", "from": "settings",
+       "settings": {"policy": "hybrid", "options": {}}, "problem": "", "policies": ["drr", ...],
+       "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {}, "choices": {"order": "hybrid", "admit": "peak", ...},
        "decisions": [{"step": 17, "at_s": 3.2, "kind": "admit", "sequence_id": "...", "rule": "...",
-       "rank": [1, 0, 12.5], "others": []}]}]}
+       "rank": [1, 0, 12.5], "reason": "first by ...", "others": []}], "steps": [{"step": 17, "at_s": 3.2,
+       "slots": 16, "decodes": {"ten_1": 4}, "prompts": {}, "left_tokens": 508, "waiting_decodes": {},
+       "waiting_prompt_tokens": {}}]}]}
     """
-    _print(_ask("GET", f"?decisions={decisions}"))
+    _print(_ask("GET", f"?decisions={decisions}&steps={steps}"))
 
 
 @click.command("set", cls=Command)
-@click.argument("name")
-def set_policy(name: str) -> None:
+@click.argument("name", required=False)
+@click.option(
+    "--option",
+    "options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An option, such as slots=16; may be given several times. Others are the defaults.",
+)
+@click.option(
+    "--template",
+    metavar="TEMPLATE",
+    help="Options for one kind of load: interactive, throughput or long-context. (Its sizes belong to the"
+    " start.)",
+)
+@click.option(
+    "--from-settings", is_flag=True, help="Give up what is stored: the settings of each gateway count again."
+)
+def set_policy(name: str | None, options: tuple[str, ...], template: str | None, from_settings: bool) -> None:
     """Changes the policy of the running server, from its next step on.
 
-    Nothing that waits or runs is lost. It holds until the server stops; the setting `policy` decides what it
-    starts with. `fairgate policy list` has the names.
+    Nothing that waits or runs is lost. It is stored in the database: all gateways take it over within a
+    second, and it goes before the settings at every later start, until `--from-settings`. `fairgate policy
+    list` has the names, `fairgate policy explain NAME` the options.
 
     \b
       fairgate policy set srpt
+      fairgate policy set vtc --option slots=16 --option cap_tokens=128
+      fairgate policy set --from-settings
     --json answers what `policy show --decisions 0` does:
-      {"policy": "srpt", "order": "srpt", "policies": ["drr", ...], "engines": [...]}
+      {"policy": "srpt", "options": {}, "order": "srpt", "from": "stored", "policies": ["drr", ...],
+       "engines": [...]}
     """
-    _print(_ask("POST", body={"policy": name}))
+    if from_settings == (name is not None):
+        raise click.UsageError("name a policy, or --from-settings")
+    body: dict[str, Any] = {"policy": name or "", "template": template or "", "from_settings": from_settings}
+    _print(_ask("POST", body=body | {"options": dict(_named(option) for option in options)}))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.UsageError(f"--option {text!r} is not NAME=VALUE")
+    return name.strip().replace("-", "_"), value.strip()
 
 
 def _ask(method: str, query: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -70,9 +115,33 @@ def _ask(method: str, query: str = "", body: dict[str, Any] | None = None) -> di
     return shown
 
 
+def _headline(shown: dict[str, Any]) -> list[str]:
+    """The policy, where it comes from, and what the settings say otherwise."""
+    lines = [f"policy {_described(shown)} (the queue's order: {shown['order']})"]
+    if shown["problem"]:
+        lines.append(shown["problem"])
+    if shown["from"] == "stored":
+        lines.append("stored by `fairgate policy set`; it goes before the settings")
+        if shown["settings"] != {"policy": shown["policy"], "options": shown["options"]}:
+            lines.append(
+                f"the settings say {_described(shown['settings'])} (`fairgate policy set --from-settings`)"
+            )
+    return lines
+
+
+def _described(policy: dict[str, Any]) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in policy["options"].items())
+    return f"{policy['policy']} ({options})" if options else str(policy["policy"])
+
+
+def _by_tenant(tokens: dict[str, int]) -> str:
+    return " ".join(f"{tenant} {number}" for tenant, number in tokens.items())
+
+
 def _print(shown: dict[str, Any]) -> None:
     def text() -> None:
-        click.echo(f"policy {shown['policy']} (the queue's order: {shown['order']})")
+        for line in _headline(shown):
+            click.echo(line)
         for engine in shown["engines"]:
             if not engine["is_up"]:
                 click.echo(f"engine {engine['engine_id']} is down")
@@ -82,17 +151,42 @@ def _print(shown: dict[str, Any]) -> None:
             if engine["decisions"]:
                 table(
                     "last decisions",
-                    ("step", "what", "sequence", "rule", "rank", "displaced / gave way to"),
+                    ("step", "what", "sequence", "rule", "reason", "displaced / gave way to"),
                     [
                         (
                             each["step"],
                             each["kind"],
                             each["sequence_id"],
                             each["rule"],
-                            " ".join(f"{number:.6g}" for number in each["rank"]),
+                            each["reason"],
                             " ".join(each["others"]),
                         )
                         for each in engine["decisions"]
+                    ],
+                )
+            if engine["steps"]:
+                table(
+                    "last steps, tokens by tenant",
+                    (
+                        "step",
+                        "slots",
+                        "answers",
+                        "prompts",
+                        "left",
+                        "answers that waited",
+                        "prompt tokens to come",
+                    ),
+                    [
+                        (
+                            each["step"],
+                            each["slots"],
+                            _by_tenant(each["decodes"]),
+                            _by_tenant(each["prompts"]),
+                            each["left_tokens"],
+                            _by_tenant(each["waiting_decodes"]),
+                            _by_tenant(each["waiting_prompt_tokens"]),
+                        )
+                        for each in engine["steps"]
                     ],
                 )
 

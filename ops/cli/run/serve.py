@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from engine.scheduling.options import OPTIONS
 from ops.cli.base import Command, settings_now, wants_json
-from ops.settings.settings import SETTINGS, SettingInfo
+from ops.settings.settings import POLICY_OPTION_FLAG, SETTINGS, SettingInfo
 
 if TYPE_CHECKING:
     from ops.serving.serve import Started
@@ -28,7 +29,21 @@ def _option(row: SettingInfo) -> click.Option:
     )
 
 
-def _serve(**flags: Any) -> None:
+def _policy_options(given: tuple[str, ...]) -> dict[str, str]:
+    """Settings of `NAME=VALUE` texts."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise click.UsageError(
+                f"{POLICY_OPTION_FLAG} {text!r} is not NAME=VALUE; `fairgate policy explain NAME` lists the"
+                " options"
+            )
+        found[f"policy.{name.strip().replace('-', '_')}"] = value
+    return found
+
+
+def _serve(policy_option: tuple[str, ...], **flags: Any) -> None:
     """Starts gateway and engine, and serves until SIGTERM or Ctrl-C.
 
     \b
@@ -43,7 +58,8 @@ def _serve(**flags: Any) -> None:
       {"url": "http://127.0.0.1:8000", "docs_url": "http://127.0.0.1:8000/docs", "model": "fairgate-demo",
        "data_dir": "/…/fairgate-data", "owner_key": "fg_live_… at the first start, else null"}
     """
-    settings = settings_now({name.replace("__", "."): value for name, value in flags.items()})
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    settings = settings_now(named | _policy_options(policy_option))
     from ops.serving.serve import serve as run
 
     as_json = wants_json()
@@ -77,5 +93,15 @@ serve = Command(
     "serve",
     callback=_serve,
     help=_serve.__doc__,
-    params=[_option(row) for row in SETTINGS if row.name not in ALREADY_COMMON],
+    params=[
+        *(_option(row) for row in SETTINGS if row.name not in ALREADY_COMMON and " " not in row.flag),
+        click.Option(
+            [POLICY_OPTION_FLAG],
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="An option of the policy, such as slots=16; may be given several times. Options: "
+            + ", ".join(OPTIONS)
+            + " (`fairgate policy explain NAME` tells their bounds and defaults).",
+        ),
+    ],
 )

@@ -10,7 +10,8 @@ from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.entry import COUNTER_SCALE
 from engine.messages import Delta, SamplingParams, SequenceState, Submit, decode_event, encode
-from engine.scheduling.policy import UnknownPolicy
+from engine.scheduling.options import PolicyOptions
+from engine.scheduling.policy import DEFAULT_POLICY, UnknownPolicy
 from engine.virtual.replica import (
     EOS_TOKEN_ID,
     VOCABULARY,
@@ -367,7 +368,6 @@ def test_a_full_queue_refuses() -> None:
         ({"max_waiting": 0}, "max_waiting"),
         ({"max_sequences": 600}, "every running sequence needs a token"),
         ({"watermark_permille": 501}, "watermark_permille"),
-        ({"max_displacements": -1}, "max_displacements"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_named(changes: dict[str, object], names: str) -> None:
@@ -384,7 +384,7 @@ def test_a_gateways_counter_replaces_the_local_one_and_own_service_comes_on_top(
     assert replica.core.counters.value("tenant") == 500 * COUNTER_SCALE
     step(replica)
     assert replica.core.counters.value("tenant") == (500 + 3 + 2) * COUNTER_SCALE
-    replica.core.set_counters({"tenant": 80})
+    replica.core.table.set_counter("tenant", 80)
     assert replica.core.counters.value("tenant") == 80, "an owner may also correct downwards"
 
 
@@ -398,12 +398,24 @@ def test_a_gateways_counters_decide_who_is_next() -> None:
 
 def test_the_policy_can_be_changed_by_name() -> None:
     replica = make_replica()
-    assert replica.core.policy == "vtc"
-    replica.core.set_policy("fcfs")
+    assert replica.core.policy == DEFAULT_POLICY
+    replica.core.set_policy("fcfs", PolicyOptions(slots=7, max_displacements=1))
     assert replica.core.policy == "fcfs"
+    assert replica.core.explain().options == {"slots": 7, "max_displacements": 1}
+    assert replica.core.table.max_displacements == 1
     with pytest.raises(UnknownPolicy, match=r"no policy .lottery.; there are"):
         replica.core.set_policy("lottery")
     assert replica.core.policy == "fcfs"
+    replica.core.set_policy("sjf")
+    assert replica.core.explain().options == {"slots": 7, "max_displacements": 1}, "the options stay"
+
+
+def test_a_policy_that_does_not_go_with_the_sizes_is_refused() -> None:
+    config = EngineConfig("vtc", PolicyOptions(compose="slack"), max_sequences=64, max_batched_tokens=32)
+    replica = VirtualReplica(config, num_blocks=16, block_tokens=4)
+    with pytest.raises(ValueError, match="every running sequence needs a token of each step"):
+        replica.core.set_policy("vtc", PolicyOptions(compose="decode-first"))
+    assert replica.core.explain().choices["compose"] == "slack"
 
 
 def test_a_token_budget_makes_chunks_smaller_but_leaves_a_token_for_everybody() -> None:
@@ -532,7 +544,7 @@ def test_a_counter_from_a_dispatch_long_ago_is_not_taken_over() -> None:
     here.submit(make_submit(counter=7))
     state = here.core.export("s")
     assert state is not None
-    there.core.set_counters({"tenant": 900})
+    there.core.table.set_counter("tenant", 900)
     assert there.core.import_(state) is None
     assert there.core.counters.value("tenant") == 900
 

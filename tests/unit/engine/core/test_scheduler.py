@@ -16,6 +16,7 @@ from engine.messages import Submit
 from engine.scheduling.admit.reserve import prompt_only
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.policy import make_policy
 from engine.sequence import Sequence, SequenceStatus
@@ -26,7 +27,11 @@ PROMPT_ONLY = replace(make_policy("vtc"), admit=prompt_only())
 
 def make_table(num_blocks: int = 100, **changes: object) -> SequenceTable:
     values: dict[str, object] = {"max_batched_tokens": 32, "max_sequences": 4}
-    return SequenceTable(PROMPT_ONLY, KvCache(num_blocks, 4), ServiceCounters(), **{**values, **changes})  # type: ignore[arg-type]
+    of_policy = {
+        name: changes.pop(name) for name in ("max_displacements", "paused_keep_s") if name in changes
+    }
+    policy = replace(PROMPT_ONLY, options=PolicyOptions(**of_policy))  # type: ignore[arg-type]
+    return SequenceTable(policy, KvCache(num_blocks, 4), ServiceCounters(), **{**values, **changes})  # type: ignore[arg-type]
 
 
 def add(

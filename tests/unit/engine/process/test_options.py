@@ -13,7 +13,9 @@ GIVEN: dict[str, Any] = {"model_dir": Path("/models/m"), "data_dir": Path("/data
 
 
 def test_options_come_back_from_their_arguments() -> None:
-    options = EngineOptions(**GIVEN, collect_lengths=True, num_blocks=7, orphan_s=1.5, policy_table="")
+    options = EngineOptions(
+        **GIVEN, collect_lengths=True, num_blocks=7, orphan_s=1.5, policy_options='{"slots": 4}'
+    )
     assert EngineOptions.of_arguments(options.arguments()) == options
     assert options.arguments()[options.arguments().index("--data-dir") + 1] == "/data"
 

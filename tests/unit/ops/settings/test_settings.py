@@ -30,7 +30,7 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
     config = write(tmp_path / "f.toml", 'port = 1\nhost = "file"\nlog_level = "debug"\npolicy = "fcfs"\n')
     environment = {"FAIRGATE_PORT": "2", "FAIRGATE_HOST": "environment", "HOME": "/nowhere"}
     settings = load({"port": 3, "host": None}, environment, config)
-    assert (settings.port, settings.host, settings.policy) == (3, "environment", "fcfs")
+    assert (settings.port, settings.host, settings.policy.name) == (3, "environment", "fcfs")
     assert settings.engine == Settings().engine
 
 

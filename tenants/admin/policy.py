@@ -1,0 +1,93 @@
+"""Admin acts on the stored scheduling policy.
+
+One row of the settings for its name and one for each option, so that each fits. What a name or an option
+means is the scheduler's business: here they are words and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, select
+
+from tenants.admin.audit import Actor
+from tenants.admin.transaction import AdminCommands, Change
+from tenants.errors import Invalid
+from tenants.storage import tables
+
+POLICY_SETTING = "policy"
+MAX_VALUE = 256
+"""Characters of a setting's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """A policy by name, with the options that are not the defaults."""
+
+    name: str
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        return {"policy": self.name, "options": dict(self.options)}
+
+
+class PolicyCommands(AdminCommands):
+    """Acts on the stored policy; there is at most one."""
+
+    async def store_policy(self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy) -> None:
+        """Stores the policy for all gateways of the database, and for their next start. `before`: the one in
+        force, for the audit."""
+        rows = {POLICY_SETTING: wanted.name} | {
+            f"{POLICY_SETTING}.{name}": json.dumps(value) for name, value in wanted.options.items()
+        }
+        for name, text in rows.items():
+            if len(text) > MAX_VALUE:
+                raise Invalid(
+                    name,
+                    f"has {len(text)} characters; the most is {MAX_VALUE}: give the file a shorter path, or"
+                    " name it in the setting policy.table of each gateway",
+                )
+
+        def change(connection: Connection, now_us: int) -> Change[None]:
+            _forget(connection)
+            connection.execute(
+                insert(tables.settings), [{"name": name, "value": text} for name, text in rows.items()]
+            )
+            return Change(None, POLICY_SETTING, None, before.as_json(), wanted.as_json())
+
+        await self._act(actor, "policy.set", change)
+
+    async def forget_policy(self, actor: Actor | str, wanted: StoredPolicy, before: StoredPolicy) -> None:
+        """Forgets the stored policy: each gateway's settings count again. `wanted`: what they say."""
+
+        def change(connection: Connection, now_us: int) -> Change[None]:
+            _forget(connection)
+            return Change(None, POLICY_SETTING, None, before.as_json(), wanted.as_json())
+
+        await self._act(actor, "policy.from_settings", change)
+
+    async def stored_policy(self) -> StoredPolicy | None:
+        """The stored policy; None: the settings count."""
+        columns = tables.settings.c
+
+        def look(connection: Connection) -> dict[str, str]:
+            query = select(columns.name, columns.value).where(_is_policy())
+            return {row.name: row.value for row in connection.execute(query)}
+
+        rows = await self._database.read(look)
+        name = rows.pop(POLICY_SETTING, None)
+        if name is None:
+            return None
+        options = {key.partition(".")[2]: json.loads(value) for key, value in rows.items()}
+        return StoredPolicy(name, options)
+
+
+def _is_policy() -> ColumnElement[bool]:
+    name = tables.settings.c.name
+    return (name == POLICY_SETTING) | name.startswith(f"{POLICY_SETTING}.", autoescape=True)
+
+
+def _forget(connection: Connection) -> None:
+    connection.execute(delete(tables.settings).where(_is_policy()))
