@@ -54,7 +54,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     return {
         "gateway_id": deps.gateway_id,
         "model": deps.model_name,
-        "policy": gateway.policy,
+        "policy": gateway.policy.now.name,
         "clock_s": deps.clock(),
         "queued": {
             tier: sum(each.queued_by_tier()[rank] for each in queues) for tier, rank in TIER_RANKS.items()

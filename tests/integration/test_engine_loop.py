@@ -170,6 +170,24 @@ async def test_an_idle_engine_looks_whether_its_books_agree_and_a_damaged_one_en
         await client.close()
 
 
+async def test_an_engine_that_comes_back_has_the_policy_and_its_options(address: str) -> None:
+    client = EngineClient(address, "gateway-a")
+    with running_loop(address):
+        await client.connect(START_S)
+        await client.set_policy("vtc", {"slots": 5, "order": "drr"})
+        explained = await client.explain()
+        assert explained.choices["order"] == "drr"
+        assert explained.options == {"slots": 5, "order": "drr"}
+        with pytest.raises(ValueError, match="option slots takes a whole number from 0"):
+            await client.set_policy("vtc", {"slots": -1})
+        assert (await client.explain()).options == {"slots": 5, "order": "drr"}
+    client.mark_lost()
+    with running_loop(address):
+        await client.connect(START_S)
+        assert (await client.explain()).options == {"slots": 5, "order": "drr"}
+        await client.close()
+
+
 async def test_a_stopping_engine_takes_nothing_new_and_ends_once_its_outcomes_are_settled(
     address: str,
 ) -> None:

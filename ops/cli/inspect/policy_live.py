@@ -36,11 +36,12 @@ def show(decisions: int, steps: int) -> None:
     --json answers:
       {"policy": "hybrid", "options": {}, "order": "hybrid", "from": "settings",
        "settings": {"policy": "hybrid", "options": {}}, "problem": "", "policies": ["drr", ...],
-       "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {}, "choices": {"order": "hybrid", "admit": "peak", ...},
+       "engines": [{"engine_id": "engine-0", "is_up": true, "policy": "hybrid", "options": {},
+       "choices": {"order": "hybrid", "admit": "peak", ...},
        "decisions": [{"step": 17, "at_s": 3.2, "kind": "admit", "sequence_id": "...", "rule": "...",
-       "rank": [1, 0, 12.5], "reason": "first by ...", "others": []}], "steps": [{"step": 17, "at_s": 3.2,
-       "slots": 16, "decodes": {"ten_1": 4}, "prompts": {}, "left_tokens": 508, "waiting_decodes": {},
-       "waiting_prompt_tokens": {}}]}]}
+       "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
+       "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},
+       "left_tokens": 508, "waiting_decodes": {}, "waiting_prompt_tokens": {}}]}]}
     """
     _print(_ask("GET", f"?decisions={decisions}&steps={steps}"))
 
