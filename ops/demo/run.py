@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.messages import TIER_RANKS, StepTime
+from engine.scheduling.policy import DEFAULT_POLICY
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -244,7 +245,7 @@ def _account(
         block_tokens=engine["block_tokens"],
     )
     arrivals = _past_requests(board, stage)
-    simulated = {policy: simulate(policy, arrivals, machine) for policy in ("vtc", "fcfs")}
+    simulated = {policy: simulate(policy, arrivals, machine) for policy in (DEFAULT_POLICY, "fcfs")}
     evidence = DemoEvidence(
         cast=CAST,
         replay=replayed,
