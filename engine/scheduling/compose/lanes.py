@@ -22,20 +22,21 @@ from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.room import Room
 from engine.sequence import Sequence
 
+OPEN_PERMILLE = 125
+"""Unfinished prompts per 1,000 decoding sequences that open the prompt lane."""
+CLOSE_PERMILLE = 30
+"""The prompt lane closes at this number of unfinished prompts or fewer."""
+LEAST_DECODE_STEPS = 4
+MOST_DECODE_STEPS = 16
+"""So long unfinished prompts wait at most."""
+MOST_PREFILL_STEPS = 4
+"""So long answers wait at most."""
+
 
 @dataclass(slots=True)
 class Lanes:
     """One object an engine."""
 
-    open_permille: int = 125
-    """Unfinished prompts per 1,000 decoding sequences that open the prompt lane."""
-    close_permille: int = 30
-    """The prompt lane closes at this number of unfinished prompts or fewer."""
-    least_decode_steps: int = 4
-    most_decode_steps: int = 16
-    """So long unfinished prompts wait at most."""
-    most_prefill_steps: int = 4
-    """So long answers wait at most."""
     limits: PromptLimits = field(default_factory=PromptLimits)
     name: str = "lanes"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
@@ -77,12 +78,12 @@ class Lanes:
         if num_decoding == 0 or num_prompts == 0:
             wanted = num_decoding == 0
         elif self._is_prefill:
-            is_over = num_prompts * 1000 <= self.close_permille * num_decoding
-            wanted = not is_over and self._steps_in_lane < self.most_prefill_steps
+            is_over = num_prompts * 1000 <= CLOSE_PERMILLE * num_decoding
+            wanted = not is_over and self._steps_in_lane < MOST_PREFILL_STEPS
         else:
-            is_due = num_prompts * 1000 >= self.open_permille * num_decoding
-            wanted = self._steps_in_lane >= self.most_decode_steps or (
-                is_due and self._steps_in_lane >= self.least_decode_steps
+            is_due = num_prompts * 1000 >= OPEN_PERMILLE * num_decoding
+            wanted = self._steps_in_lane >= MOST_DECODE_STEPS or (
+                is_due and self._steps_in_lane >= LEAST_DECODE_STEPS
             )
         if wanted != self._is_prefill:
             self._is_prefill, self._steps_in_lane = wanted, 0
@@ -90,7 +91,7 @@ class Lanes:
         self._steps_in_lane += 1
         self.prefill_steps += wanted
         self.decode_steps += not wanted
-        self._places = max(1, self.open_permille * num_decoding // 1000) - num_prompts
+        self._places = max(1, OPEN_PERMILLE * num_decoding // 1000) - num_prompts
 
     def _in_turn(self, decoding: list[Sequence], tokens: int) -> list[Sequence]:
         """All of them, or as many as there are tokens for, from where the last such step ended."""

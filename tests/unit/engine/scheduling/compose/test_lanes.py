@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from itertools import pairwise
 
-from engine.scheduling.compose.lanes import Lanes
+from engine.scheduling.compose.lanes import MOST_DECODE_STEPS, MOST_PREFILL_STEPS, Lanes
 from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     decoding,
@@ -47,26 +47,26 @@ def test_a_step_advances_prompts_or_answers() -> None:
 
 
 def test_answers_wait_for_so_many_steps_of_prompts_at_most() -> None:
-    compose = Lanes(most_prefill_steps=3, least_decode_steps=2)
+    compose = Lanes()
     running = [decoding("d"), *(make_sequence(f"p{number}", prompt=10_000) for number in range(4))]
     served = [
         any(sequence.sequence_id == "d" for sequence, _ in compose.shares(running, make_room(64)))
         for _ in range(40)
     ]
     gaps = "".join("d" if each else "." for each in served).split("d")
-    assert max(len(gap) for gap in gaps) == 3
+    assert max(len(gap) for gap in gaps) == MOST_PREFILL_STEPS
     assert sum(served) < 30
 
 
 def test_a_single_prompt_waits_for_so_many_steps_of_answers_at_most() -> None:
-    compose = Lanes(most_decode_steps=7)
+    compose = Lanes()
     running = [*(decoding(f"d{number}") for number in range(40)), make_sequence("p", prompt=10_000)]
     served = [
         any(sequence.sequence_id == "p" for sequence, _ in compose.shares(running, make_room(64)))
-        for _ in range(40)
+        for _ in range(80)
     ]
     gaps = "".join("p" if each else "." for each in served).split("p")
-    assert max(len(gap) for gap in gaps) == 7
+    assert max(len(gap) for gap in gaps) == MOST_DECODE_STEPS
 
 
 def test_with_too_few_tokens_answers_take_turns() -> None:
