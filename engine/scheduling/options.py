@@ -31,8 +31,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "longest_pause_s": (0, MOST_SECONDS),
     "slots": (0, MOST_TOKENS),
     "cap_tokens": (1, MOST_TOKENS),
-    "ttft_target_s": (0.001, MOST_SECONDS),
-    "tpot_target_s": (0.0001, MOST_SECONDS),
+    "ttft_target_s": (0, MOST_SECONDS),
+    "tpot_target_s": (0, MOST_SECONDS),
 }
 
 
@@ -85,10 +85,10 @@ class PolicyOptions:
     """Decode tokens that a step of the token-fair composition hands out at most; 0: what its tokens allow."""
     cap_tokens: int = 256
     """Tokens of one prompt that a step of it takes at most."""
-    ttft_target_s: float = 1.0
-    """When the first token is due, where the request does not say."""
-    tpot_target_s: float = 0.1
-    """When each further token is due."""
+    ttft_target_s: float = 0.0
+    """When the first token is due, where the request does not say (the composition `slack`). 0: no target."""
+    tpot_target_s: float = 0.0
+    """When each further token is due, likewise."""
     batch_or_wait_table: WaitTable | None = None
     """What the admit choice `table` looks up."""
 

@@ -163,8 +163,8 @@ class Dispatcher:
         self._backend.cancel(entry_id, self._clock())
 
     def move(self, entry_id: str, tier: int, deadlines_s: Deadlines | None = None) -> bool:
-        """Gives a waiting request another tier, by its rank, and the deadlines that it has there; False when it
-        does not wait (any more)."""
+        """Gives a waiting request another tier, by its rank, and its deadlines there; False when it does not
+        wait (any more)."""
         moved = self._backend.move(entry_id, tier, self._clock(), deadlines_s)
         self.pump()
         return moved

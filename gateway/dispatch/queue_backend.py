@@ -48,10 +48,9 @@ class QueueBackend(Protocol):
         """Takes a request out; False when it does not wait (any more)."""
         ...
 
-    def move(
-        self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
-    ) -> bool:
-        """Gives a waiting request another tier and other deadlines; its arrival stays. False when it does not wait (any more)."""
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. False when it does
+        not wait (any more)."""
         ...
 
     def expire(self, now_s: float) -> list[Ticket]:
@@ -105,9 +104,7 @@ class LocalQueue:
     def cancel(self, entry_id: str, now_s: float) -> bool:
         return self.flow.cancel(entry_id, now_s)
 
-    def move(
-        self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
-    ) -> bool:
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
         return self.flow.move(entry_id, tier, now_s, deadlines_s) is not None
 
     def expire(self, now_s: float) -> list[Ticket]:

@@ -161,9 +161,7 @@ class RedisQueue:
             self._defer()
         return waited
 
-    def move(
-        self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
-    ) -> bool:
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
         ticket = self.flow.move(entry_id, tier, now_s, deadlines_s)
         if ticket is not None and not self.is_alone:
             self._session.moved(ticket)

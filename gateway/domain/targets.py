@@ -1,9 +1,9 @@
 """Targets of a request: what was promised to it, and what its client asks for.
 
-Promised are the SLO of its tenant and tier and the quote that it redeems; of several the tightest counts. Where
-neither says when the whole answer is due, it is due when the pace that they name gets to the predicted end, or,
-without a pace, with its first token. These order requests of different tenants, so what is promised is counted
-from the moment at which the tenant's own limits let the request into the queue.
+Promised are the SLO of its tenant and tier and the quote that it redeems; of several the tightest counts.
+Where neither says when the whole answer is due, it is due when the pace that they name gets to the predicted
+end, or, without a pace, with its first token. These order requests of different tenants, so what is promised
+is counted from the moment at which the tenant's own limits let the request into the queue.
 
 A client's timeout is a wish. It has a request refused early (`deadline_check.py`) and orders its tenant's own
 requests. It never counts between tenants: there the shortest timeout would always have the first place. Pure.
@@ -12,6 +12,7 @@ requests. It never counts between tenants: there the shortest timeout would alwa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 import msgspec
 
@@ -19,6 +20,15 @@ from gateway.domain.estimate import Estimate
 
 LEAST_S = 0.001
 """What is due earlier is due after that: for an engine 0 is no target."""
+
+
+class SubmitTargets(TypedDict):
+    """Fields of a `Submit`."""
+
+    ttft_target_s: float
+    tpot_target_s: float
+    deadline_in_s: float | None
+    own_deadline_in_s: float | None
 
 
 class RequestTargets(msgspec.Struct, frozen=True):
@@ -32,7 +42,7 @@ class RequestTargets(msgspec.Struct, frozen=True):
     own_deadline_s: float | None = None
     """As its client asks, where that is earlier than what is promised."""
 
-    def for_engine(self, now_s: float) -> dict[str, float | None]:
+    def for_engine(self, now_s: float) -> SubmitTargets:
         """The fields of a `Submit` sent now."""
 
         def left_s(instant_s: float | None) -> float | None:
@@ -57,8 +67,8 @@ def targets_of(
     expires_s: float | None,
     output_tokens: int,
 ) -> RequestTargets:
-    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`: its
-    client's; `output_tokens`: predicted, of each sequence."""
+    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`: by
+    its client's word; `output_tokens`: predicted, of each sequence."""
     ttft_s = _least(slo_s.get("ttft"), None if quoted is None else quoted.ttft_s[1])
     e2e_s = _least(slo_s.get("e2e"), None if quoted is None else quoted.e2e_s[1])
     tpot_s = slo_s.get("tpot")

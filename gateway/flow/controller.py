@@ -157,8 +157,9 @@ class FlowController:
     def move(
         self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
     ) -> Ticket | None:
-        """Gives a waiting request another tier and the deadlines that it has there; its arrival stays. Returns
-        its ticket as it is now, None when it does not wait (any more). In the log it leaves the one line and arrives in the other."""
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. Returns its ticket
+        as it is now, None when it does not wait (any more). In the log it leaves the one line and arrives in
+        the other."""
         before = self.queue.ticket(entry_id)
         if before is None:
             return None

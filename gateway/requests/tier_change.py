@@ -123,7 +123,7 @@ class TierChange:
         )
 
     async def move(self, run: Run, tier: Tier, by: str, targets: RequestTargets) -> Offer:
-        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: those of the new tier. To its own tier:
+        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: in the new tier. To its own tier:
         nothing changes.
 
         Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`

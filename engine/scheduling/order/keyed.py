@@ -133,8 +133,8 @@ class KeyedByDeadline(Keyed):
     """Keyed by what is promised between tenants, and by what clients ask for inside a tenant.
 
     The key of an entry is a position of its tenant. Who is next of a tenant goes by `_own_key`, in which a
-    client's own deadline counts; it takes the tenant's first position, and the entry that brought that gets the
-    other's. So a tenant has the same positions at any time, whatever its clients ask for.
+    client's own deadline counts; it takes the tenant's first position, and the entry that brought that gets
+    the other's. So a tenant has the same positions at any time, whatever its clients ask for.
     """
 
     def __init__(self, counters: ServiceCountersLike) -> None:
@@ -153,7 +153,7 @@ class KeyedByDeadline(Keyed):
         return self._heap.operations + self._ended_operations + in_tenants
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        """Joins by its key, and in its tenant by its own. Raises ValueError for an entry that waits already."""
+        """Joins by its key, and in its tenant by its own. Raises ValueError if it waits already."""
         super().add(entry, front=front)
         tenant_id, (key, number) = entry.tenant_id, self._heap.key(entry.entry_id)
         own_key = self._own_key(entry, key)

@@ -91,6 +91,7 @@ def test_lending_makes_nobody_late() -> None:
         running.append(make_sequence(f"p{number}", prompt=40, max_tokens=1, submitted_s=now_s - 1))
         room = make_room(60, now_s=now_s, step_time=FLAT)
         due_s = compose.due_s(answer)
+        assert due_s is not None
         taken(room, compose.shares(running, room))
         now_s += room.predicted_s()
         late += answer in room.given and now_s > due_s + 1e-9
