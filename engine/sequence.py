@@ -247,7 +247,8 @@ class Sequence:
             tier=self.submit.tier,
             weight=self.submit.weight,
             predicted_high_tokens=self.predicted_high_tokens,
-            deadline_s=self.deadline_s,
+            deadline_s=self._instant_s(self.submit.deadline_in_s),
+            own_deadline_s=self._instant_s(self.submit.own_deadline_in_s),
             emitted_tokens=self.emitted_tokens,
             computed_tokens=self.computed_tokens,
             attained_tokens=self.computed_prompt_tokens + self.emitted_tokens,
@@ -256,10 +257,8 @@ class Sequence:
             yields_cost=self.yields_cost,
         )
 
-    @property
-    def deadline_s(self) -> float | None:
+    def _instant_s(self, within_s: float | None) -> float | None:
         """On the engine's clock."""
-        within_s = self.submit.deadline_in_s
         return None if within_s is None else self.submitted_s + within_s
 
     @property

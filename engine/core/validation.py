@@ -31,7 +31,7 @@ def refuse_submit(submit: Submit, model: ModelInfo, kv_capacity_tokens: int) -> 
         return refused("invalid_request", f"tier must not be negative, not {submit.tier}")
     if not (isfinite(submit.weight) and submit.weight > 0):
         return refused("invalid_request", f"weight must be a number greater than 0, not {submit.weight}")
-    for name in ("deadline_in_s", "ttft_target_s", "tpot_target_s"):
+    for name in ("deadline_in_s", "own_deadline_in_s", "ttft_target_s", "tpot_target_s"):
         seconds = getattr(submit, name)
         if seconds is not None and not (isfinite(seconds) and seconds >= 0):
             return refused("invalid_request", f"{name} must be a number of at least 0, not {seconds}")

@@ -113,12 +113,11 @@ class PolicyOptions:
     cap_tokens: Annotated[int, Tokens, "Tokens of one prompt that a step of it takes at most."] = 256
     ttft_target_s: Annotated[
         float,
-        Meta(ge=0.001, le=MOST_SECONDS),
-        "When the first token is due by the slack composition, where the request has no target of its own.",
-    ] = 1.0
-    tpot_target_s: Annotated[
-        float, Meta(ge=0.0001, le=MOST_SECONDS), "When each further token is due, likewise."
-    ] = 0.1
+        Seconds,
+        "When the first token is due by the slack composition, where the request has no target of its own."
+        " 0: it has none.",
+    ] = 0.0
+    tpot_target_s: Annotated[float, Seconds, "When each further token is due, likewise."] = 0.0
     max_displacements: Annotated[
         int, Meta(ge=0, le=1000), "How often a running sequence is displaced at most."
     ] = 3

@@ -109,10 +109,12 @@ class TieredQueue:
         *,
         aged: bool = False,
         lines: Lines | None = None,
+        deadlines_s: tuple[float | None, float | None] | None = None,
     ) -> None:
         """Moves waiting entries to another band, in the order given; they keep their arrival. With `aged`
         they come because they waited so long. `lines`: who waits there, which is looked up where it is not
-        known. Raises KeyError for one that does not wait."""
+        known; `deadlines_s`: the deadline that they have there, and their own. What is in that band already
+        stays as it is. Raises KeyError for one that does not wait."""
         number = tier * MAX_LANES + lane
         band, counters = self._band(number), self._band_counters[number]
         if lines is None:
@@ -127,6 +129,8 @@ class TieredQueue:
             moved = self._bands[before].remove(entry_id)
             assert moved is not None, "the books disagree"
             entry = replace(moved, tier=tier)
+            if deadlines_s is not None:
+                entry = replace(entry, deadline_s=deadlines_s[0], own_deadline_s=deadlines_s[1])
             if entry.tenant_id not in lines and entry.tenant_id not in joined:
                 self._lift_to_other_lanes(number, entry.tenant_id)
                 lowest = self._lowest(number)

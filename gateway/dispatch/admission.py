@@ -93,7 +93,8 @@ class Admission(TargetGate):
     ) -> None:
         """`on_refused` is called with tenant, tier and metric of a target that refused a request."""
         super().__init__()
-        self._targets = targets
+        self.targets_s = targets
+        """Those in force."""
         self._on_refused = on_refused
         self.factor = 1.0
         """On the expected wait, where it is compared with a deadline; above 1 more is refused."""
@@ -103,7 +104,7 @@ class Admission(TargetGate):
         late = early_refusal(estimate, now_s=now_s, expires_s=expires_s, factor=self.factor)
         if late is not None:
             raise DeadlineUnreachable(late)
-        targets_s = self._targets(call.principal.tenant_id, call.tier)
+        targets_s = self.targets_s(call.principal.tenant_id, call.tier)
         if call.binding is not None or estimate is None or not targets_s:
             return
         late = self.keeps_out(estimate, targets_s)
@@ -113,6 +114,6 @@ class Admission(TargetGate):
 
     def ended(self, call: Call, estimate: Estimate | None, *, missed: bool) -> None:
         """A request that was let in has ended, and has `missed` a target or kept all."""
-        targets_s = self._targets(call.principal.tenant_id, call.tier)
+        targets_s = self.targets_s(call.principal.tenant_id, call.tier)
         if targets_s and estimate is not None:
             self.learn(estimate, targets_s, missed=missed)

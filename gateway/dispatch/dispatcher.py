@@ -17,6 +17,7 @@ from engine.step_time.model import PRIOR
 from gateway.background import every
 from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
+from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from gateway.upstream.base import Upstream
 from tenants.storage.task_stop import stop
@@ -161,9 +162,10 @@ class Dispatcher:
         self._turns.pop(entry_id, None)
         self._backend.cancel(entry_id, self._clock())
 
-    def move(self, entry_id: str, tier: int) -> bool:
-        """Gives a waiting request another tier, by its rank; False when it does not wait (any more)."""
-        moved = self._backend.move(entry_id, tier, self._clock())
+    def move(self, entry_id: str, tier: int, deadlines_s: Deadlines | None = None) -> bool:
+        """Gives a waiting request another tier, by its rank, and its deadlines there; False when it does not
+        wait (any more)."""
+        moved = self._backend.move(entry_id, tier, self._clock(), deadlines_s)
         self.pump()
         return moved
 

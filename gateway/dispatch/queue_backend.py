@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
+from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 
 OnTurns = Callable[[list[Dispatch]], None]
@@ -47,8 +48,9 @@ class QueueBackend(Protocol):
         """Takes a request out; False when it does not wait (any more)."""
         ...
 
-    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
-        """Gives a waiting request another tier; its arrival stays. False when it does not wait (any more)."""
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. False when it does
+        not wait (any more)."""
         ...
 
     def expire(self, now_s: float) -> list[Ticket]:
@@ -102,8 +104,8 @@ class LocalQueue:
     def cancel(self, entry_id: str, now_s: float) -> bool:
         return self.flow.cancel(entry_id, now_s)
 
-    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
-        return self.flow.move(entry_id, tier, now_s) is not None
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
+        return self.flow.move(entry_id, tier, now_s, deadlines_s) is not None
 
     def expire(self, now_s: float) -> list[Ticket]:
         return self.flow.expire(now_s)

@@ -31,6 +31,7 @@ from gateway.flow.controller import QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.mirror import Mirror, require_shared
 from gateway.flow.shared.protocol import PoolMessage, PoolSession
+from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
 from tenants.quota.redis import Passenger
 from tenants.storage.redis_options import redis_options
@@ -160,8 +161,8 @@ class RedisQueue:
             self._defer()
         return waited
 
-    def move(self, entry_id: str, tier: int, now_s: float) -> bool:
-        ticket = self.flow.move(entry_id, tier, now_s)
+    def move(self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None) -> bool:
+        ticket = self.flow.move(entry_id, tier, now_s, deadlines_s)
         if ticket is not None and not self.is_alone:
             self._session.moved(ticket)
         return ticket is not None

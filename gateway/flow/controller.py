@@ -22,7 +22,7 @@ from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
 from gateway.flow.queue import RequestQueue
 from gateway.flow.tenant_stats import TenantFlow, TenantFlows
-from gateway.flow.types import Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
+from gateway.flow.types import Deadlines, Dispatch, Displaced, InFlight, QueueFull, Reason, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad, WindowRule
 
 __all__ = [
@@ -154,14 +154,17 @@ class FlowController:
         self._leave(ticket)
         return True
 
-    def move(self, entry_id: str, tier: int, now_s: float) -> Ticket | None:
-        """Gives a waiting request another tier; its arrival stays. Returns its ticket as it is now, None when
-        it does not wait (any more). In the log it leaves the one line and arrives in the other."""
+    def move(
+        self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
+    ) -> Ticket | None:
+        """Gives a waiting request another tier and its deadlines there; its arrival stays. Returns its ticket
+        as it is now, None when it does not wait (any more). In the log it leaves the one line and arrives in
+        the other."""
         before = self.queue.ticket(entry_id)
         if before is None:
             return None
         self._note("leave", before.entry, now_s, self._counter(before.entry))
-        ticket = self.queue.move(entry_id, tier, now_s)
+        ticket = self.queue.move(entry_id, tier, now_s, deadlines_s)
         assert ticket is not None, "it waited a moment ago"
         queued = self._tenants.of(ticket.entry).queued
         queued[before.entry.tier] -= 1

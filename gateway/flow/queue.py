@@ -20,7 +20,7 @@ from engine.scheduling.tiers import MAX_LANES, TieredQueue
 from gateway.flow.ageing import Ageing, effective_tier
 from gateway.flow.dispatch_log import MAX_BACKLOG_TENANTS, Waiting
 from gateway.flow.lanes import ORDINARY, LaneRule
-from gateway.flow.types import Ticket
+from gateway.flow.types import Deadlines, Ticket
 from gateway.flow.window import NUM_RANKS
 
 Line = dict[str, float]
@@ -77,17 +77,22 @@ class RequestQueue:
             self._leave_line(ticket.entry)
         return ticket
 
-    def move(self, entry_id: str, tier: int, now_s: float) -> Ticket | None:
-        """Gives a waiting request another tier of its own; its arrival stays. None when it does not wait."""
+    def move(
+        self, entry_id: str, tier: int, now_s: float, deadlines_s: Deadlines | None = None
+    ) -> Ticket | None:
+        """Gives a waiting request another tier of its own and other deadlines (None: as they were); its
+        arrival stays. None when it does not wait."""
         ticket = self._tickets.get(entry_id)
         if ticket is None:
             return None
         entry = replace(ticket.entry, tier=tier)
+        if deadlines_s is not None:
+            entry = replace(entry, deadline_s=deadlines_s[0], own_deadline_s=deadlines_s[1])
         ticket = self._tickets[entry_id] = replace(ticket, entry=entry)
         band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
         lane = self._lane_rule.lane(entry)
         self._leave_line(entry)
-        self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane])
+        self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane], deadlines_s=deadlines_s)
         self._stand(entry, band, lane)
         return ticket
 

@@ -19,6 +19,10 @@ class Reason(Enum):
     RESERVATION = "reservation"
 
 
+Deadlines = tuple[float | None, float | None]
+"""`QueueEntry.deadline_s` and `own_deadline_s`."""
+
+
 class Ticket(msgspec.Struct, frozen=True):
     """A request at the gate. `entry` counts all its sequences together; `entry.tier` is the tier that it
     asked for, and `entry.deadline_s` when its answer should be complete."""

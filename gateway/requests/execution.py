@@ -80,7 +80,7 @@ class Execution:
 
         try:
             for index in range(run.call.sequences):
-                deltas = upstream.run(_submit(run, index), _wording(run, index))
+                deltas = upstream.run(_submit(run, index, self._clock()), _wording(run, index))
                 readers.append(asyncio.create_task(self._read(run, index, deltas, top_up_task, cancel)))
             if run.get_ready is not None:
                 asyncio.get_running_loop().call_soon(run.get_ready, run)  # once the readers have sent it
@@ -179,7 +179,7 @@ class Execution:
         upstream.acknowledge([use.outcome.sequence_id for use in run.uses if use.outcome is not None])
 
 
-def _submit(run: Run, index: int) -> Submit:
+def _submit(run: Run, index: int, now_s: float) -> Submit:
     call = run.call
     assert run.turn is not None
     assert run.leases is not None
@@ -199,6 +199,7 @@ def _submit(run: Run, index: int) -> Submit:
         is_owed=run.turn.is_owed,
         predicted_output_tokens=run.predicted_output_tokens,
         predicted_high_tokens=run.predicted_high_tokens,
+        **run.targets.for_engine(now_s),
         trace_context=call.trace_context,
     )
 

@@ -41,6 +41,7 @@ from gateway.domain.call import Call
 from gateway.domain.estimate import Times
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.targets import RequestTargets, targets_of
 from gateway.domain.usage import SequenceUse
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import QueueFull, Ticket
@@ -188,7 +189,7 @@ class Lifecycle:
 
     async def move(self, run: Run, tier: Tier, by: str) -> Offer:
         """Moves a waiting request to another tier. Raises as `TierChange.move`."""
-        offer = await self._tier_change.move(run, tier, by)
+        offer = await self._tier_change.move(run, tier, by, self._targets(run, tier))
         run.estimate = self._estimates.of_call(run.call, self._clock()) or run.estimate
         return offer
 
@@ -318,8 +319,21 @@ class Lifecycle:
         if self._observer is not None:
             self._observer.dispatched(run)
 
+    def _targets(self, run: Run, tier: Tier) -> RequestTargets:
+        """Its targets in `tier`. A move to another tier gives its quote up."""
+        call = run.call
+        keeps_quote = call.binding is not None and not run.moves and tier is call.tier
+        return targets_of(
+            self.admission.targets_s(call.principal.tenant_id, tier),
+            call.binding.estimate if call.binding is not None and keeps_quote else None,
+            since_s=run.times.arrived_s + run.limited_s,
+            expires_s=run.expires_s,
+            output_tokens=run.predicted_output_tokens,
+        )
+
     def _ticket(self, run: Run) -> Ticket:
         call = run.call
+        run.targets = self._targets(run, call.tier)
         computed = sum(len(prompt) for prompt in call.prompts) * call.choices
         entry = QueueEntry(
             entry_id=call.request_id,
@@ -331,8 +345,8 @@ class Lifecycle:
             tier=TIER_RANKS[call.tier],
             weight=call.principal.weight,
             predicted_high_tokens=run.predicted_high_tokens * call.sequences,
-            # For orders by deadline.
-            deadline_s=_target_s(run),
+            deadline_s=run.targets.deadline_s,
+            own_deadline_s=run.targets.own_deadline_s,
         )
         return Ticket(
             entry,
@@ -388,14 +402,6 @@ async def _unless_interrupted(
     with contextlib.suppress(asyncio.CancelledError):
         await task
     raise Interrupted(run.interrupted.result()) if run.interrupted.done() else QueueExpired
-
-
-def _target_s(run: Run) -> float | None:
-    """When its answer should be complete: by its client's timeout or its quote."""
-    if run.call.binding is None:
-        return run.expires_s
-    promised_s = run.times.arrived_s + run.call.binding.estimate.e2e_s[1]
-    return promised_s if run.expires_s is None else min(promised_s, run.expires_s)
 
 
 def outcome_of(cause: BaseException) -> RequestOutcome:

@@ -17,6 +17,7 @@ from gateway.domain.account import Account, TierMove
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate, Times
 from gateway.domain.outcomes import RequestOutcome
+from gateway.domain.targets import NO_TARGETS, RequestTargets
 from gateway.domain.timeline import Timeline, TimelineKind
 from gateway.domain.usage import SequenceUse
 from tenants.pricing.pricing import PriceBook
@@ -156,6 +157,8 @@ class Run:
     expires_s: float | None = None
     """When it leaves the queue without a turn, on the gateway's clock, if its client said so; a tier's own
     limit may be earlier."""
+    targets: RequestTargets = NO_TARGETS
+    """Once it is queued."""
     in_line: bool = False
     """It holds its budget and is queued, or was."""
     in_line_s: float | None = None

@@ -25,6 +25,7 @@ from gateway.budget.metering import size_of
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.account import TierMove
 from gateway.domain.call import Call
+from gateway.domain.targets import RequestTargets
 from gateway.domain.tiers import TIER_NAMES
 from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
@@ -121,8 +122,9 @@ class TierChange:
             tier_price(run.prices, call, call.tier, predicted), tier_price(run.prices, call, tier, predicted)
         )
 
-    async def move(self, run: Run, tier: Tier, by: str) -> Offer:
-        """Moves it on behalf of `by` (`tenant`, `operator`). To its own tier: nothing changes.
+    async def move(self, run: Run, tier: Tier, by: str, targets: RequestTargets) -> Offer:
+        """Moves it on behalf of `by` (`tenant`, `operator`); `targets`: in the new tier. To its own tier:
+        nothing changes.
 
         Raises `NotWaiting`, `TierHasLimits`, `BudgetDenied`
         where the budget does not cover it, `QuotaStoreUnavailable`, `DatabaseUnavailable`, `UnknownPrice`.
@@ -137,10 +139,11 @@ class TierChange:
             after = replace(before, tier=tier)
             limits = _limits_of_both(before, tier, self._wall_clock())
             granted = await self._hold(run, after, limits)
-            if not self._dispatcher.move(before.request_id, TIER_RANKS[tier]):
+            deadlines_s = targets.deadline_s, targets.own_deadline_s
+            if not self._dispatcher.move(before.request_id, TIER_RANKS[tier], deadlines_s):
                 await self._holds.move(before, NOTHING, NOTHING)
                 raise NotWaiting("running")
-            run.call = after
+            run.call, run.targets = after, targets
             run.moves.append(TierMove(before.tier, tier, self._clock() - run.times.arrived_s, by))
             assert run.leases is not None
             # Nothing has been emitted: what is covered is counted anew, in the new tier's units.

@@ -16,6 +16,7 @@ from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.messages import SamplingParams, Submit
 from engine.scheduling.policy import Policy
 from engine.virtual.replica import VOCABULARY, VirtualReplica
+from gateway.domain.targets import targets_of
 from ops.simulate.machines.machines import Machine
 from ops.simulate.traffic.arrivals import Predictions, exact
 from ops.simulate.traffic.requests import PREFIX_BLOCK_TOKENS, SimulatedRequest
@@ -63,9 +64,9 @@ class ServedRequest:
         return (self.last_s - self.first_s) / max(1, self.emitted_tokens - 1)
 
     @property
-    def meets_deadline(self) -> bool:
-        """Complete in time; a request without a deadline always is when it is done."""
-        return self.done and self.e2e_s <= (self.arrival.deadline_in_s or float("inf"))
+    def meets_target(self) -> bool:
+        """Complete in time; a request without a target always is when it is done."""
+        return self.done and self.e2e_s <= (self.arrival.e2e_target_s or float("inf"))
 
 
 @dataclass(slots=True)
@@ -286,10 +287,14 @@ class _Load:
     def _submit(self, number: int, now_s: float) -> None:
         arrival = self.served[number].arrival
         median, high = self._predicted[number]
-        deadline_in_s = arrival.deadline_in_s
-        if deadline_in_s is not None:
-            # It arrived while a step ran: part of its time has passed.
-            deadline_in_s = max(1e-9, arrival.arrival_s + deadline_in_s - now_s)
+        # As a gateway sets them: what its tenant's SLO says, less what has passed if it arrived in a step.
+        targets = targets_of(
+            {} if arrival.e2e_target_s is None else {"e2e": arrival.e2e_target_s},
+            None,
+            since_s=arrival.arrival_s,
+            expires_s=None,
+            output_tokens=median,
+        )
         refused = self.replica.submit(
             Submit(
                 sequence_id=str(number),
@@ -303,7 +308,7 @@ class _Load:
                 weight=arrival.weight,
                 predicted_output_tokens=median,
                 predicted_high_tokens=high,
-                deadline_in_s=deadline_in_s,
+                **targets.for_engine(now_s),
             ),
             output_tokens=arrival.output_tokens,
         )

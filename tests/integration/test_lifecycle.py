@@ -234,11 +234,12 @@ class House:
         max_tokens: int = 20,
         principal: Principal = PRINCIPAL,
         asked_max_tokens: bool = True,
+        timeout_s: float | None = None,
     ) -> Run:
         call = Call(
             request_id=new_request_id(1e9), chat=True, model="m", principal=principal, tier=Tier.STANDARD,
             prompts=(PROMPT,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=True,
-            include_usage=True, created=1, asked_max_tokens=asked_max_tokens,
+            include_usage=True, created=1, asked_max_tokens=asked_max_tokens, timeout_s=timeout_s,
         )  # fmt: skip
         return self.lifecycle.begin(call)
 

@@ -29,6 +29,7 @@ from tests.support.plain_orders import (
     PLAIN,
     Plain,
     PlainBuckets,
+    PlainByDeadline,
     PlainDlpm,
     PlainDrr,
     PlainHybrid,
@@ -80,6 +81,7 @@ class History:
             weight=WEIGHTS.get(tenant, 1.0),
             predicted_high_tokens=rng.choice((0, median, median * 2)),
             deadline_s=rng.choice((None, self.now_s + rng.randint(-16, 8000) / 8)),
+            own_deadline_s=None if self.number % 3 else self.now_s + self.number * 7 % 101 - 2.0,
             cached_tokens=rng.choice((0, 0, rng.randint(0, prompt))),
             locality=rng.choice((0, 1, 2, 3)),
             yields_cost=(0, 0, 40, 1500)[self.number % 4],
@@ -185,6 +187,8 @@ class History:
             case PlainHybrid():
                 first = self.plain.large_first
                 self.met["special"] = min(first, self.plain.contested - first)
+            case PlainByDeadline():
+                self.met["special"] = self.plain.swaps
             case PlainVtc():
                 self.met["special"] = self.met["lift"] if self.tenants > 1 else 10
             case _:

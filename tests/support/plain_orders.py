@@ -83,40 +83,93 @@ class PlainLas(Plain):
         return waiting.entry.attained_tokens
 
 
-class PlainEdf(Plain):
-    def key(self, waiting: Waiting) -> float:
-        entry = waiting.entry
-        if entry.deadline_s is None:
-            return entry.arrived_s + edf.DEFAULT_S
-        return min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + edf.HORIZON_S)
+class PlainByDeadline(Plain):
+    """Positions belong to tenants; who takes a tenant's first one goes by what clients ask for."""
 
-
-class PlainPriority(Plain):
     def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
-        self.at_joining: dict[str, tuple[float, float]] = {}
+        self.terms: dict[str, tuple[float, float]] = {}
+        """What is fixed of the key, and what a token of what is left adds; kept by those that left."""
+        self.positions: dict[str, tuple[float, int]] = {}
+        """By who holds it."""
+        self.own: dict[str, tuple[float, int]] = {}
+        self.swaps = 0
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
-        if not (front and entry.entry_id in self.at_joining):
-            tenants = {each.entry.tenant_id for each in self.waiting.values()}
-            least = min((self.counters.value(each) for each in tenants), default=None)
-            mine = self.counters.value(entry.tenant_id)
-            ahead = 0.0 if least is None else max(0, mine - least) / COUNTER_SCALE
-            slack_s = priority.HORIZON_S
-            if entry.deadline_s is not None:
-                slack_s = min(slack_s, max(0.0, entry.deadline_s - entry.arrived_s))
-            self.at_joining[entry.entry_id] = (
-                priority.TIER_TOKENS * entry.tier
-                + priority.URGENCY_TOKENS_PER_S * slack_s
-                + priority.HISTORY_WEIGHT * min(priority.HISTORY_CAP_COST, ahead),
-                min(1.0, len(self.waiting) / priority.BUSY_ENTRIES),
-            )
+        if not (front and entry.entry_id in self.terms):
+            self.terms[entry.entry_id] = self.new_terms(entry)
         super().add(entry, front=front)
+        fixed, each_token = self.terms[entry.entry_id]
+        key = fixed + each_token * sizes.remaining_tokens(entry)
+        self.positions[entry.entry_id] = (key, self.waiting[entry.entry_id].number)
+        self.own[entry.entry_id] = (self.own_key(entry, key), self.waiting[entry.entry_id].number)
 
-    def key(self, waiting: Waiting) -> float:
-        fixed, load = self.at_joining[waiting.entry.entry_id]
-        waited = self.clock - waiting.joined_cost
-        return fixed + load * sizes.remaining_tokens(waiting.entry) - priority.AGEING * waited
+    def pick(self) -> QueueEntry | None:
+        self.scanned += len(self.waiting)
+        if not self.waiting:
+            return None
+        tenant_id = self.waiting[self.first_position()].entry.tenant_id
+        return min(self.of_tenant(tenant_id), key=lambda each: self.own[each.entry.entry_id]).entry
+
+    def first_position(self) -> str:
+        return min(self.waiting, key=lambda entry_id: self.positions[entry_id])
+
+    def take(self, entry_id: str) -> QueueEntry:
+        picked, holder = self.pick(), self.first_position()
+        if picked is not None and picked.entry_id == entry_id != holder:
+            self.positions[entry_id], self.positions[holder] = (
+                self.positions[holder],
+                self.positions[entry_id],
+            )
+            for each in (entry_id, holder):
+                each_token = self.terms[each][1]
+                left = sizes.remaining_tokens(self.waiting[each].entry)
+                self.terms[each] = (self.positions[each][0] - each_token * left, each_token)
+            self.swaps += 1
+        del self.positions[entry_id]
+        return super().take(entry_id)
+
+    def new_terms(self, entry: QueueEntry) -> tuple[float, float]:
+        raise NotImplementedError
+
+    def own_key(self, entry: QueueEntry, key: float) -> float:
+        raise NotImplementedError
+
+
+class PlainEdf(PlainByDeadline):
+    def new_terms(self, entry: QueueEntry) -> tuple[float, float]:
+        if entry.deadline_s is None:
+            return (entry.arrived_s + edf.DEFAULT_S, 0.0)
+        return (min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + edf.HORIZON_S), 0.0)
+
+    def own_key(self, entry: QueueEntry, key: float) -> float:
+        wish_s = entry.own_deadline_s
+        return key if wish_s is None else min(key, max(wish_s, entry.arrived_s))
+
+
+class PlainPriority(PlainByDeadline):
+    def new_terms(self, entry: QueueEntry) -> tuple[float, float]:
+        tenants = {each.entry.tenant_id for each in self.waiting.values()}
+        least = min((self.counters.value(each) for each in tenants), default=None)
+        mine = self.counters.value(entry.tenant_id)
+        ahead = 0.0 if least is None else max(0, mine - least) / COUNTER_SCALE
+        return (
+            priority.TIER_TOKENS * entry.tier
+            + self.urgency(entry, entry.deadline_s)
+            + priority.HISTORY_WEIGHT * min(priority.HISTORY_CAP_COST, ahead)
+            + priority.AGEING * self.clock,
+            min(1.0, len(self.waiting) / priority.BUSY_ENTRIES),
+        )
+
+    def urgency(self, entry: QueueEntry, deadline_s: float | None) -> float:
+        slack_s = priority.HORIZON_S
+        if deadline_s is not None:
+            slack_s = min(slack_s, max(0.0, deadline_s - entry.arrived_s))
+        return priority.URGENCY_TOKENS_PER_S * slack_s
+
+    def own_key(self, entry: QueueEntry, key: float) -> float:
+        promised, wished = self.urgency(entry, entry.deadline_s), self.urgency(entry, entry.own_deadline_s)
+        return key - max(0.0, promised - wished)
 
 
 def first_of_class(waiting: list[Waiting]) -> dict[int, Waiting]:

@@ -2,7 +2,7 @@
 
 Who has no deadline is due `default_s` after its arrival. A deadline counts as no earlier than the arrival
 and no later than `horizon_s` after it: otherwise deadlines in the past would pass all others for ever, and
-one in the far future would never come.
+one in the far future would never come. Inside a tenant what a client asks for counts where it is earlier.
 
 Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines,
 this one does. No entry starves: what arrives after its deadline goes after it. Loses under overload,
@@ -16,13 +16,13 @@ from typing import Self
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
-from engine.scheduling.order.keyed import Keyed, Terms
+from engine.scheduling.order.keyed import KeyedByDeadline, Terms
 
 DEFAULT_S = 30.0
 HORIZON_S = 600.0
 
 
-class Edf(Keyed):
+class Edf(KeyedByDeadline):
     """One heap by deadline."""
 
     name = "edf"
@@ -38,10 +38,21 @@ class Edf(Keyed):
         self.default_s = default_s
         self.horizon_s = horizon_s
 
-    def _key(self, entry: QueueEntry, terms: Terms) -> float:
+    def _terms(self, entry: QueueEntry) -> Terms:
         if entry.deadline_s is None:
-            return entry.arrived_s + self.default_s
-        return min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + self.horizon_s)
+            return (entry.arrived_s + self.default_s,)
+        return (min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + self.horizon_s),)
+
+    def _key(self, entry: QueueEntry, terms: Terms) -> float:
+        return terms[0]
+
+    def _own_key(self, entry: QueueEntry, key: float) -> float:
+        if entry.own_deadline_s is None:
+            return key
+        return min(key, max(entry.own_deadline_s, entry.arrived_s))
+
+    def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
+        return (key,)
 
     def _empty(self, counters: ServiceCountersLike) -> Self:
         return type(self)(counters, default_s=self.default_s, horizon_s=self.horizon_s)

@@ -6,6 +6,8 @@ size + ageing x joined sorts alike and never changes.
 
 Equal keys go by arrival; an entry that returns to the front goes before its equals. What an order fixes
 when an entry joins (its *terms*) is remembered while it runs, so that a preempted one returns with them.
+
+A client may ask for a deadline of its own. It must not take places from other tenants: see `KeyedByDeadline`.
 """
 
 from __future__ import annotations
@@ -125,3 +127,114 @@ class Keyed:
         self._heap.drop(entry_id)
         self._left.note(entry_id, terms)
         return entry
+
+
+class KeyedByDeadline(Keyed):
+    """Keyed by what is promised between tenants, and by what clients ask for inside a tenant.
+
+    The key of an entry is a position of its tenant. Who is next of a tenant goes by `_own_key`, in which a
+    client's own deadline counts; it takes the tenant's first position, and the entry that brought that gets
+    the other's. So a tenant has the same positions at any time, whatever its clients ask for.
+    """
+
+    def __init__(self, counters: ServiceCountersLike) -> None:
+        super().__init__(counters)
+        self._entries_of: dict[str, dict[str, None]] = {}
+        """Tenant id -> ids of its waiting entries, in order of arrival."""
+        self._own: dict[str, LazyHeap] = {}
+        """Of tenants whose clients have asked for something since they began to wait: entries by own key."""
+        self._ended_operations = 0
+        """Of heaps that are gone."""
+
+    @property
+    def operations(self) -> int:
+        """Of the heap of positions and those of tenants."""
+        in_tenants = sum(heap.operations for heap in self._own.values())
+        return self._heap.operations + self._ended_operations + in_tenants
+
+    def add(self, entry: QueueEntry, *, front: bool = False) -> None:
+        """Joins by its key, and in its tenant by its own. Raises ValueError if it waits already."""
+        super().add(entry, front=front)
+        tenant_id, (key, number) = entry.tenant_id, self._heap.key(entry.entry_id)
+        own_key = self._own_key(entry, key)
+        own = self._own.get(tenant_id)
+        if own is None and own_key < key:
+            # Until now its entries went by their positions, and each has the one that it brought.
+            own = self._own[tenant_id] = LazyHeap()
+            for other in self._entries_of.get(tenant_id, ()):
+                own.put(other, self._heap.key(other))
+        if own is not None:
+            own.put(entry.entry_id, (own_key, number))
+        self._entries_of.setdefault(tenant_id, {})[entry.entry_id] = None
+
+    def peek(self, now_s: float) -> QueueEntry | None:
+        """The first of the tenant that has the first position."""
+        first = self._first()
+        return None if first is None else self._waiting[first[0]][0]
+
+    def pop(self, now_s: float) -> QueueEntry:
+        """Takes what `peek` names. Raises IndexError when empty."""
+        first = self._first()
+        if first is None:
+            raise IndexError("pop from an empty order")
+        return self._take(first[0])
+
+    def clone(self, counters: ServiceCountersLike) -> Self:
+        """An independent copy over `counters`."""
+        copy = super().clone(counters)
+        copy._entries_of = {tenant_id: ids.copy() for tenant_id, ids in self._entries_of.items()}
+        copy._own = {tenant_id: heap.copy() for tenant_id, heap in self._own.items()}
+        copy._ended_operations = self._ended_operations
+        return copy
+
+    # ------------------------------------------------------------ what a subclass says
+
+    def _own_key(self, entry: QueueEntry, key: float) -> float:
+        """`key` as it would be were what its client asks for promised; not above it."""
+        raise NotImplementedError
+
+    def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
+        """`terms` changed so that `key` is the entry's."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ inside
+
+    def _first(self) -> tuple[str, str] | None:
+        """The entry that is next, and the one that brought the position it takes."""
+        position = self._heap.top()
+        if position is None:
+            return None
+        own = self._own.get(self._waiting[position][0].tenant_id)
+        first = position if own is None else own.top()
+        assert first is not None, "the books disagree"
+        return first, position
+
+    def _key_of(self, entry: QueueEntry) -> float:
+        """What is next stands where it is about to be taken."""
+        first = self._first()
+        if first is not None and first[0] == entry.entry_id:
+            key: float = self._heap.key(first[1])[0]
+            return key
+        return super()._key_of(entry)
+
+    def _take(self, entry_id: str) -> QueueEntry:
+        first = self._first()
+        if first is not None and first[0] == entry_id != first[1]:
+            self._swap(entry_id, first[1])
+        entry = super()._take(entry_id)
+        own, ids = self._own.get(entry.tenant_id), self._entries_of[entry.tenant_id]
+        del ids[entry_id]
+        if not ids:
+            del self._entries_of[entry.tenant_id]
+        if own is not None:
+            own.drop(entry_id)
+            if not ids:
+                self._ended_operations += self._own.pop(entry.tenant_id).operations
+        return entry
+
+    def _swap(self, one: str, other: str) -> None:
+        keys = self._heap.key(one), self._heap.key(other)
+        for entry_id, key in zip((other, one), keys, strict=True):
+            entry, terms = self._waiting[entry_id]
+            self._waiting[entry_id] = (entry, self._terms_at(entry, terms, key[0]))
+            self._heap.put(entry_id, key)

@@ -14,6 +14,8 @@ a long one would hold up more others. History and load are those of the moment a
 entry joined, so a score is fixed while it waits and a heap suffices. Weighted sums of this kind: llm-d's flow
 control (0.8 attained service + 0.2 wait), QLM, Andes; the weights here are ours.
 
+Inside a tenant the urgency is that of what its client asks for, where that is earlier than what is promised.
+
 An entry interrupts a running one whose score is larger by more than `MARGIN_TOKENS`.
 
 Guarantee: every term but age is at least 0 and none grows with waiting, so an entry that joins after others
@@ -28,7 +30,7 @@ from typing import Self
 from engine.entry import COUNTER_SCALE, QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.order.base import ServiceCountersLike
-from engine.scheduling.order.keyed import Keyed, Terms
+from engine.scheduling.order.keyed import KeyedByDeadline, Terms
 from engine.scheduling.order.lazy_heap import Key, TenantHeap
 from engine.scheduling.order.sizes import remaining_tokens
 
@@ -42,7 +44,7 @@ AGEING = 1 / 16
 MARGIN_TOKENS = 256
 
 
-class Priority(Keyed):
+class Priority(KeyedByDeadline):
     """One heap by score."""
 
     name = "priority"
@@ -52,18 +54,15 @@ class Priority(Keyed):
     def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
         self._tenants = TenantHeap(counters)
-        self._waiting_of: dict[str, int] = {}
-        """Waiting entries by tenant."""
 
     @property
     def operations(self) -> int:
         """Heap levels passed so far."""
-        return self._heap.operations + self._tenants.operations
+        return super().operations + self._tenants.operations
 
     def add(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Joins by its score. Raises ValueError for an entry that waits already."""
         super().add(entry, front=front)
-        self._waiting_of[entry.tenant_id] = self._waiting_of.get(entry.tenant_id, 0) + 1
         self._tenants.put(entry.tenant_id, self._standing)
 
     def outranks(self, waiting: QueueEntry, running: QueueEntry, now_s: float) -> bool:
@@ -73,19 +72,15 @@ class Priority(Keyed):
     def clone(self, counters: ServiceCountersLike) -> Self:
         """An independent copy over `counters`."""
         copy = super().clone(counters)
-        copy._waiting_of = self._waiting_of.copy()
-        for tenant_id in copy._waiting_of:
+        for tenant_id in copy._entries_of:
             copy._tenants.put(tenant_id, copy._standing)
         return copy
 
     def _terms(self, entry: QueueEntry) -> Terms:
         """Everything but the length, and by how much the length counts."""
-        slack_s = HORIZON_S
-        if entry.deadline_s is not None:
-            slack_s = min(HORIZON_S, max(0.0, entry.deadline_s - entry.arrived_s))
         fixed = (
             TIER_TOKENS * max(0, entry.tier)
-            + URGENCY_TOKENS_PER_S * slack_s
+            + URGENCY_TOKENS_PER_S * _slack_s(entry, entry.deadline_s)
             + HISTORY_WEIGHT * min(HISTORY_CAP_COST, self._ahead_cost(entry.tenant_id))
             + AGEING * self._counters.served_cost
         )
@@ -94,6 +89,13 @@ class Priority(Keyed):
     def _key(self, entry: QueueEntry, terms: Terms) -> float:
         fixed, load = terms
         return fixed + load * remaining_tokens(entry)
+
+    def _own_key(self, entry: QueueEntry, key: float) -> float:
+        gained_s = _slack_s(entry, entry.deadline_s) - _slack_s(entry, entry.own_deadline_s)
+        return key - URGENCY_TOKENS_PER_S * max(0.0, gained_s)
+
+    def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
+        return (key - terms[1] * remaining_tokens(entry), terms[1])
 
     def _ahead_cost(self, tenant_id: str) -> float:
         """Cost tokens per weight that the tenant has had beyond the least served one that waits."""
@@ -107,10 +109,13 @@ class Priority(Keyed):
 
     def _take(self, entry_id: str) -> QueueEntry:
         entry = super()._take(entry_id)
-        left = self._waiting_of[entry.tenant_id] - 1
-        if left:
-            self._waiting_of[entry.tenant_id] = left
-        else:
-            del self._waiting_of[entry.tenant_id]
+        if entry.tenant_id not in self._entries_of:
             self._tenants.drop(entry.tenant_id)
         return entry
+
+
+def _slack_s(entry: QueueEntry, deadline_s: float | None) -> float:
+    """Seconds from its arrival to a deadline, at most the horizon; without one, that."""
+    if deadline_s is None:
+        return HORIZON_S
+    return min(HORIZON_S, max(0.0, deadline_s - entry.arrived_s))

@@ -83,7 +83,7 @@ def _e2e_p99_of(kind: str) -> Measure:
 
 
 def _share_in_time(run: EngineRun) -> float:
-    return sum(each.meets_deadline for each in run.served) / len(run.served)
+    return sum(each.meets_target for each in run.served) / len(run.served)
 
 
 def _cached_share(run: EngineRun) -> float:
@@ -136,8 +136,8 @@ CLUMPS = Traffic("clumps of 16 requests within 40 ms", clumps)
 SPARSE = Traffic("brief requests alike, load 0.05", brief, load=0.05)
 ALIKE = Traffic("requests alike, load 0.95", alike, load=0.95)
 UNLIKE_PROMPTS = Traffic("unlike prompts, load 0.95", unlike_prompts, load=0.95)
-DEADLINES = Traffic("deadlines of 6 s and 30 s, load 0.95", with_deadlines, load=0.95)
-DEADLINES_OVERLOAD = Traffic("deadlines of 6 s and 30 s, load 1.5", with_deadlines, load=1.5)
+DEADLINES = Traffic("SLOs of 6 s and 30 s, load 0.95", with_deadlines, load=0.95)
+DEADLINES_OVERLOAD = Traffic("SLOs of 6 s and 30 s, load 1.5", with_deadlines, load=1.5)
 PREFIXES = Traffic(
     "eight tenants, each with a prefix of its own, load 2", tenants_with_prefixes, LITTLE_MEMORY, 2.0
 )

@@ -89,13 +89,13 @@ def long_prompts(seed: int) -> list[SimulatedRequest]:
 
 
 def with_deadlines(seed: int) -> list[SimulatedRequest]:
-    """Answers of 16 to 128 tokens; half are due in 6 s, half in 30 s."""
+    """Answers of 16 to 128 tokens; one tenant's SLO is 6 s for an answer, the other's 30 s."""
     rng = random.Random(seed)
     lengths = uniform(16, 128)
     return merged(
         [
-            stream(poisson_times(rng, 0.5, 600), "one", lengths, rng, kind="urgent", deadline_in_s=6.0),
-            stream(poisson_times(rng, 0.5, 600), "one", lengths, rng, kind="patient", deadline_in_s=30.0),
+            stream(poisson_times(rng, 0.5, 600), "urgent", lengths, rng, e2e_target_s=6.0),
+            stream(poisson_times(rng, 0.5, 600), "patient", lengths, rng, e2e_target_s=30.0),
         ]
     )
 

@@ -78,7 +78,7 @@ def stream(
     kind: str = "",
     weight: float = 1.0,
     tier: int = STANDARD,
-    deadline_in_s: float | None = None,
+    e2e_target_s: float | None = None,
     prefix_blocks: tuple[int, ...] = (),
 ) -> list[SimulatedRequest]:
     """One tenant's requests at `times`."""
@@ -95,7 +95,7 @@ def stream(
                 tier,
                 weight,
                 kind=kind or tenant,
-                deadline_in_s=deadline_in_s,
+                e2e_target_s=e2e_target_s,
             )
         )
     return arrivals

@@ -42,7 +42,8 @@ class SimulatedRequest:
     """Token ids, for replicas with another block size; empty: as `prefix_blocks` say."""
     kind: str = "all"
     """Its class in a report (`short`, `long`)."""
-    deadline_in_s: float | None = None
+    e2e_target_s: float | None = None
+    """The SLO of its tenant and tier for the whole answer; None: there is none."""
     prefix_hashes: tuple[int, ...] = ()
     """Of the prompt, for the gateway's choice of a replica."""
 

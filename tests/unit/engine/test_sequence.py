@@ -120,3 +120,11 @@ def test_a_restored_sequence_without_a_lease_rests_without_kv() -> None:
     assert sequence.state is SequenceStatus.PREEMPTED
     assert sequence.emitted_tokens == 2
     assert sequence.first_time_prompt_tokens(4) == 0, "what was charged elsewhere is not charged again"
+
+
+def test_its_deadlines_count_from_its_arrival_on_the_engines_clock() -> None:
+    submit = make_submit(deadline_in_s=3.0, own_deadline_in_s=1.0)
+    entry = Sequence.of(submit, "gateway", 100.0).entry()
+    assert (entry.deadline_s, entry.own_deadline_s) == (103.0, 101.0)
+    entry = make_sequence().entry()
+    assert (entry.deadline_s, entry.own_deadline_s) == (None, None)

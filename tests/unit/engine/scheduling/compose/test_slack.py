@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from msgspec.structs import replace
 
 from engine.messages import StepTime
+from engine.scheduling.compose.decode_first import DecodeFirst
+from engine.scheduling.compose.prompts import PromptLimits
 from engine.scheduling.compose.slack import DeadlineSlack
 from tests.support.scheduling_states import (
     decoding,
@@ -12,6 +17,7 @@ from tests.support.scheduling_states import (
     make_room,
     make_sequence,
     names,
+    random_sequence,
     taken,
 )
 
@@ -91,6 +97,7 @@ def test_lending_makes_nobody_late() -> None:
         running.append(make_sequence(f"p{number}", prompt=40, max_tokens=1, submitted_s=now_s - 1))
         room = make_room(60, now_s=now_s, step_time=FLAT)
         due_s = compose.due_s(answer)
+        assert due_s is not None
         taken(room, compose.shares(running, room))
         now_s += room.predicted_s()
         late += answer in room.given and now_s > due_s + 1e-9
@@ -101,3 +108,40 @@ def test_lending_makes_nobody_late() -> None:
     assert compose.lent_tokens > 5
     assert answer.emitted_tokens > 31
     assert late == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_without_targets_it_is_decode_first(seed: int) -> None:
+    rng = random.Random(seed)
+    running = [random_sequence(rng, f"s{number}") for number in range(rng.randint(1, 30))]
+    for sequence in running:
+        sequence.submit = replace(sequence.submit, ttft_target_s=0.0, tpot_target_s=0.0)
+    limits = PromptLimits(max_num_partial_prefills=rng.choice((1, 4)), target_step_s=rng.choice((0.0, 0.05)))
+    slack, decode_first = DeadlineSlack(limits=limits), DecodeFirst(limits)
+    tokens = rng.choice((10, 200, 2000))
+    one, other = make_room(tokens, now_s=9.0, step_time=FLAT), make_room(tokens, now_s=9.0, step_time=FLAT)
+    assert slack.shares(running, one) == decode_first.shares(running, other)
+    newcomer = make_sequence("new", prompt=300)
+    assert slack.first_chunk(newcomer, one) == decode_first.first_chunk(newcomer, other)
+    assert (slack.urgent_steps, slack.lent_tokens) == (0, 0)
+
+
+def test_only_what_has_a_target_asks_lends_and_limits() -> None:
+    paced = decoding("paced", output=40, tpot_target_s=0.1)
+    paced.first_token_s = 0.0
+    silent = decoding("silent", output=40)
+    waiting = make_sequence("waiting", prompt=300)
+    room = make_room(500, now_s=90.0, step_time=FLAT)
+    compose = DeadlineSlack()
+    assert compose.due_s(paced) == pytest.approx(0.0 + 40 * 0.1)
+    assert compose.due_s(silent) is None
+    assert compose.due_s(waiting) is None
+    assert names(compose.shares([silent, waiting], room)) == [("silent", 1), ("waiting", 300)]
+    # Late whatever is done, it limits the step to one token's pace; it lends nothing to one without a target.
+    shares = names(compose.shares([paced, silent, waiting], make_room(500, now_s=90.0, step_time=FLAT)))
+    assert shares == [("paced", 1), ("silent", 1), ("waiting", 88)]
+    late = make_sequence("late", prompt=60, ttft_target_s=0.5)
+    paced = decoding("paced", output=40, tpot_target_s=5.0)
+    shares = names(compose.shares([paced, silent, late], make_room(50, now_s=90.0, step_time=FLAT)))
+    assert shares == [("silent", 1), ("late", 49)], "what has a pace and is ahead of it lends"
+    assert (compose.urgent_steps, compose.lent_tokens) == (1, 1)

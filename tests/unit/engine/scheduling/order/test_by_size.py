@@ -305,6 +305,67 @@ def test_a_deadline_counts_between_arrival_and_horizon() -> None:
         Edf(ServiceCounters(), default_s=-1.0)
 
 
+BY_DEADLINE = pytest.mark.parametrize("make", [Edf, Priority])
+
+
+def of(tenant_id: str, name: str, deadline_s: float | None, own_s: float | None = None) -> QueueEntry:
+    return entry(name, tenant_id=tenant_id, deadline_s=deadline_s, own_deadline_s=own_s)
+
+
+@BY_DEADLINE
+def test_a_clients_word_takes_no_place_from_another_tenant(make: type[Edf | Priority]) -> None:
+    order = make(ServiceCounters())
+    order.add(of("b", "promised", 10.0))
+    order.add(of("a", "hasty", 20.0, own_s=1.0))
+    order.add(of("a", "without a promise", None, own_s=0.5))
+    assert [order.pop(0.0).tenant_id for _ in range(3)] == ["b", "a", "a"]
+
+
+@BY_DEADLINE
+def test_in_a_tenants_places_its_clients_words_decide(make: type[Edf | Priority]) -> None:
+    order = make(ServiceCounters())
+    order.add(of("a", "a first", 5.0))
+    order.add(of("b", "b", 10.0))
+    order.add(of("a", "a second", 20.0, own_s=1.0))
+    order.add(of("a", "a third", 25.0, own_s=2.0))
+    # Places of tenants: a, b, a, a; whatever is said. Of a, by what is asked for.
+    assert drain(order.clone(ServiceCounters())) == ["a second", "b", "a third", "a first"]
+    assert order.remove("a third") is not None
+    assert drain(order) == ["a second", "b", "a first"], "what leaves without a turn takes its place along"
+
+
+@BY_DEADLINE
+def test_a_word_that_is_later_than_the_promise_changes_nothing(make: type[Edf | Priority]) -> None:
+    order = make(ServiceCounters())
+    order.add(of("a", "first", 5.0, own_s=500.0))
+    order.add(of("a", "second", 6.0))
+    order.add(of("a", "patient", None, own_s=599.0))
+    order.add(of("a", "silent", None))
+    assert drain(order) == ["first", "second", "patient", "silent"]
+
+
+@BY_DEADLINE
+def test_who_took_a_place_of_its_tenant_comes_back_to_it(make: type[Edf | Priority]) -> None:
+    order = make(ServiceCounters())
+    order.add(of("a", "a first", 5.0))
+    order.add(of("b", "b", 10.0))
+    hasty = of("a", "hasty", 20.0, own_s=1.0)
+    order.add(hasty)
+    rank = order.rank(hasty, 0.0)
+    assert order.pop(0.0) is hasty
+    assert order.rank(hasty, 0.0) == rank
+    order.add(hasty, front=True)
+    assert drain(order) == ["hasty", "b", "a first"]
+
+
+def test_a_word_gives_no_power_to_interrupt_another_tenant() -> None:
+    order = Priority(ServiceCounters())
+    running = of("b", "running", 20.0)
+    hasty = of("a", "hasty", 20.0, own_s=0.0)
+    order.add(hasty)
+    assert not order.outranks(hasty, running, 0.0)
+
+
 # ---------------------------------------------------------------- priority
 
 

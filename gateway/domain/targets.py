@@ -1,0 +1,87 @@
+"""Targets of a request: what was promised to it, and what its client asks for.
+
+Promised are the SLO of its tenant and tier and the quote that it redeems; of several the tightest counts.
+Where neither says when the whole answer is due, it is due when the pace that they name gets to the predicted
+end, or, without a pace, with its first token. These order requests of different tenants, so what is promised
+is counted from the moment at which the tenant's own limits let the request into the queue.
+
+A client's timeout is a wish. It has a request refused early (`deadline_check.py`) and orders its tenant's own
+requests. It never counts between tenants: there the shortest timeout would always have the first place. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import msgspec
+
+from gateway.domain.estimate import Estimate
+
+LEAST_S = 0.001
+"""What is due earlier is due after that: for an engine 0 is no target."""
+
+
+class SubmitTargets(TypedDict):
+    """Fields of a `Submit`."""
+
+    ttft_target_s: float
+    tpot_target_s: float
+    deadline_in_s: float | None
+    own_deadline_in_s: float | None
+
+
+class RequestTargets(msgspec.Struct, frozen=True):
+    """When what is due. Instants are of the gateway's clock; None: not said."""
+
+    first_token_s: float | None = None
+    tpot_s: float | None = None
+    """Seconds for each further token."""
+    deadline_s: float | None = None
+    """For the whole answer, as promised."""
+    own_deadline_s: float | None = None
+    """As its client asks, where that is earlier than what is promised."""
+
+    def for_engine(self, now_s: float) -> SubmitTargets:
+        """The fields of a `Submit` sent now."""
+
+        def left_s(instant_s: float | None) -> float | None:
+            return None if instant_s is None else max(LEAST_S, instant_s - now_s)
+
+        return {
+            "ttft_target_s": left_s(self.first_token_s) or 0.0,
+            "tpot_target_s": self.tpot_s or 0.0,
+            "deadline_in_s": left_s(self.deadline_s),
+            "own_deadline_in_s": left_s(self.own_deadline_s),
+        }
+
+
+NO_TARGETS = RequestTargets()
+
+
+def targets_of(
+    slo_s: Mapping[str, float],
+    quoted: Estimate | None,
+    *,
+    since_s: float,
+    expires_s: float | None,
+    output_tokens: int,
+) -> RequestTargets:
+    """The tightest of each. `slo_s`: seconds by metric; `since_s`: when its limits let it in; `expires_s`: by
+    its client's word; `output_tokens`: predicted, of each sequence."""
+    ttft_s = _least(slo_s.get("ttft"), None if quoted is None else quoted.ttft_s[1])
+    e2e_s = _least(slo_s.get("e2e"), None if quoted is None else quoted.e2e_s[1])
+    tpot_s = slo_s.get("tpot")
+    if e2e_s is None and ttft_s is not None:
+        e2e_s = ttft_s + (tpot_s or 0.0) * max(0, output_tokens - 1)
+    deadline_s = None if e2e_s is None else since_s + e2e_s
+    return RequestTargets(
+        None if ttft_s is None else since_s + ttft_s,
+        None if tpot_s is None else max(LEAST_S, tpot_s),
+        deadline_s,
+        expires_s if expires_s is not None and (deadline_s is None or expires_s < deadline_s) else None,
+    )
+
+
+def _least(*seconds: float | None) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
