@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 from sqlalchemy import text
 
+from engine.process.capacity import CapacityRefused, KvShape, MachineMemory, engine_sizes
+from engine.process.free_memory import free_memory_bytes
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
@@ -49,6 +51,7 @@ async def examine(settings: Settings) -> list[Finding]:
         ("redis", _redis),
         ("model", _model),
         ("engine", _engine),
+        ("sizes", _sizes),
         ("speed", _speed),
         ("clock", _clock),
     ]
@@ -187,6 +190,35 @@ async def _engine(settings: Settings) -> Finding:
             "engine", False, f"the server at {server.url} says that it is not ready", f"look at {log_path}"
         )
     return Finding("engine", True, f"serves behind {server.url}")
+
+
+async def _sizes(settings: Settings) -> Finding:
+    """Sizes that an engine would have if it were started now, and why."""
+    if not settings.engine.serve:
+        return Finding("sizes", True, "none: there is no engine of our own (engine.serve=no)")
+    if settings.engine.address:
+        return Finding("sizes", True, "those of the engine at engine.address, which other gateways share")
+    if missing_packages():
+        return Finding("sizes", True, "not known: the engine is not installed")
+    if not (await _model(settings)).ok:
+        return Finding("sizes", True, "not known: the model cannot be loaded")
+    from engine.model.loader import ModelRefused, free_cuda_bytes, outline
+
+    dtype, device = (
+        None if name == "auto" else name for name in (settings.engine.dtype, settings.engine.device)
+    )
+    try:
+        found = outline(settings.model, dtype=dtype, device=device)
+        host_bytes = free_memory_bytes()
+        free_bytes = free_cuda_bytes(device) if found.device == "cuda" else host_bytes
+        free_bytes -= found.weight_bytes
+        memory = MachineMemory(found.device, free_bytes, host_bytes if found.device == "cuda" else free_bytes)
+        sizes = engine_sizes(memory, KvShape(found.context_tokens, found.token_bytes), settings.engine)
+    except ModelRefused as error:
+        return Finding("sizes", False, str(error), "name another --model (FAIRGATE_MODEL)")
+    except CapacityRefused as error:
+        return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
+    return Finding("sizes", True, "; ".join(sizes.lines()))
 
 
 async def _speed(settings: Settings) -> Finding:
