@@ -5,6 +5,7 @@ Each check looks at one thing and returns a finding; none of them changes anythi
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import time
@@ -21,6 +22,7 @@ from engine.process.free_memory import free_memory_bytes
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
+from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.serve import StartFailed, check_model, explain, missing_packages
 from ops.settings.settings import Settings
 from tenants.errors import TenancyError
@@ -44,7 +46,10 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """All checks, in the order in which one depends on another."""
+    """All checks, in the order in which one depends on another. A model that is named by its id is looked for
+    in the local cache only."""
+    with contextlib.suppress(ModelMissing):  # the model's check says so
+        settings = with_local_model(settings, download=False)
     checks: list[tuple[str, Callable[[Settings], Awaitable[Finding]]]] = [
         ("data directory", _data_dir),
         ("database", _database),
@@ -156,8 +161,10 @@ async def _redis(settings: Settings) -> Finding:
 
 async def _model(settings: Settings) -> Finding:
     try:
-        check_model(settings.model)
+        check_model(with_local_model(settings, download=False).model)
         renderer = PromptRenderer(settings.model)
+    except ModelMissing as error:
+        return Finding("model", False, str(error), "`fairgate serve` downloads it where there is a network")
     except (StartFailed, TokenizerMissing) as error:
         return Finding(
             "model", False, str(error), "name a complete model directory with --model (FAIRGATE_MODEL)"

@@ -39,7 +39,7 @@ class FairVictim:
 
 @dataclass(frozen=True, slots=True)
 class LatestVictim:
-    """The lowest tier; in it the last to arrive: what first come, first served promises. Recomputes."""
+    """The lowest tier; in it the last to arrive: what first come, first served promises."""
 
     name: str = "latest-victim"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
@@ -49,8 +49,8 @@ class LatestVictim:
         return max(enumerate(candidates), key=lambda item: (item[1].tier, item[1].submitted_s, item[0]))[1]
 
     def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        """Never."""
-        return False
+        """Whichever brings it back sooner."""
+        return costs.swap_s(victim.computed_tokens) < costs.recompute_s(victim.computed_tokens)
 
 
 @dataclass(frozen=True, slots=True)

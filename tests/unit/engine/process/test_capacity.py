@@ -51,7 +51,9 @@ def test_a_cpu_with_little_memory_gives_a_quarter_of_it() -> None:
     assert found.num_blocks == 16 * MIB // found.block_bytes
     assert "25% of 64MiB free" in found.reasons["kv_memory"]
     # An eighth of what the KV cache leaves.
-    assert found.num_host_blocks == (64 * MIB - found.num_blocks * found.block_bytes) // 8 // found.block_bytes
+    assert (
+        found.num_host_blocks == (64 * MIB - found.num_blocks * found.block_bytes) // 8 // found.block_bytes
+    )
 
 
 def test_one_whole_context_may_take_up_to_half_of_the_memory() -> None:
