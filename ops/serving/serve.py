@@ -122,8 +122,8 @@ def check_model(model: Path) -> None:
     """Raises `StartFailed` for a directory that holds no model, before anything else is begun."""
     if not model.is_dir():
         raise StartFailed(
-            f"model {model} is not a directory; --model takes one in Hugging Face format, or the id of a model"
-            " on the hub (organisation/name)"
+            f"model {model} is not a directory; --model takes one in Hugging Face format, or the id of a"
+            " model on the hub (organisation/name)"
         )
     if not (model / "config.json").is_file():
         raise StartFailed(f"model directory {model} has no config.json; it must be in Hugging Face format")
