@@ -18,6 +18,12 @@ class Bounded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check(name: str, value: Any, meta: msgspec.Meta) -> None:
+    extra = meta.extra or {}
+    if "auto" in extra:
+        # One number means: derive it. Values proper have a bound of their own.
+        if value == extra["auto"]:
+            return
+        meta = msgspec.Meta(ge=extra["least"], le=meta.le)
     if meta.gt is not None and not value > meta.gt:  # "not": refuses NaN, too
         raise ValueError(f"{name} must be more than {meta.gt}, not {value!r}")
     if meta.ge is not None and not value >= meta.ge:

@@ -44,7 +44,7 @@ from gateway.explain.spans import open_spans
 from gateway.explain.timeline_writer import TimelineWriter
 from gateway.flow.control_rules import Knob
 from gateway.flow.controller import FlowController
-from gateway.flow.lanes import LaneRule
+from gateway.flow.lanes import LaneRule, long_tokens_of
 from gateway.flow.placement import LeastLoaded
 from gateway.flow.routing import PrefixRouter
 from gateway.flow.shared.mirror import Mirror
@@ -171,7 +171,7 @@ class Gateway:
             log_records=config.dispatch_log_records,
             ageing_s=[config.ageing_s[tier] for tier in Tier],
             lanes=LaneRule(
-                config.long_tokens,
+                config.long_tokens or long_tokens_of(None),
                 config.long_share_sequences,
                 config.long_share_kv,
                 config.batch_share,
@@ -241,7 +241,12 @@ class Gateway:
                 quote_credit_share=config.quote_credit_share,
             ),
         )
-        return ModelPool(spec, flow, dispatcher, estimates, lifecycle)
+        pool = ModelPool(spec, flow, dispatcher, estimates, lifecycle)
+        if not config.long_tokens:
+            pool.fit_lanes()
+            for upstream in spec.upstreams:
+                upstream.watch(pool.fit_lanes)
+        return pool
 
     def _make_control(self, name: str, pool: ModelPool) -> ControlLoop:
         config, lifecycle = self.deps.config, pool.lifecycle

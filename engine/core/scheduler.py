@@ -32,6 +32,7 @@ from engine.core.plan import Plan
 from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
+from engine.scheduling.evict.base import memory_free_in_s
 from engine.scheduling.room import Room
 from engine.sequence import Sequence, SequenceStatus
 
@@ -155,6 +156,9 @@ class Scheduler:
         while wanted > table.pool.num_free:
             self._is_short = True
             victim, rule = self._victim(sequence)
+            if victim is sequence and self._waits_for_memory(sequence):
+                return False
+            victim.times_displaced += victim.state is SequenceStatus.RUNNING
             self._preempt(victim, rule, sequence)
             if victim is sequence:
                 return False
@@ -177,8 +181,21 @@ class Scheduler:
             if runner.tier >= sequence.tier and runner.times_displaced < table.max_displacements
         ]
         victim = self._policy.evict.victim(candidates, table.counters)
-        victim.times_displaced += 1
         return victim, f"evict {self._policy.evict.name}"
+
+    def _waits_for_memory(self, sequence: Sequence) -> bool:
+        """Pauses a sequence that is to give way, where memory comes free sooner than its KV could
+        be brought back."""
+        table = self._table
+        free_in_s = memory_free_in_s([each for each in table.running if each is not sequence], table.kv_costs)
+        has_host_room = table.pool.num_host_free >= len(sequence.block_table)
+        if not table.kv_costs.pauses(sequence.computed_tokens, free_in_s, has_host_room=has_host_room):
+            return False
+        self._ungrant(sequence)
+        table.pause(sequence, self._now_s)
+        self.plan.paused.append(sequence)
+        table.decisions.note(self._now_s, "pause", sequence, "memory comes free soon", (), ())
+        return True
 
     def _yields(self, paused: Sequence, sequence: Sequence) -> bool:
         """Whether `paused` yields its memory. One that lacks a lease yields to any other tenant: a slow

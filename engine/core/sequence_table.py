@@ -272,7 +272,7 @@ class SequenceTable:
         KV in host memory (`swap`) or without (`preempt`): returns which."""
         swapped = None
         # Imported KV is not in its blocks yet.
-        if not sequence.host_kv and self.policy.evict.swaps(sequence, self.kv_costs):
+        if not sequence.host_kv and self.kv_costs.swaps(sequence.computed_tokens):
             swapped = self.pool.swap_out(sequence.block_table, sequence.cursor, sequence.computed_tokens)
         self._drop(sequence)
         sequence.preemptions += 1

@@ -8,13 +8,27 @@ Many small copies would take longer than computing the tokens again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from engine.model.attention import LayerCache
+
+ALIGNMENT_BYTES = 64
+"""Of a cache line; torch's own tensors begin at one, too."""
+
+
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in host memory that take memory only where they are written: a pool costs what is used of it."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    # torch.zeros writes the zeros; numpy leaves that to the kernel.
+    memory = torch.from_numpy(np.zeros(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8))
+    start = -memory.data_ptr() % ALIGNMENT_BYTES
+    return memory[start : start + num_bytes].view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +58,11 @@ class HostPool:
         self.num_blocks = num_blocks
         self.num_device_blocks = self._device[0].shape[0]
         self._host = [
-            torch.zeros(
-                (num_blocks, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
-            )
+            torch.zeros(shape, dtype=tensor.dtype, pin_memory=True)
+            if tensor.device.type == "cuda"
+            else untouched_zeros(shape, tensor.dtype)
             for tensor in self._device
+            for shape in ((num_blocks, *tensor.shape[1:]),)
         ]
 
     @property

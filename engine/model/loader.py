@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from engine.model.attention import (
 )
 from engine.model.cpu.choose import Checked, choose_forward, cpu_threads
 from engine.model.forward import Forward
-from engine.model.path_report import Unsupported
+from engine.model.path_report import PathReport, Unsupported
 from engine.model.runner import TorchRunner
 from engine.model.self_check import check_prompts, difference_from_plain, plain_logits
 from kernels.dispatch import pick_attention
@@ -37,9 +38,6 @@ from kernels.dispatch import pick_attention
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_TOKENS = 16
-DEFAULT_CPU_KV_BYTES = 256 * 1024 * 1024
-DEFAULT_CUDA_KV_SHARE = 0.85
-"""Share of the device memory that is free once the weights are loaded; the rest is for activations."""
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -57,37 +55,91 @@ class ModelRefused(Exception):
     """The directory cannot be served; the message says why, and what to do."""
 
 
-def load_runner(
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that passed the check against the plain model; its KV cache is still to be sized."""
+
+    forward: Forward
+    info: ModelInfo
+    shapes: dict[int, LayerShape]
+    device: torch.device
+    dtype: torch.dtype
+    path_reports: tuple[PathReport, ...]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers."""
+        return token_bytes_of(self.shapes, self.dtype)
+
+    def free_bytes(self) -> int | None:
+        """Free memory of a CUDA device; None on a CPU."""
+        return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
+
+    def runner(
+        self,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        num_host_blocks: int = 0,
+        context_tokens: int | None = None,
+    ) -> TorchRunner:
+        """A runner with a KV cache of these sizes. `context_tokens`: a shorter context than the model's.
+
+        Raises `ModelRefused` where the memory cannot be had.
+        """
+        info = self.info
+        if context_tokens is not None:
+            info = msgspec.structs.replace(info, context_tokens=context_tokens)
+        try:
+            runner = TorchRunner(
+                self.forward,
+                info,
+                self.shapes,
+                dtype=self.dtype,
+                device=self.device,
+                num_blocks=num_blocks,
+                block_tokens=block_tokens,
+                num_host_blocks=num_host_blocks,
+                path_reports=self.path_reports,
+            )
+        except (MemoryError, torch.OutOfMemoryError):
+            mebibytes = self.token_bytes * block_tokens / 2**20
+            raise ModelRefused(
+                f"{num_blocks} blocks of {mebibytes:.3g} MiB of KV cache, and {num_host_blocks} of host"
+                " memory, cannot be had: name less (engine.kv_memory, engine.host_kv_blocks)"
+            ) from None
+        log.info(
+            "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
+            info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks,
+            block_tokens, info.attention,
+        )  # fmt: skip
+        for report in runner.path_reports:
+            log.info("%s", report)
+        return runner
+
+
+def load_model(
     model_dir: Path,
     *,
     dtype: str | None = None,
     device: str | None = None,
-    num_blocks: int | None = None,
-    kv_memory_bytes: int | None = None,
-    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    check_block_tokens: int = DEFAULT_BLOCK_TOKENS,
     threads: int | None = None,
     attention: str | None = None,
     model_id: str | None = None,
-    num_host_blocks: int = 0,
     fast_paths: bool = True,
-) -> TorchRunner:
-    """Loads `model_dir` and returns a runner that passed the check against the plain model.
+) -> LoadedModel:
+    """Loads `model_dir` and checks it against the plain model, in blocks of `check_block_tokens`.
 
     `device` defaults to CUDA where there is one, `dtype` to float32 on a CPU and bfloat16 on CUDA.
-    The paged cache has `num_blocks` blocks, or as many as fit in `kv_memory_bytes` (default: 256 MiB on
-    a CPU, 85 % of the free memory on CUDA). `threads` sets torch's intra-op threads for the whole process.
-    `attention` names a kernel of `kernels.dispatch`; `model_id` defaults to the directory's name.
-    `num_host_blocks` blocks of host memory hold swapped KV. Without `fast_paths` the model runs as
+    `threads` sets torch's intra-op threads for the whole process. `attention` names a kernel of
+    `kernels.dispatch`; `model_id` defaults to the directory's name. Without `fast_paths` the model runs as
     transformers runs it.
 
     Raises `ModelRefused`.
     """
-    if block_tokens < 1 or (num_blocks is not None and num_blocks < 1):
-        raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
-    if num_host_blocks < 0:
-        raise ModelRefused(f"num_host_blocks ({num_host_blocks}) must not be negative")
     config = _read_config(model_dir)
-    chosen_device, chosen_dtype = _place(device, dtype)
+    chosen_device, chosen_dtype = place(device, dtype)
     try:
         pick_attention(chosen_device, chosen_dtype, name=attention)
     except ValueError as error:
@@ -100,7 +152,7 @@ def load_runner(
     plain = _plain_logits(model, info)
 
     def check(forward: Forward) -> Checked:
-        return _check_against_plain(forward, plain, model, info, probe.shapes, min(block_tokens, 16))
+        return _check_against_plain(forward, plain, model, info, probe.shapes, min(check_block_tokens, 16))
 
     try:
         choice = choose_forward(
@@ -109,27 +161,71 @@ def load_runner(
     except Unsupported as error:
         raise ModelRefused(f"{info.architecture} cannot be served: {error}") from None
     info = msgspec.structs.replace(info, attention=f"{choice.kernel.name}: {choice.kernel.reason}")
-    if num_blocks is None:
-        num_blocks = _fitting_blocks(probe.shapes, chosen_dtype, chosen_device, kv_memory_bytes, block_tokens)
-    runner = TorchRunner(
-        choice.forward,
-        info,
-        probe.shapes,
-        dtype=chosen_dtype,
-        device=model.device,
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        num_host_blocks=num_host_blocks,
-        path_reports=(*choice.reports, cpu_threads()) if chosen_device.type == "cpu" else choice.reports,
+    reports = (*choice.reports, cpu_threads()) if chosen_device.type == "cpu" else choice.reports
+    return LoadedModel(choice.forward, info, probe.shapes, model.device, chosen_dtype, reports)
+
+
+def load_runner(
+    model_dir: Path,
+    *,
+    num_blocks: int,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    num_host_blocks: int = 0,
+    **options: Any,
+) -> TorchRunner:
+    """As `load_model` with its `options`, with a paged cache of `num_blocks` blocks, and `num_host_blocks`
+    blocks of host memory for swapped KV.
+
+    Raises `ModelRefused`.
+    """
+    if block_tokens < 1 or num_blocks < 1:
+        raise ModelRefused(f"block_tokens ({block_tokens}) and num_blocks ({num_blocks}) must be at least 1")
+    if num_host_blocks < 0:
+        raise ModelRefused(f"num_host_blocks ({num_host_blocks}) must not be negative")
+    loaded = load_model(model_dir, check_block_tokens=block_tokens, **options)
+    return loaded.runner(num_blocks=num_blocks, block_tokens=block_tokens, num_host_blocks=num_host_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a model will need, known without its weights."""
+
+    context_tokens: int
+    token_bytes: int
+    weight_bytes: int
+    device: str
+    """`cpu` or `cuda`."""
+
+
+def outline(model_dir: Path, *, dtype: str | None = None, device: str | None = None) -> Outline:
+    """Outlines a model without loading its weights: no memory is taken. Raises `ModelRefused`."""
+    config = _read_config(model_dir)
+    chosen_device, chosen_dtype = place(device, dtype)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=chosen_dtype, attn_implementation=ATTENTION_NAME
+            ).eval()
+    except Exception as error:
+        raise ModelRefused(f"{config.model_type} cannot be outlined: {_first_line(error)}") from error
+    shapes = _probe(model, model_dir).shapes
+    return Outline(
+        _context_tokens(model.config.get_text_config()),
+        token_bytes_of(shapes, chosen_dtype),
+        sum(parameter.numel() for parameter in model.parameters()) * chosen_dtype.itemsize,
+        chosen_device.type,
     )
-    log.info(
-        "%s: %s, %d parameters, %s on %s, %d blocks of %d tokens, attention %s",
-        info.model_id, info.architecture, info.parameters, info.dtype, info.device, num_blocks, block_tokens,
-        info.attention,
-    )  # fmt: skip
-    for report in runner.path_reports:
-        log.info("%s", report)
-    return runner
+
+
+def free_cuda_bytes(device: str | None) -> int:
+    """Free memory of the CUDA device that `device` names."""
+    return int(torch.cuda.mem_get_info(place(device, None)[0])[0])
+
+
+def token_bytes_of(shapes: dict[int, LayerShape], dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in layers of these shapes."""
+    elements = sum(shape.elements_per_token for shape in shapes.values())
+    return elements * int(dtype.itemsize)
 
 
 def _read_config(model_dir: Path) -> Any:
@@ -166,7 +262,8 @@ def _read_config(model_dir: Path) -> Any:
     return config
 
 
-def _place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+def place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """The device and the number format that these names mean, None: by default. Raises `ModelRefused`."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -313,27 +410,6 @@ def _eos_token_ids(model: Any) -> list[int]:
         if value is not None:
             return [int(token) for token in (value if isinstance(value, list | tuple) else [value])]
     return []
-
-
-def _fitting_blocks(
-    shapes: dict[int, LayerShape],
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_memory_bytes: int | None,
-    block_tokens: int,
-) -> int:
-    if kv_memory_bytes is None:
-        kv_memory_bytes = DEFAULT_CPU_KV_BYTES
-        if device.type == "cuda":
-            kv_memory_bytes = int(torch.cuda.mem_get_info(device)[0] * DEFAULT_CUDA_KV_SHARE)
-    per_token = sum(shape.elements_per_token for shape in shapes.values()) * dtype.itemsize
-    num_blocks = kv_memory_bytes // (per_token * block_tokens)
-    if num_blocks < 1:
-        raise ModelRefused(
-            f"{kv_memory_bytes} bytes of KV memory do not hold one block of {block_tokens} tokens"
-            f" ({per_token * block_tokens} bytes)"
-        )
-    return int(num_blocks)
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from engine.core.model_runner import Sampled, SequenceSlice
 from engine.messages import ModelInfo
 from engine.model.attention import LayerCache, LayerShape
 from engine.model.forward import Forward
-from engine.model.host_pool import HostPool, RoundTrip
+from engine.model.host_pool import HostPool, RoundTrip, untouched_zeros
 from engine.model.length_probe.probe import LengthReadings, StateReader
 from engine.model.path_report import PathReport
 from engine.model.sampler import SamplingRow, sample
@@ -54,12 +54,8 @@ class TorchRunner:
         self._fallback_token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
         self._caches = {
             index: LayerCache(
-                keys=torch.zeros(
-                    num_blocks, block_tokens, shape.kv_heads, shape.key_dim, dtype=dtype, device=device
-                ),
-                values=torch.zeros(
-                    num_blocks, block_tokens, shape.kv_heads, shape.value_dim, dtype=dtype, device=device
-                ),
+                keys=_zeros((num_blocks, block_tokens, shape.kv_heads, shape.key_dim), dtype, device),
+                values=_zeros((num_blocks, block_tokens, shape.kv_heads, shape.value_dim), dtype, device),
             )
             for index, shape in sorted(shapes.items())
         }
@@ -186,6 +182,12 @@ class TorchRunner:
             [num_tokens], [num_tokens], [block_table], block_tokens=self.block_tokens, device=self._device
         )
         return batch.slots
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return untouched_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _token_bytes(tensor: torch.Tensor) -> int:

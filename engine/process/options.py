@@ -12,6 +12,11 @@ from msgspec import Meta, field
 from engine.bounds import Bounded
 from engine.scheduling.policy import DEFAULT_POLICY
 
+AUTO = 0
+"""Of a size: it is derived from device, model and memory (`engine/process/capacity.py`)."""
+AUTO_HOST_BLOCKS = -1
+"""As `AUTO`; 0 host blocks are none."""
+
 
 class EngineSettings(Bounded, frozen=True, kw_only=True):
     """The engine that `serve` starts and supervises, or the one that it shares with other gateways."""
@@ -35,25 +40,44 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         "Number format; auto is float32 on a CPU and the model's own on a GPU.",
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024), "CPU threads of the engine; 0 takes half of the cores."] = 0
+    context_tokens: Annotated[
+        int,
+        Meta(ge=0, le=100_000_000, extra={"auto": AUTO, "least": 2}),
+        "Longest context in tokens, prompt and answer together; auto is the model's own. A KV cache that"
+        " cannot hold one stops the start.",
+    ] = field(default=AUTO, name="context")
     num_blocks: Annotated[
-        int, Meta(ge=0, le=10_000_000), "Blocks of the KV cache; 0 derives them from kv_memory."
-    ] = field(default=0, name="kv_blocks")
+        int,
+        Meta(ge=0, le=10_000_000, extra={"auto": AUTO, "least": 0}),
+        "Blocks of the KV cache; auto (or 0) derives them from kv_memory.",
+    ] = field(default=AUTO, name="kv_blocks")
     kv_memory_bytes: Annotated[
         int,
-        Meta(ge=2**20, le=2**41, extra={"unit": "bytes"}),
-        "Memory of the KV cache, where kv_blocks is 0.",
-    ] = field(default=256 * 2**20, name="kv_memory")
+        Meta(ge=0, le=2**41, extra={"unit": "bytes", "auto": AUTO, "least": 2**20}),
+        "Memory of the KV cache, where kv_blocks does not say; auto takes a share of what is free (see"
+        " docs/operating.md).",
+    ] = field(default=AUTO, name="kv_memory")
     num_host_blocks: Annotated[
         int,
-        Meta(ge=0, le=10_000_000),
-        "Blocks of host memory for the keys and values of sequences that give way; 0: they are computed"
-        " again.",
-    ] = field(default=0, name="host_kv_blocks")
-    block_tokens: Annotated[int, Meta(ge=1, le=256), "Tokens in one block of the KV cache."] = 16
-    max_sequences: Annotated[int, Meta(ge=1, le=4096), "Most sequences that run at once."] = 32
+        Meta(ge=-1, le=10_000_000, extra={"auto": AUTO_HOST_BLOCKS, "least": 0}),
+        "Blocks of host memory for the keys and values of sequences that give way; auto takes a share of what"
+        " is free, 0 none: they are computed again.",
+    ] = field(default=AUTO_HOST_BLOCKS, name="host_kv_blocks")
+    block_tokens: Annotated[
+        int,
+        Meta(ge=0, le=256, extra={"auto": AUTO, "least": 1}),
+        "Tokens in one block of the KV cache; auto goes by the device.",
+    ] = AUTO
+    max_sequences: Annotated[
+        int,
+        Meta(ge=0, le=4096, extra={"auto": AUTO, "least": 1}),
+        "Most sequences that run at once; auto goes by the device.",
+    ] = AUTO
     max_batched_tokens: Annotated[
-        int, Meta(ge=16, le=131_072), "Most tokens that one step computes: the token budget."
-    ] = 512
+        int,
+        Meta(ge=0, le=131_072, extra={"auto": AUTO, "least": 16}),
+        "Most tokens that one step computes: the token budget; auto goes by the device.",
+    ] = AUTO
     niceness: Annotated[
         int,
         Meta(ge=0, le=19),
@@ -70,7 +94,7 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
 
 
 class EngineOptions(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine process is started with. Zero for `num_blocks` and `threads` means: choose.
+    """What an engine process is started with. Zero for `threads` and `AUTO` for a size mean: choose.
 
     `address` is the ZeroMQ address that it binds: `ipc://PATH` (at most 107 bytes of path) or
     `tcp://127.0.0.1:PORT`.

@@ -33,12 +33,21 @@ from engine.core.learned_state import (
     samples_path,
 )
 from engine.messages import PROTOCOL_VERSION, Ready
+from engine.process.capacity import (
+    DEFAULTS,
+    CapacityRefused,
+    KvShape,
+    MachineMemory,
+    engine_sizes,
+    step_sizes,
+)
 from engine.process.fingerprint import machine_name, model_fingerprint
+from engine.process.free_memory import free_memory_bytes
 from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pid_namespace
 from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
-from engine.scheduling.policy import options_of
+from engine.scheduling.policy import make_policy, options_of
 
 MAX_SOCKET_PATH_BYTES = 107
 """What a Unix socket address can hold (sockaddr_un)."""
@@ -116,35 +125,54 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
 
 def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter]:
     try:
-        config = EngineConfig(
-            policy=options.policy,
-            policy_options=options_of(json.loads(options.policy_options)),
-            max_batched_tokens=options.max_batched_tokens,
-            max_sequences=options.max_sequences,
-        )
+        policy_options = options_of(json.loads(options.policy_options))
+        make_policy(options.policy, policy_options)
         texts = load_texts(options.model_dir)
     except (ValueError, NoTokenizer) as error:
         raise StartRefused(str(error)) from None
     try:
-        from engine.model.loader import ModelRefused, load_runner
+        from engine.model.loader import ModelRefused, load_model, place
         from engine.model.probe_attachment import attach_readings, samples_of, threads_in_use
     except ModuleNotFoundError as error:
         if error.name not in {"numpy", "safetensors", "torch", "transformers"}:
             raise
         raise StartRefused(f"{error.name} is not installed: install fairgate[engine]") from None
+    dtype, device = (None if name == "auto" else name for name in (options.dtype, options.device))
     try:
-        runner = load_runner(
+        kind = place(device, dtype)[0].type
+        steps = step_sizes(kind, options)
+        config = EngineConfig(
+            policy=options.policy,
+            policy_options=policy_options,
+            max_batched_tokens=steps.max_batched_tokens,
+            max_sequences=steps.max_sequences,
+        )
+    except (ModelRefused, ValueError) as error:
+        raise StartRefused(str(error)) from None
+    try:
+        loaded = load_model(
             options.model_dir,
-            dtype=None if options.dtype == "auto" else options.dtype,
-            device=None if options.device == "auto" else options.device,
-            num_blocks=options.num_blocks or None,
-            kv_memory_bytes=options.kv_memory_bytes,
-            num_host_blocks=options.num_host_blocks,
-            block_tokens=options.block_tokens,
+            dtype=dtype,
+            device=device,
+            check_block_tokens=options.block_tokens or DEFAULTS[kind].block_tokens,
             threads=options.threads or None,
         )
-    except ModelRefused as error:
+        host_bytes = free_memory_bytes()
+        free_bytes = loaded.free_bytes()
+        memory = MachineMemory(
+            loaded.device.type, host_bytes if free_bytes is None else free_bytes, host_bytes
+        )
+        sizes = engine_sizes(memory, KvShape(loaded.info.context_tokens, loaded.token_bytes), options)
+        runner = loaded.runner(
+            num_blocks=sizes.num_blocks,
+            block_tokens=sizes.block_tokens,
+            num_host_blocks=sizes.num_host_blocks,
+            context_tokens=sizes.context_tokens,
+        )
+    except (ModelRefused, CapacityRefused) as error:
         raise StartRefused(str(error)) from None
+    for line in sizes.lines():
+        log.info("%s", line)
     fingerprint = model_fingerprint(options.model_dir)
     attach_readings(runner, options.model_dir, fingerprint, keep_states=options.collect_lengths)
     info = runner.info
@@ -163,8 +191,8 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
         policy=options.policy,
         block_tokens=runner.block_tokens,
         num_blocks=runner.num_blocks,
-        max_sequences=options.max_sequences,
-        max_batched_tokens=options.max_batched_tokens,
+        max_sequences=steps.max_sequences,
+        max_batched_tokens=steps.max_batched_tokens,
         pid=os.getpid(),
     )
     core = EngineCore(runner, texts, config, time.monotonic, step_time=load_step_time(learned, key))

@@ -23,7 +23,7 @@ class ServedModel:
 
     name: str
     context_tokens: int
-    """Prompt and answer together; also no more than the engine's KV cache holds."""
+    """Prompt and answer together."""
     vocabulary: int
     is_estimated: bool = False
     """No tokenizer is known here: prompts are counted by their bytes, with a margin."""

@@ -107,6 +107,16 @@ class FlowController:
         self.placement.lanes = replace(self.placement.lanes, batch_share=share)
 
     @property
+    def long_tokens(self) -> int:
+        """Requests with more tokens wait in the long lane of their tier."""
+        return self._lanes.long_tokens
+
+    @long_tokens.setter
+    def long_tokens(self, tokens: int) -> None:
+        """Of requests that come from now on."""
+        self._lanes = self.queue.lane_rule = replace(self._lanes, long_tokens=tokens)
+
+    @property
     def prefix_weight(self) -> float:
         """How much a cached prefix counts when a replica is chosen."""
         return self.placement.scorer.prefix_weight

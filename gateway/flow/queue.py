@@ -43,7 +43,7 @@ class RequestQueue:
         """Times by tier rank; `lag`: of a tenant that returns to an empty line. Raises `ValueError` for an
         unknown order or an ageing that is not positive."""
         self.tiers = TieredQueue(order_name, counters, lag=lag)
-        self._lane_rule = lanes
+        self.lane_rule = lanes
         self._ageing = Ageing(ageing_s)
         self._was_slowed = False
         """Requests age more slowly than before: some may stand higher than they would by now."""
@@ -63,7 +63,7 @@ class RequestQueue:
         """A request begins to wait."""
         entry = ticket.entry
         tier = effective_tier(entry.tier, entry.arrived_s, now_s, self._ageing.ageing_s)
-        lane = self._lane_rule.lane(entry)
+        lane = self.lane_rule.lane(entry)
         self._tickets[entry.entry_id] = ticket
         self.tiers.add(entry if tier == entry.tier else replace(entry, tier=tier), lane=lane)
         self._stand(entry, tier, lane)
@@ -90,7 +90,7 @@ class RequestQueue:
             entry = replace(entry, deadline_s=deadlines_s[0], own_deadline_s=deadlines_s[1])
         ticket = self._tickets[entry_id] = replace(ticket, entry=entry)
         band = effective_tier(tier, entry.arrived_s, now_s, self._ageing.ageing_s)
-        lane = self._lane_rule.lane(entry)
+        lane = self.lane_rule.lane(entry)
         self._leave_line(entry)
         self.tiers.move([entry_id], band, lane, lines=self._lines[band, lane], deadlines_s=deadlines_s)
         self._stand(entry, band, lane)

@@ -14,6 +14,7 @@ from gateway.dispatch.dispatcher import Dispatcher, NoEngineAvailable
 from gateway.domain.call import Call, ServedModel
 from gateway.estimates.estimator import Estimator
 from gateway.flow.controller import FlowController
+from gateway.flow.lanes import long_tokens_of
 from gateway.requests.lifecycle import Lifecycle
 from gateway.requests.parse import Renderer
 from gateway.requests.run import Run
@@ -59,6 +60,10 @@ class ModelPool:
         itself."""
         return _context_tokens(self._announced())
 
+    def fit_lanes(self) -> None:
+        """Sets what makes a request long here by the context that the replicas have announced."""
+        self.flow.long_tokens = long_tokens_of(self.context_tokens)
+
     def served(self, name: str) -> ServedModel:
         """What parsing a request for `name` needs. Raises `NoEngineAvailable` until a replica has announced
         itself."""
@@ -74,11 +79,9 @@ class ModelPool:
 
 
 def _context_tokens(announced: Sequence[Ready]) -> int | None:
-    # The last token's own keys and values are never needed.
-    return min(
-        (min(each.model.context_tokens, each.num_blocks * each.block_tokens + 1) for each in announced),
-        default=None,
-    )
+    # A KV cache always holds one: an engine whose does not does not start, and one that a request does not
+    # fit into all the same says so itself.
+    return min((each.model.context_tokens for each in announced), default=None)
 
 
 class Lifecycles:

@@ -5,6 +5,7 @@ Each check looks at one thing and returns a finding; none of them changes anythi
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import time
@@ -16,9 +17,12 @@ from pathlib import Path
 import httpx
 from sqlalchemy import text
 
+from engine.process.capacity import CapacityRefused, KvShape, MachineMemory, engine_sizes
+from engine.process.free_memory import free_memory_bytes
 from gateway.requests.prompt import PromptRenderer, TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
+from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.serve import StartFailed, check_model, explain, missing_packages
 from ops.settings.settings import Settings
 from tenants.errors import TenancyError
@@ -42,13 +46,17 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """All checks, in the order in which one depends on another."""
+    """All checks, in the order in which one depends on another. A model that is named by its id is looked for
+    in the local cache only."""
+    with contextlib.suppress(ModelMissing):  # the model's check says so
+        settings = with_local_model(settings, download=False)
     checks: list[tuple[str, Callable[[Settings], Awaitable[Finding]]]] = [
         ("data directory", _data_dir),
         ("database", _database),
         ("redis", _redis),
         ("model", _model),
         ("engine", _engine),
+        ("sizes", _sizes),
         ("speed", _speed),
         ("clock", _clock),
     ]
@@ -153,8 +161,10 @@ async def _redis(settings: Settings) -> Finding:
 
 async def _model(settings: Settings) -> Finding:
     try:
-        check_model(settings.model)
+        check_model(with_local_model(settings, download=False).model)
         renderer = PromptRenderer(settings.model)
+    except ModelMissing as error:
+        return Finding("model", False, str(error), "`fairgate serve` downloads it where there is a network")
     except (StartFailed, TokenizerMissing) as error:
         return Finding(
             "model", False, str(error), "name a complete model directory with --model (FAIRGATE_MODEL)"
@@ -187,6 +197,35 @@ async def _engine(settings: Settings) -> Finding:
             "engine", False, f"the server at {server.url} says that it is not ready", f"look at {log_path}"
         )
     return Finding("engine", True, f"serves behind {server.url}")
+
+
+async def _sizes(settings: Settings) -> Finding:
+    """Sizes that an engine would have if it were started now, and why."""
+    if not settings.engine.serve:
+        return Finding("sizes", True, "none: there is no engine of our own (engine.serve=no)")
+    if settings.engine.address:
+        return Finding("sizes", True, "those of the engine at engine.address, which other gateways share")
+    if missing_packages():
+        return Finding("sizes", True, "not known: the engine is not installed")
+    if not (await _model(settings)).ok:
+        return Finding("sizes", True, "not known: the model cannot be loaded")
+    from engine.model.loader import ModelRefused, free_cuda_bytes, outline
+
+    dtype, device = (
+        None if name == "auto" else name for name in (settings.engine.dtype, settings.engine.device)
+    )
+    try:
+        found = outline(settings.model, dtype=dtype, device=device)
+        host_bytes = free_memory_bytes()
+        free_bytes = free_cuda_bytes(device) if found.device == "cuda" else host_bytes
+        free_bytes -= found.weight_bytes
+        memory = MachineMemory(found.device, free_bytes, host_bytes if found.device == "cuda" else free_bytes)
+        sizes = engine_sizes(memory, KvShape(found.context_tokens, found.token_bytes), settings.engine)
+    except ModelRefused as error:
+        return Finding("sizes", False, str(error), "name another --model (FAIRGATE_MODEL)")
+    except CapacityRefused as error:
+        return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
+    return Finding("sizes", True, "; ".join(sizes.lines()))
 
 
 async def _speed(settings: Settings) -> Finding:

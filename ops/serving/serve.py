@@ -32,6 +32,7 @@ from gateway.requests.prompt import TokenizerMissing
 from migrations import runner
 from ops.serving import datadir
 from ops.serving.composition import Running, build
+from ops.serving.hub_model import ModelMissing, with_local_model
 from ops.serving.supervisor import EngineStartFailed
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
@@ -89,6 +90,7 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
     try:
         if settings.engine.serve:
             check_engine()
+            settings = with_local_model(settings)
             check_model(settings.model)
         datadir.ensure(settings.data_dir)
         with datadir.serve_lock(settings.data_dir), _listening(settings.host, settings.port) as listener:
@@ -98,7 +100,7 @@ def serve(settings: Settings, announce: Callable[[Started], None]) -> int:
                 loop.run(_run(settings, pepper, listener, announce))
     except Stopped:
         return 0
-    except (StartFailed, datadir.DataDirRefused, TenancyError, TokenizerMissing) as error:
+    except (StartFailed, ModelMissing, datadir.DataDirRefused, TenancyError, TokenizerMissing) as error:
         return _refuse(error, settings)
     except (QuotaStoreUnavailable, EngineStartFailed, EngineUnavailable, OSError) as error:
         return _refuse(error, settings)
@@ -120,7 +122,8 @@ def check_model(model: Path) -> None:
     """Raises `StartFailed` for a directory that holds no model, before anything else is begun."""
     if not model.is_dir():
         raise StartFailed(
-            f"model {model} is not a directory; --model takes a directory in Hugging Face format"
+            f"model {model} is not a directory; --model takes one in Hugging Face format, or the id of a"
+            " model on the hub (organisation/name)"
         )
     if not (model / "config.json").is_file():
         raise StartFailed(f"model directory {model} has no config.json; it must be in Hugging Face format")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -46,6 +47,14 @@ OLDER_KEYS = {"policy": "policy.name", "policy_table": "policy.table"}
 """Keys of the file from before the table [policy]."""
 
 
+HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+
+
+def is_hub_id(model: Path) -> bool:
+    """Whether it names a model on the Hugging Face hub; a directory of that name goes first."""
+    return re.fullmatch(HUB_ID, str(model)) is not None and not model.is_dir()
+
+
 class BadSetting(Exception):
     """A setting that stops the start; the message names it, its source and what is accepted."""
 
@@ -63,14 +72,22 @@ class Settings:
     data_dir: Annotated[Path, "Directory of the database, the secrets and the engine's files."] = Path(
         "fairgate-data"
     )
-    model: Annotated[Path, "Model directory; the default is the small model that ships with it."] = (
-        SHIPPED_MODEL
-    )
+    model: Annotated[
+        Path,
+        "Model directory, or the id of a model on the Hugging Face hub (organisation/name): from the local"
+        " cache, else downloaded (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN); the default is the small model that"
+        " ships with it.",
+    ] = SHIPPED_MODEL
+    revision: Annotated[
+        str,
+        Meta(title="a branch, a tag or a commit", pattern=r"([A-Za-z0-9][A-Za-z0-9._/-]{0,127})?"),
+        "Revision of a model that is named by its id; the default is the main branch.",
+    ] = ""
     model_name: Annotated[
         str,
         Meta(title="1 to 128 letters, digits and . _ : / -", pattern=r"[A-Za-z0-9._:/-]{0,128}"),
-        f"Name of the model in the API; the default is the directory's name ({SHIPPED_MODEL_NAME} for the"
-        " shipped one).",
+        f"Name of the model in the API; the default is its id, or the directory's name ({SHIPPED_MODEL_NAME}"
+        " for the shipped one).",
     ] = ""
     database_url: Annotated[
         str,
@@ -130,6 +147,8 @@ class Settings:
             return self.model_name
         if self.model.resolve() == SHIPPED_MODEL.resolve():
             return SHIPPED_MODEL_NAME
+        if is_hub_id(self.model):
+            return str(self.model)
         return self.model.resolve().name
 
     @property
@@ -291,7 +310,7 @@ def load(
     return replace(
         settings,
         data_dir=settings.data_dir.absolute(),
-        model=settings.model.absolute(),
+        model=settings.model if is_hub_id(settings.model) else settings.model.absolute(),
         tier_prices=TIER_PRICES | settings.tier_prices,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, Generic, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -55,6 +55,10 @@ def kind_of(hint: Any) -> ValueKind[Any]:
         if isinstance(mark, ValueKind):
             return mark
     meta = [Meta(), *(mark for mark in marks if isinstance(mark, Meta))][-1]
+    extra = meta.extra or {}
+    if "auto" in extra:
+        bounds = Meta(ge=extra["least"], le=meta.le, extra={"unit": extra.get("unit")})
+        return _or_auto(kind_of(Annotated[base, bounds]), extra["auto"])
     low: Any = meta.ge
     high: Any = meta.le
     match base, (meta.extra or {}).get("unit"):
@@ -80,6 +84,15 @@ def kind_of(hint: Any) -> ValueKind[Any]:
         case pathlib.Path, _:
             return _path()
     return _mapped({str(choice): choice for choice in get_args(base) or base})
+
+
+def _or_auto(kind: ValueKind[T], auto: T) -> ValueKind[T]:
+    """The word auto, or a value of `kind`."""
+    return ValueKind(
+        f"auto, or {kind.accepts}",
+        lambda text: auto if text.lower() == "auto" else kind.parse(text),
+        lambda value: "auto" if value == auto else kind.shown(value),
+    )
 
 
 def _number(

@@ -11,10 +11,9 @@ import pytest
 
 from engine.scheduling.claims import SAFE
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict.base import Evict, KvCosts
+from engine.scheduling.evict.base import Evict
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import EVICTS
-from engine.step_time.model import PRIOR
 from tests.support.scheduling_states import random_sequence
 
 
@@ -49,12 +48,6 @@ def test_choosing_changes_nothing(evict: Evict) -> None:
     assert evict.victim(candidates, counters) is first
     assert [(each.state, each.computed_tokens, each.times_displaced) for each in candidates] == before
     assert counters.values() == {}
-
-
-def test_nothing_moves_to_host_memory_where_recomputing_is_free(evict: Evict) -> None:
-    victim = random_sequence(random.Random(5), "victim")
-    dear = KvCosts(PRIOR, block_tokens=16, swap_block_s=1000.0)
-    assert not evict.swaps(victim, dear)
 
 
 def test_what_it_claims_is_known(evict: Evict) -> None:

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
+from ops.settings.settings import SHIPPED_MODEL
 from tests.support.server_process import MODEL, ROOT, Server, server_process, until
 
 CHANGE_ARRIVES_S = 5.0
@@ -164,8 +165,9 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path, chat_model: Path) -> No
         (("--model", "{no_weights}"), ("no weights", "*.safetensors")),
         (("--model", "/no/such/directory"), ("/no/such/directory",)),
         (("--host", "203.0.113.7"), ("203.0.113.7", "--host")),
+        (("--model", "acme/never-fetched"), ("acme/never-fetched", "HF_HOME", "hf download")),
     ],
-    ids=["database", "redis", "not a model", "no weights", "no directory", "not our address"],
+    ids=["database", "redis", "not a model", "no weights", "no directory", "not our address", "not cached"],
 )
 def test_what_cannot_start_is_one_clear_line_without_a_driver_s_words(
     tmp_path: Path, chat_model: Path, arguments: tuple[str, ...], said: tuple[str, ...]
@@ -175,13 +177,53 @@ def test_what_cannot_start_is_one_clear_line_without_a_driver_s_words(
     (tmp_path / "no_weights" / "config.json").write_text("{}")
     filled = [text.format(empty=tmp_path / "empty", no_weights=tmp_path / "no_weights") for text in arguments]
     model = () if "--model" in filled else ("--model", str(chat_model))
-    done = run_serve("--data-dir", str(tmp_path / "data"), "--log-level", "error", *model, *filled)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = run_serve("--data-dir", str(tmp_path / "data"), "--log-level", "error", *model, *filled, **offline)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr
     assert all(part in done.stderr for part in said), done.stderr
     assert "hunter2" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_kv_cache_smaller_than_one_context_stops_the_start(tmp_path: Path) -> None:
+    """The shipped model's context is 2,048 tokens."""
+    done = run_serve("--data-dir", str(tmp_path), "--engine-kv-blocks", "10")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "fairgate serve: the engine did not start: the KV cache holds 160 tokens (10 blocks of 16:"
+        " engine.kv_blocks), but the model's context is 2048 tokens, which take 128 blocks: set"
+        " engine.kv_blocks to at least 128 (6MiB), or leave it out; or serve shorter contexts on purpose with"
+        " --context 161"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ("--engine-kv-blocks", "10", "--engine-context", "161")
+    with server_process(tmp_path, SHIPPED_MODEL, *sizes) as server, server.http(server.owner_key) as client:
+        body = {"model": MODEL, "prompt": [5] * 100, "max_tokens": 61}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        refused = client.post("/v1/completions", json=body | {"max_tokens": 62})
+    assert refused.status_code == 400
+    assert "maximum context length is 161 tokens" in refused.json()["error"]["message"]
+
+    def finding() -> dict[str, Any]:
+        checks = json.loads(fairgate(tmp_path, "doctor", "--json").stdout)["checks"]
+        return next(item for item in checks if item["check"] == "sizes")
+
+    monkeypatch.setenv("FAIRGATE_ENGINE_KV_BLOCKS", "10")
+    found = finding()
+    assert not found["ok"]
+    assert "--context 161" in found["detail"]
+    monkeypatch.setenv("FAIRGATE_ENGINE_CONTEXT", "161")
+    found = finding()
+    assert found["ok"]
+    for part in ("context 161 tokens (engine.context)", "kv_blocks 10 blocks", "max_sequences 32 (by device"):
+        assert part in found["detail"]
 
 
 def test_a_bad_setting_is_exit_code_2_and_named(tmp_path: Path) -> None:

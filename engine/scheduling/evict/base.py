@@ -1,19 +1,23 @@
-"""Evict decision: which sequence is preempted when memory runs out, and how.
+"""Evict decision: which sequence gives way when memory runs out, and how.
 
 Which sequences are candidates at all (never a higher tier than the one in need, never one preempted too
-often, never the last runner) is the scheduler's rule. How they are preempted is a ladder: *pause* keeps the
-KV (enough when only a place is wanted), *swap* moves it to host memory, *recompute* drops it.
+often, never the last runner) is the scheduler's rule; who of them gives way is the policy's choice. How is a
+ladder by predicted cost, the same for every choice: *pause* keeps the KV (where only a place is wanted, or
+where the victim is the one in need and memory comes free sooner than it could be brought back), *swap* moves
+it to host memory, *recompute* drops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from engine.messages import StepTime
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.sequence import Sequence
+from engine.step_time.model import predict_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,40 @@ class KvCosts:
         """Out and in again."""
         return self.swap_base_s + -(-tokens // self.block_tokens) * self.swap_block_s
 
+    def swaps(self, tokens: int) -> bool:
+        """Whether KV of `tokens` tokens moves to host memory (if there is room) rather than being dropped:
+        whichever brings it back sooner."""
+        return self.swap_s(tokens) < self.recompute_s(tokens)
+
+    def pauses(self, tokens: int, free_in_s: float, *, has_host_room: bool) -> bool:
+        """Whether a sequence with `tokens` tokens of KV waits with them until memory comes free in
+        `free_in_s`, rather than giving them up: whichever lets it go on sooner."""
+        back_s = self.recompute_s(tokens)
+        if has_host_room:
+            back_s = min(back_s, self.swap_s(tokens))
+        return free_in_s <= back_s
+
     def recompute_s(self, tokens: int) -> float:
         """What computing `tokens` tokens once more adds to steps that run anyway."""
         attended = tokens * (tokens + 1) // 2
         return self.step_time.per_token_s * tokens + self.step_time.per_context_token_s * attended
+
+
+def memory_free_in_s(runners: SequenceOf[Sequence], costs: KvCosts) -> float:
+    """Predicted seconds until one of the `runners` ends without asking for another block; infinite where none
+    does. One that was predicted wrongly asks when its last block is full: nothing waits longer for it."""
+    steps = [
+        left
+        for runner in runners
+        if runner.computed_tokens >= runner.prompt_tokens
+        and (left := runner.predicted_output_tokens - runner.emitted_tokens) > 0
+        # The last token's own keys and values are never needed.
+        and runner.total_tokens + left - 1 <= len(runner.block_table) * costs.block_tokens
+    ]
+    if not steps:
+        return inf
+    context_tokens = sum(runner.total_tokens for runner in runners)
+    return min(steps) * predict_step_s(costs.step_time, len(runners), context_tokens, len(runners))
 
 
 class Evict(Protocol):
@@ -49,7 +83,3 @@ class Evict(Protocol):
         ...
 
     def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence: ...
-
-    def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        """Whether its KV moves to host memory (if there is room) rather than being dropped."""
-        ...

@@ -6,7 +6,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engine.scheduling.claims import ALL, NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.sequence import Sequence
 
@@ -32,14 +31,10 @@ class FairVictim:
             ),
         )[1]
 
-    def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        """Whichever brings it back sooner."""
-        return costs.swap_s(victim.computed_tokens) < costs.recompute_s(victim.computed_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class LatestVictim:
-    """The lowest tier; in it the last to arrive: what first come, first served promises. Recomputes."""
+    """The lowest tier; in it the last to arrive: what first come, first served promises."""
 
     name: str = "latest-victim"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
@@ -47,10 +42,6 @@ class LatestVictim:
     def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
         """See `Evict`."""
         return max(enumerate(candidates), key=lambda item: (item[1].tier, item[1].submitted_s, item[0]))[1]
-
-    def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        """Never."""
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,3 @@ class AttainedVictim:
             enumerate(candidates),
             key=lambda item: (item[1].tier, item[1].computed_prompt_tokens + item[1].emitted_tokens, item[0]),
         )[1]
-
-    def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        """Whichever brings it back sooner: it is the one with most to recompute."""
-        return costs.swap_s(victim.computed_tokens) < costs.recompute_s(victim.computed_tokens)

@@ -92,8 +92,12 @@ def train(
     from engine.model.length_probe.fit import TooFewReadings, fit_probe
     from engine.model.length_probe.probe import FILE_NAME
     from engine.process.fingerprint import model_fingerprint
+    from ops.serving.hub_model import ModelMissing, with_local_model
 
-    settings = settings_now({"model": model})
+    try:
+        settings = with_local_model(settings_now({"model": model}), download=False)
+    except ModelMissing as error:
+        raise Failure(str(error)) from None
     model_dir = Path(settings.model)
     torch.set_num_threads(threads)
     try:

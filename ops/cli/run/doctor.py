@@ -12,7 +12,7 @@ from ops.cli.base import Command, answer, settings_now
 
 
 @click.command(cls=Command)
-@click.option("--model", help="Model directory.")
+@click.option("--model", help="Model directory, or a model's id on the hub.")
 @click.option("--redis-url", metavar="URL", help="Redis.")
 def doctor(model: str | None, redis_url: str | None) -> None:
     """Checks data directory, database, Redis, model, engine and clock, and says what to do.

@@ -11,7 +11,9 @@ from ops.cli.base import Command, Failure, settings_now
 
 
 @click.command(cls=Command)
-@click.option("--model", type=str, help="Model directory.  [default: the shipped model]")
+@click.option(
+    "--model", type=str, help="Model directory, or a model's id on the hub.  [default: the shipped model]"
+)
 @click.option(
     "--address", help="ZeroMQ address to bind (ipc:// or loopback tcp://).  [default: in the data directory]"
 )
@@ -30,16 +32,18 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
     from engine.process.server import run_engine
     from ops.serving import datadir
     from ops.serving.composition import engine_options
+    from ops.serving.hub_model import ModelMissing, with_local_model
     from ops.serving.supervisor import engine_address
 
     try:
         datadir.ensure(settings.data_dir)
+        settings = with_local_model(settings)
         options = replace(
             engine_options(settings),
             engine_id=engine_id,
             address=address or engine_address(settings.data_dir, engine_id),
             data_dir=Path(settings.data_dir),
         )
-    except (datadir.DataDirRefused, ValueError) as error:
+    except (datadir.DataDirRefused, ModelMissing, ValueError) as error:
         raise Failure(str(error)) from None
     sys.exit(run_engine(options))

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from ops.serving.serve import Started
 
 ALREADY_COMMON = {"data_dir", "database_url"}
+SHORT_FLAGS = {"engine.context": "--context"}
+"""Further flags of settings that messages ask to be set."""
 
 
 def _option(row: SettingInfo) -> click.Option:
     """The flag of a setting; its value stays text, so that all sources are parsed by the same rules."""
     default = f"  [default: {row.default_text}]" if row.default_text and not row.secret else ""
     return click.Option(
-        [row.flag, row.name.replace(".", "__")],
+        [*(flag for flag in (row.flag, SHORT_FLAGS.get(row.name)) if flag), row.name.replace(".", "__")],
         metavar="VALUE",
         help=f"{row.help} Takes {row.kind.accepts}.{default}",
     )

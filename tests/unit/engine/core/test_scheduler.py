@@ -15,7 +15,6 @@ from engine.kv.cache import KvCache
 from engine.messages import Submit
 from engine.scheduling.admit.reserve import prompt_only
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.policy import make_policy
@@ -227,9 +226,6 @@ class HighestTierVictim:
 
     name = "highest-tier"
     claims = frozenset[str]()
-
-    def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
-        return False
 
     def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
         return min(candidates, key=lambda sequence: sequence.tier)

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from engine.model.loader import ModelRefused, load_runner
+from engine.model.loader import ModelRefused, Outline, load_model, load_runner, outline
 from kernels import reference
 from kernels.dispatch import KERNELS
 from tests.models.random_models import CONFIG_DIR, save_random_model
@@ -59,13 +59,17 @@ def test_end_of_sequence_tokens_come_from_the_generation_config_first(llama: Pat
     assert load_runner(llama, num_blocks=8, device="cpu").info.eos_token_ids == [2]
 
 
-def test_the_cache_fills_the_memory_it_is_given_and_no_more(llama: Path) -> None:
-    # 3 layers x (keys + values) x 2 heads x 16 dims x 4 bytes = 768 bytes a token, 12,288 a block of 16.
-    assert load_runner(llama, device="cpu", kv_memory_bytes=12_288 * 5).num_blocks == 5
-    assert load_runner(llama, device="cpu", kv_memory_bytes=12_288 * 5 - 1).num_blocks == 4
-    assert load_runner(llama, device="cpu", kv_memory_bytes=12_288, block_tokens=4).num_blocks == 4
-    message = refusal(llama, num_blocks=None, kv_memory_bytes=12_287)
-    assert message == "12287 bytes of KV memory do not hold one block of 16 tokens (12288 bytes)"
+def test_a_model_is_outlined_without_its_weights_as_it_is_loaded(llama: Path) -> None:
+    loaded = load_model(llama, device="cpu")
+    # 3 layers x (keys + values) x 2 heads x 16 dims x 4 bytes = 768 bytes a token.
+    assert outline(llama, device="cpu") == Outline(256, 768, loaded.info.parameters * 4, "cpu")
+    assert (loaded.info.context_tokens, loaded.token_bytes, loaded.free_bytes()) == (256, 768, None)
+    assert outline(llama, device="cpu", dtype="bfloat16").token_bytes == 384
+
+
+def test_a_shorter_context_is_what_the_runner_says(llama: Path) -> None:
+    runner = load_model(llama, device="cpu").runner(num_blocks=8, block_tokens=4, context_tokens=33)
+    assert (runner.info.context_tokens, runner.block_tokens, runner.num_host_blocks) == (33, 4, 0)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3"])

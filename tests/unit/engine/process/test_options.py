@@ -22,7 +22,7 @@ def test_options_come_back_from_their_arguments() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--thread", "1"], ["--threads"], ["--threads", "x"], ["--max-sequences", "0"], ["--serve", "2"]],
+    [["--thread", "1"], ["--threads"], ["--threads", "x"], ["--max-sequences", "-1"], ["--serve", "2"]],
 )
 def test_arguments_that_are_no_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(ValueError, match=r"thread|serve|max_sequences|argument"):
@@ -31,7 +31,13 @@ def test_arguments_that_are_no_options_are_refused(arguments: list[str]) -> None
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("niceness", 20), ("orphan_s", float("nan")), ("engine_id", "a/b"), ("block_tokens", 0)],
+    [
+        ("niceness", 20),
+        ("orphan_s", float("nan")),
+        ("engine_id", "a/b"),
+        ("block_tokens", -1),
+        ("max_batched_tokens", 15),
+    ],
 )
 def test_a_value_out_of_bounds_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from engine.scheduling.counters import ServiceCounters
-from engine.scheduling.evict.base import KvCosts
+from engine.scheduling.evict.base import KvCosts, memory_free_in_s
 from engine.scheduling.evict.victims import AttainedVictim, FairVictim, LatestVictim
-from engine.step_time.model import PRIOR
+from engine.sequence import Sequence
+from engine.step_time.model import PRIOR, predict_step_s
 from tests.support.scheduling_states import (
     decoding,
     make_sequence,
@@ -52,10 +55,45 @@ def test_least_attained_service_takes_from_the_one_that_had_most() -> None:
 
 def test_kv_moves_where_that_is_sooner_than_computing_it_again() -> None:
     costs = KvCosts(PRIOR, block_tokens=16, swap_block_s=PRIOR.per_token_s * 16)
-    short, long = make_sequence("short", computed=16), make_sequence("long", computed=3000)
     assert KvCosts(PRIOR, 16, 1.0).recompute_s(16) < 1.0
-    for evict in (FairVictim(), AttainedVictim()):
-        # Copying takes as long as computing the tokens; the context they attend to tips the scale.
-        assert evict.swaps(long, costs)
-        assert not evict.swaps(short, KvCosts(PRIOR, block_tokens=16, swap_block_s=1.0))
-    assert not LatestVictim().swaps(long, costs)
+    # Copying takes as long as computing the tokens; the context they attend to tips the scale.
+    assert costs.swaps(3000)
+    assert not KvCosts(PRIOR, block_tokens=16, swap_block_s=1.0).swaps(16)
+
+
+def test_kv_stays_where_memory_comes_free_sooner_than_it_could_be_brought_back() -> None:
+    costs = KvCosts(PRIOR, block_tokens=16, swap_block_s=PRIOR.per_token_s)
+    again_s, copied_s = costs.recompute_s(320), costs.swap_s(320)
+    assert copied_s < again_s
+    assert costs.pauses(320, copied_s, has_host_room=True)
+    assert not costs.pauses(320, (copied_s + again_s) / 2, has_host_room=True)
+    # Without room in host memory it would be computed again.
+    assert costs.pauses(320, (copied_s + again_s) / 2, has_host_room=False)
+    assert not costs.pauses(320, again_s * 1.01, has_host_room=False)
+    assert not costs.pauses(320, inf, has_host_room=False)
+
+
+def runner(name: str, *, output: int, predicted: int, blocks: int) -> Sequence:
+    """Of 10 prompt tokens."""
+    sequence = decoding(name, prompt=10, output=output)
+    sequence.predicted_output_tokens = predicted
+    sequence.block_table = [0] * blocks
+    return sequence
+
+
+def test_memory_comes_free_with_the_first_end_that_needs_no_other_block() -> None:
+    costs = KvCosts(PRIOR, block_tokens=16, swap_block_s=0.0)
+    soon = runner("soon", output=4, predicted=7, blocks=1)
+    later = runner("later", output=1, predicted=7, blocks=1)
+    assert memory_free_in_s([later], costs) > memory_free_in_s([later, soon], costs) > 0
+    context_tokens = soon.total_tokens + later.total_tokens
+    assert memory_free_in_s([later, soon], costs) == 3 * predict_step_s(PRIOR, 2, context_tokens, 2)
+
+
+def test_no_memory_comes_free_by_itself_where_each_asks_for_more_or_has_no_predicted_end() -> None:
+    costs = KvCosts(PRIOR, block_tokens=16, swap_block_s=0.0)
+    asks = runner("asks", output=4, predicted=8, blocks=1)
+    beyond = runner("beyond", output=4, predicted=4, blocks=9)
+    prompt = make_sequence("prompt", prompt=30, computed=10)
+    assert memory_free_in_s([asks, beyond, prompt], costs) == inf
+    assert memory_free_in_s([], costs) == inf

@@ -1,0 +1,231 @@
+"""Sizes of an engine, from its settings, its device, its model and the memory that is free.
+
+What a setting names counts; what is left at auto is derived here, with the reason. A KV cache that cannot
+hold one whole context is refused: the context is never cut without being asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.process.options import AUTO_HOST_BLOCKS, EngineSettings
+from engine.sizes import blocks_for
+
+MIB = 2**20
+GIB = 2**30
+CPU_KV_SHARE = 0.25
+"""Share of the available memory that the KV cache on a CPU takes by itself."""
+CPU_MOST_KV_SHARE = 0.5
+"""Share that it takes where one whole context needs more than `CPU_KV_SHARE`."""
+CPU_MOST_KV_BYTES = 16 * GIB
+"""Most that it takes by itself, unless one whole context needs more."""
+CUDA_KV_SHARE = 0.85
+"""Share of the device memory that is free once the weights are loaded; the rest is for activations."""
+HOST_KV_SHARE = 0.125
+"""Share of the available host memory, less the KV cache where that lies there too."""
+MOST_HOST_KV_BYTES = 8 * GIB
+
+
+class CapacityRefused(Exception):
+    """These sizes do not go together; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """Sizes that depend on the kind of device only."""
+
+    block_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+
+
+DEFAULTS = {"cpu": DeviceDefaults(16, 32, 512), "cuda": DeviceDefaults(16, 256, 2048)}
+"""By kind of device. A GPU's step takes hardly longer for some hundred tokens than for one; a CPU's does."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """Where an engine computes, and what is free there once the weights are loaded."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    free_bytes: int
+    """On the device."""
+    free_host_bytes: int
+    """The same number where the device is the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a model needs of a KV cache."""
+
+    context_tokens: int
+    """The longest context for which it is exact."""
+    token_bytes: int
+    """Keys and values of one token, all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What one step may compute, with the reasons."""
+
+    max_sequences: int
+    max_batched_tokens: int
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """All sizes of an engine, with the reason of each."""
+
+    context_tokens: int
+    block_tokens: int
+    block_bytes: int
+    num_blocks: int
+    num_host_blocks: int
+    steps: StepSizes
+    reasons: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """One line a size, for logs and `fairgate doctor`."""
+        values = {
+            "context": f"{self.context_tokens} tokens",
+            "kv_memory": size_text(self.num_blocks * self.block_bytes),
+            "kv_blocks": f"{self.num_blocks} blocks, {self.num_blocks * self.block_tokens} tokens",
+            "block_tokens": f"{self.block_tokens}",
+            "max_sequences": f"{self.steps.max_sequences}",
+            "max_batched_tokens": f"{self.steps.max_batched_tokens}",
+            "host_kv_blocks": (
+                f"{self.num_host_blocks} blocks, {size_text(self.num_host_blocks * self.block_bytes)}"
+            ),
+        }
+        reasons = self.reasons | self.steps.reasons
+        return [f"{name} {value} ({reasons[name]})" for name, value in values.items()]
+
+
+def step_sizes(device: str, wanted: EngineSettings) -> StepSizes:
+    """Sequences and tokens of a step: as set, else by device, so that every running sequence can have a
+    token of each step."""
+    defaults = DEFAULTS[device]
+    sequences, tokens = wanted.max_sequences, wanted.max_batched_tokens
+    reasons = {
+        "max_sequences": "engine.max_sequences" if sequences else f"by device: {device}",
+        "max_batched_tokens": "engine.max_batched_tokens" if tokens else f"by device: {device}",
+    }
+    if not sequences:
+        sequences = defaults.max_sequences
+        if tokens and tokens < sequences:
+            sequences = tokens
+            reasons["max_sequences"] = "one token each of engine.max_batched_tokens"
+    if not tokens:
+        tokens = defaults.max_batched_tokens
+        if tokens < sequences:
+            tokens = sequences
+            reasons["max_batched_tokens"] = "one token for each of engine.max_sequences"
+    return StepSizes(sequences, tokens, reasons)
+
+
+def engine_sizes(machine: MachineMemory, shape: KvShape, wanted: EngineSettings) -> EngineSizes:
+    """All sizes. Raises `CapacityRefused` for a context that the model or the KV cache does not have."""
+    steps = step_sizes(machine.device, wanted)
+    context_tokens = wanted.context_tokens or shape.context_tokens
+    if context_tokens > shape.context_tokens:
+        raise CapacityRefused(
+            f"engine.context is {context_tokens} tokens, but the model's context is {shape.context_tokens}:"
+            " leave it out, or name at most that"
+        )
+    block_tokens = wanted.block_tokens or DEFAULTS[machine.device].block_tokens
+    block_bytes = shape.token_bytes * block_tokens
+    # The last token's own keys and values are never needed.
+    least_blocks = max(1, blocks_for(context_tokens - 1, block_tokens))
+    num_blocks, why = _num_blocks(machine, wanted, block_bytes, least_blocks, steps.max_sequences)
+    if num_blocks < least_blocks:
+        raise CapacityRefused(
+            _too_small(wanted, num_blocks, why, block_tokens, block_bytes, context_tokens, least_blocks)
+        )
+    num_host_blocks, why_host = _num_host_blocks(machine, wanted, block_bytes, num_blocks)
+    reasons = {
+        "context": "engine.context" if wanted.context_tokens else "the model's",
+        "kv_memory": why,
+        "kv_blocks": "engine.kv_blocks" if wanted.num_blocks else "as many as kv_memory holds",
+        "block_tokens": "engine.block_tokens" if wanted.block_tokens else f"by device: {machine.device}",
+        "host_kv_blocks": why_host,
+    }
+    return EngineSizes(context_tokens, block_tokens, block_bytes, num_blocks, num_host_blocks, steps, reasons)
+
+
+def _num_blocks(
+    machine: MachineMemory, wanted: EngineSettings, block_bytes: int, least_blocks: int, max_sequences: int
+) -> tuple[int, str]:
+    """Blocks of the KV cache, and why."""
+    if wanted.num_blocks:
+        return wanted.num_blocks, "engine.kv_blocks"
+    if wanted.kv_memory_bytes:
+        return wanted.kv_memory_bytes // block_bytes, "engine.kv_memory"
+    free = machine.free_bytes
+    if machine.device == "cuda":
+        why = f"{CUDA_KV_SHARE:.0%} of {size_text(free)} free on the GPU"
+        return int(free * CUDA_KV_SHARE) // block_bytes, why
+    least_bytes = least_blocks * block_bytes
+    share_bytes = int(free * CPU_KV_SHARE)
+    most_bytes = min(max_sequences * least_bytes, max(CPU_MOST_KV_BYTES, least_bytes))
+    if share_bytes >= most_bytes:
+        if most_bytes < max_sequences * least_bytes:
+            return most_bytes // block_bytes, f"the most that is taken by itself on a {machine.device}"
+        return max_sequences * least_blocks, f"{max_sequences} whole contexts, one for each sequence"
+    if share_bytes < least_bytes <= int(free * CPU_MOST_KV_SHARE):
+        return least_blocks, f"one whole context, at most {CPU_MOST_KV_SHARE:.0%} of {size_text(free)} free"
+    return share_bytes // block_bytes, f"{CPU_KV_SHARE:.0%} of {size_text(free)} free"
+
+
+def _too_small(
+    wanted: EngineSettings,
+    num_blocks: int,
+    why: str,
+    block_tokens: int,
+    block_bytes: int,
+    context_tokens: int,
+    least_blocks: int,
+) -> str:
+    """Why a KV cache is refused, and the ways out."""
+    least = size_text(least_blocks * block_bytes)
+    if wanted.num_blocks:
+        more = f"set engine.kv_blocks to at least {least_blocks} ({least}), or leave it out"
+    elif wanted.kv_memory_bytes:
+        more = f"set engine.kv_memory to at least {least}, or leave it out"
+    else:
+        more = f"free memory, or set engine.kv_memory to at least {least}"
+    tokens = num_blocks * block_tokens
+    shorter = f"; or serve shorter contexts on purpose with --context {tokens + 1}" if num_blocks else ""
+    whose = "engine.context" if wanted.context_tokens else "the model's context"
+    return (
+        f"the KV cache holds {tokens} tokens ({num_blocks} blocks of {block_tokens}: {why}), but {whose} is"
+        f" {context_tokens} tokens, which take {least_blocks} blocks: {more}{shorter}"
+    )
+
+
+def _num_host_blocks(
+    machine: MachineMemory, wanted: EngineSettings, block_bytes: int, num_blocks: int
+) -> tuple[int, str]:
+    """Blocks of host memory, and why."""
+    if wanted.num_host_blocks != AUTO_HOST_BLOCKS:
+        return wanted.num_host_blocks, "engine.host_kv_blocks" + (
+            "" if wanted.num_host_blocks else ": what gives way is computed again"
+        )
+    free = machine.free_host_bytes - (num_blocks * block_bytes if machine.device == "cpu" else 0)
+    share = int(max(0, free) * HOST_KV_SHARE)
+    most = min(num_blocks * block_bytes, MOST_HOST_KV_BYTES)
+    if share < most:
+        return share // block_bytes, f"{HOST_KV_SHARE:.1%} of {size_text(max(0, free))} free host memory"
+    if most == MOST_HOST_KV_BYTES:
+        return most // block_bytes, "the most that is taken by itself"
+    return num_blocks, "as many as the KV cache has"
+
+
+def size_text(number: int) -> str:
+    """A number of bytes in a unit that leaves it whole or at least 10, rounded up: a text that settings
+    take."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
+        if number >= 10 * unit or (number and number % unit == 0):
+            return f"{-(-number // unit)}{name}"
+    return f"{number}B"

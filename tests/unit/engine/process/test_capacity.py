@@ -1,0 +1,153 @@
+"""Sizes of an engine: what settings name counts, the rest follows from device, model and free memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.process.capacity import (
+    CPU_MOST_KV_BYTES,
+    GIB,
+    MIB,
+    MOST_HOST_KV_BYTES,
+    CapacityRefused,
+    EngineSizes,
+    KvShape,
+    MachineMemory,
+    engine_sizes,
+    size_text,
+    step_sizes,
+)
+from engine.process.options import EngineSettings
+
+DEMO = KvShape(context_tokens=2048, token_bytes=3072)
+"""48 KiB a block of 16, 6 MiB a context."""
+LARGE = KvShape(context_tokens=32_768, token_bytes=2**17)
+"""4 GiB a context."""
+
+
+def cpu(free_bytes: int) -> MachineMemory:
+    return MachineMemory("cpu", free_bytes, free_bytes)
+
+
+def sizes(machine: MachineMemory, shape: KvShape = DEMO, **wanted: int) -> EngineSizes:
+    return engine_sizes(machine, shape, EngineSettings(**wanted))
+
+
+def refusal(machine: MachineMemory, shape: KvShape = DEMO, **wanted: int) -> str:
+    with pytest.raises(CapacityRefused) as caught:
+        sizes(machine, shape, **wanted)
+    return str(caught.value)
+
+
+def test_a_cpu_with_much_memory_gives_each_sequence_a_whole_context_and_no_more() -> None:
+    found = sizes(cpu(16 * GIB))
+    assert (found.num_blocks, found.block_tokens, found.context_tokens) == (32 * 128, 16, 2048)
+    assert found.num_host_blocks == found.num_blocks
+    assert sizes(cpu(16 * GIB), max_sequences=4).num_blocks == 4 * 128
+
+
+def test_a_cpu_with_little_memory_gives_a_quarter_of_it() -> None:
+    found = sizes(cpu(64 * MIB))
+    assert found.num_blocks == 16 * MIB // found.block_bytes
+    assert "25% of 64MiB free" in found.reasons["kv_memory"]
+    # An eighth of what the KV cache leaves.
+    assert (
+        found.num_host_blocks == (64 * MIB - found.num_blocks * found.block_bytes) // 8 // found.block_bytes
+    )
+
+
+def test_one_whole_context_may_take_up_to_half_of_the_memory() -> None:
+    assert sizes(cpu(12 * MIB)).num_blocks == 128
+    assert sizes(cpu(24 * MIB)).num_blocks == 128
+
+
+def test_a_big_machine_is_not_eaten_up() -> None:
+    found = sizes(cpu(512 * GIB), LARGE)
+    assert found.num_blocks * found.block_bytes == CPU_MOST_KV_BYTES
+    assert found.num_host_blocks * found.block_bytes == MOST_HOST_KV_BYTES
+    # Unless one context needs more.
+    huge = KvShape(context_tokens=2**18, token_bytes=2**17)
+    assert sizes(cpu(512 * GIB), huge).num_blocks == 2**14
+
+
+def test_a_gpu_gives_most_of_what_the_weights_left() -> None:
+    found = sizes(MachineMemory("cuda", 40 * GIB, 64 * GIB), LARGE)
+    assert found.num_blocks == int(40 * GIB * 0.85) // found.block_bytes
+    assert (found.steps.max_sequences, found.steps.max_batched_tokens) == (256, 2048)
+    assert found.num_host_blocks * found.block_bytes == MOST_HOST_KV_BYTES
+    assert "85% of 40GiB free on the GPU" in found.reasons["kv_memory"]
+
+
+def test_what_is_set_counts() -> None:
+    found = sizes(
+        cpu(16 * GIB),
+        kv_memory_bytes=8 * MIB,
+        num_host_blocks=0,
+        block_tokens=8,
+        max_sequences=3,
+        max_batched_tokens=64,
+        context_tokens=1000,
+    )
+    assert (found.num_blocks, found.block_tokens, found.num_host_blocks) == (8 * MIB // 24_576, 8, 0)
+    assert (found.steps.max_sequences, found.steps.max_batched_tokens) == (3, 64)
+    assert found.context_tokens == 1000
+    assert {name for name, reason in found.reasons.items() if "engine." in reason} == {
+        "context", "kv_memory", "block_tokens", "host_kv_blocks",
+    }  # fmt: skip
+    # Blocks go before bytes.
+    assert sizes(cpu(16 * GIB), num_blocks=200, kv_memory_bytes=8 * MIB).num_blocks == 200
+
+
+def test_a_cache_smaller_than_one_context_is_refused_with_the_numbers_and_both_ways_out() -> None:
+    message = refusal(cpu(16 * GIB), num_blocks=10)
+    assert "holds 160 tokens (10 blocks of 16" in message
+    assert "the model's context is 2048 tokens, which take 128 blocks" in message
+    assert "engine.kv_blocks to at least 128 (6MiB)" in message
+    assert "--context 161" in message
+    assert sizes(cpu(16 * GIB), num_blocks=10, context_tokens=161).context_tokens == 161
+    assert "engine.context is 162 tokens" in refusal(cpu(16 * GIB), num_blocks=10, context_tokens=162)
+
+
+def test_each_way_to_say_the_size_is_told_what_to_change() -> None:
+    assert "set engine.kv_memory to at least 6MiB" in refusal(cpu(16 * GIB), kv_memory_bytes=5 * MIB)
+    assert "free memory, or set engine.kv_memory to at least 6MiB" in refusal(cpu(10 * MIB))
+    # Not one block: there is no shorter context to offer.
+    assert "--context" not in refusal(cpu(0))
+
+
+def test_the_last_tokens_own_keys_need_no_place() -> None:
+    assert sizes(cpu(16 * GIB), num_blocks=1, context_tokens=17).num_blocks == 1
+    assert "take 2 blocks" in refusal(cpu(16 * GIB), num_blocks=1, context_tokens=18)
+
+
+def test_a_context_longer_than_the_models_is_refused() -> None:
+    assert "engine.context is 4096 tokens, but the model's context is 2048" in refusal(
+        cpu(16 * GIB), context_tokens=4096
+    )
+
+
+def test_a_step_always_has_a_token_for_each_sequence() -> None:
+    def of(**wanted: int) -> tuple[int, int]:
+        found = step_sizes("cpu", EngineSettings(**wanted))
+        return found.max_sequences, found.max_batched_tokens
+
+    assert of() == (32, 512)
+    assert of(max_sequences=600) == (600, 600)
+    assert of(max_batched_tokens=16) == (16, 16)
+    # Both are set: the engine's own check judges them.
+    assert of(max_sequences=64, max_batched_tokens=32) == (64, 32)
+
+
+def test_every_size_has_a_line_with_its_reason() -> None:
+    lines = sizes(cpu(16 * GIB)).lines()
+    assert lines[1] == "kv_memory 192MiB (32 whole contexts, one for each sequence)"
+    assert len(lines) == 7
+    assert all("(" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0B"), (5, "5B"), (2048, "2KiB"), (10 * MIB + 1, "11MiB"), (GIB, "1GiB"), (3 * GIB + 1, "3073MiB")],
+)
+def test_sizes_are_said_as_settings_take_them(number: int, text: str) -> None:
+    assert size_text(number) == text
