@@ -322,10 +322,10 @@ class Lifecycle:
     def _targets(self, run: Run, tier: Tier) -> RequestTargets:
         """Its targets in `tier`. A move to another tier gives its quote up."""
         call = run.call
-        keeps_quote = call.binding is not None and not run.moves and tier is call.tier
+        binding = None if run.moves or tier is not call.tier else call.binding
         return targets_of(
             self.admission.targets_s(call.principal.tenant_id, tier),
-            call.binding.estimate if call.binding is not None and keeps_quote else None,
+            None if binding is None else binding.estimate,
             since_s=run.times.arrived_s + run.limited_s,
             expires_s=run.expires_s,
             output_tokens=run.predicted_output_tokens,

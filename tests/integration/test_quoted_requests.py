@@ -172,3 +172,19 @@ async def test_an_order_by_deadline_knows_what_was_promised(house: House) -> Non
     house.engine.emit(one, 1)
     house.engine.end(one, "stop")
     await house.closed(run)
+
+
+async def test_what_it_promises_goes_with_it_until_it_changes_its_tier(house: House) -> None:
+    run, _ = await answered(house, LATE)
+    submit = house.engine.submitted[f"{run.call.request_id}.0"]
+    assert 29.0 < submit.ttft_target_s < 30.0
+    assert submit.deadline_in_s == pytest.approx(submit.ttft_target_s), "both were promised within 30 s"
+    running = [await house.running(), await house.running()]
+    moved = begin(house, LATE)
+    await until(lambda: moved.status == "waiting")
+    await house.lifecycle.move(moved, Tier.BATCH, "tenant")
+    house.engine.end(running[0][1][0], "stop")
+    one = f"{moved.call.request_id}.0"
+    await until(lambda: one in house.engine.submitted)
+    submit = house.engine.submitted[one]
+    assert (submit.ttft_target_s, submit.deadline_in_s) == (0.0, None)

@@ -140,7 +140,7 @@ class KeyedByDeadline(Keyed):
     def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
         self._entries_of: dict[str, dict[str, None]] = {}
-        """Tenant id -> ids of its waiting entries, in order of arrival."""
+        """Tenant id -> ids of its waiting entries."""
         self._own: dict[str, LazyHeap] = {}
         """Of tenants whose clients have asked for something since they began to wait: entries by own key."""
         self._ended_operations = 0
