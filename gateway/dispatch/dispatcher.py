@@ -66,6 +66,11 @@ class Turn(msgspec.Struct, frozen=True):
     engine_life: str = ""
     """See `Dispatch`."""
 
+    @property
+    def heard_now(self) -> int:
+        """What its engine may be sent as `Submit.heard`: another life of it counts anew."""
+        return self.heard if self.engine_life == engine_life(self.upstream.ready) else 0
+
 
 class Dispatcher:
     """One task, one queue, any number of waiting requests. Use from one event loop."""

@@ -22,7 +22,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.ids import sequence_id
 from gateway.domain.outcomes import RequestOutcome
 from gateway.requests.run import Interrupted, Run, SequenceEnded, SequenceOutput
-from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording, engine_life
+from gateway.upstream.base import ReaderTooSlow, Upstream, UpstreamLost, Wording
 from tenants.storage.task_stop import stop
 from tenants.types import OnLowBudget
 
@@ -197,8 +197,7 @@ def _submit(run: Run, index: int) -> Submit:
         weight=call.principal.weight,
         counter=run.turn.counter,
         had=run.turn.had,
-        # Another life of the engine counts anew.
-        heard=run.turn.heard if run.turn.engine_life == engine_life(run.turn.upstream.ready) else 0,
+        heard=run.turn.heard_now,
         is_owed=run.turn.is_owed,
         predicted_output_tokens=run.predicted_output_tokens,
         predicted_high_tokens=run.predicted_high_tokens,

@@ -8,6 +8,7 @@ counters; and what each gateway knows of its own requests agrees with it.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -375,4 +376,69 @@ def test_who_is_owed_two_turns_has_two(client: redis.Redis) -> None:
     history.arrive(at=0, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=2)
     assert history.met["owed"] == 2
     history.the_mirrors_agree()
+    history.teardown()
+
+
+def test_hybrid_in_the_pool_is_hybrid_in_one_controller(client: redis.Redis) -> None:
+    """Lines shorter than what the script compares, without waits long enough to move up a tier."""
+    Histories.client = client
+    Histories.met = Counter()
+    assert sum(_passed_over(seed) for seed in range(6)) > 10, "all went by arrival"
+
+
+def _passed_over(seed: int) -> int:
+    """Plays a history; returns how often a request ran before an older one of its tenant."""
+    draw = random.Random(seed)
+    history = Histories()
+    history.begin(order="hybrid")
+    passed_over = 0
+    for _ in range(60):
+        if history.running and draw.random() < 0.35:
+            name = draw.choice(sorted(history.running))
+            at, ticket, *_ = history.running.pop(name)
+            used = (ticket.entry.input_tokens, draw.randint(1, 60))
+            history.union.finish(name, *used, history.now_s)
+            history.gateways[at].finish(name, *used, history.now_s)
+            history.exchange(at)
+        else:
+            history.arrive(
+                at=draw.randint(0, 1),
+                tenant=draw.choice(["one", "three"]),
+                tier=1,
+                prompt=draw.choice([1, 3, 10, 60]),
+                predicted=draw.randint(1, 20),
+                sequences=1,
+                count=1,
+            )
+        oldest: dict[str, str] = {}
+        for name, (_, ticket) in history.waiting.items():
+            oldest.setdefault(ticket.entry.tenant_id, name)
+        passed_over += any(
+            history.running[name][1].entry.arrived_s > history.waiting[first][1].entry.arrived_s
+            for name in history.running
+            for tenant, first in oldest.items()
+            if history.running[name][1].entry.tenant_id == tenant
+        )
+    history.teardown()
+    return passed_over
+
+
+def test_the_charges_ahead_of_a_gateway_leave_with_it(client: redis.Redis) -> None:
+    """What it charged counts as had from then on."""
+    Histories.client = client
+    Histories.met = Counter()
+    history = Histories()
+    history.begin(order="vtc")
+    east, west = history.gateways
+    history.arrive(at=0, tenant="one", tier=1, prompt=10, predicted=10, sequences=1, count=1)
+    history.arrive(at=1, tenant="one", tier=1, prompt=1, predicted=1, sequences=1, count=1)
+    assert history.running.keys() == {"r1", "r2"}
+    leaves = east.session.message(history.now_s, REPLICAS, leaves=True)
+    assert leaves is not None
+    history.pool.send("east", leaves, history.now_s)
+    entry = QueueEntry("r3", "one", history.now_s, 1, 1, 1, 1.0)
+    west.arrive(Ticket(entry, 1, 2), history.now_s)
+    west.exchange(history.now_s)
+    turn = west.turns[-1]
+    assert (turn.counter, turn.had) == ((30 + 3 + 3) * 10**6, 30 * 10**6)
     history.teardown()
