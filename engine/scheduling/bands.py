@@ -7,7 +7,7 @@ band ranks a tenant by *shared counter + its lift in this band*. `TieredQueue.co
 exactly the numbers a band ranks by: use it, not the shared counters, to log a dispatch or to audit one.
 
 A returning tenant may stand a little below the others (`Lag`) where the owner of the queue knows that it
-was not idle; without a `Lag` none may.
+was not idle, or that the others were charged for what they have not had; without a `Lag` none may.
 
 The other way round, an entry that waited so long that it is moved up (`move`, `aged`) would starve in the
 band above for the capacity that its tenant used below. So the tenant starts there at the lowest who wait, as
@@ -23,12 +23,13 @@ from collections.abc import Callable, Collection
 from engine.scheduling.counters import MAX_TENANTS, LoweredLog, forget_smallest
 from engine.scheduling.order.base import ServiceCountersLike
 
-Lag = Callable[[str], int]
-"""How far below the others a tenant may stand that comes into an empty line, on the counters' scale."""
+Lag = Callable[[str, str], int]
+"""(tenant, the one that it is lifted to): how far below that one a tenant may stand that comes into an empty
+line, on the counters' scale."""
 
 
-def no_lag(tenant_id: str) -> int:
-    """Every tenant without a waiting entry was idle."""
+def no_lag(tenant_id: str, other_id: str) -> int:
+    """Every tenant without a waiting entry was idle, and what is charged was had."""
     return 0
 
 
@@ -63,11 +64,13 @@ class BandCounters:
         """Charges the shared counter."""
         self._shared.charge(tenant_id, weight, cost)
 
-    def lift(self, tenant_id: str, to: int) -> None:
-        """Raises the tenant in this band only, to `to` less its lag."""
-        if not self.lifts or to <= self.value(tenant_id):
-            return
-        to -= self._lag(tenant_id)
+    def lift(self, tenant_id: str, to: int, other_id: str = "") -> None:
+        """Raises the tenant in this band only, to `to` less its lag; `other_id` stands there."""
+        if self.lifts and to > self.value(tenant_id):
+            self.raise_to(tenant_id, to - self._lag(tenant_id, other_id))
+
+    def raise_to(self, tenant_id: str, to: int) -> None:
+        """Raises the tenant in this band only; never lowers it."""
         if to <= self.value(tenant_id):
             return
         self._lifts[tenant_id] = to - self._shared.value(tenant_id)

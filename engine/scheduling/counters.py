@@ -109,7 +109,7 @@ class ServiceCounters:
             self._values, self._floor = forget_smallest(values, floor)
         self._served_cost += cost
 
-    def lift(self, tenant_id: str, to: int) -> None:
+    def lift(self, tenant_id: str, to: int, other_id: str = "") -> None:
         """Raises a returning tenant's counter; never lowers it."""
         if to > self.value(tenant_id):
             self.set(tenant_id, to)

@@ -27,6 +27,8 @@ MAX_LANES = 2
 KEEP_ARRIVALS = frozenset({"fcfs", "vtc"})
 """Orders whose lines go by arrival. What is moved into another band stands there by its arrival; in other
 orders it joins as a newcomer."""
+BY_TENANT = frozenset({"vtc", "hybrid", "drr", "dlpm"})
+"""Orders in which tenants take turns."""
 Lines = dict[str, dict[str, float]]
 """Tenant id -> entry id -> arrival."""
 
@@ -133,12 +135,10 @@ class TieredQueue:
                 entry = replace(entry, deadline_s=deadlines_s[0], own_deadline_s=deadlines_s[1])
             if entry.tenant_id not in lines and entry.tenant_id not in joined:
                 self._lift_to_other_lanes(number, entry.tenant_id)
-                lowest = self._lowest(number)
-                if lowest is None:
-                    lowest = self._lowest_of_other_lanes(number)
+                lowest = self._lowest(number) or self._lowest_of_other_lanes(number)
                 band.add(entry)
                 if aged and lowest is not None:
-                    counters.rebase(entry.tenant_id, lowest)
+                    counters.rebase(entry.tenant_id, lowest[0])
             else:
                 band.add(entry)
             self._where[entry_id] = (number, place)
@@ -154,6 +154,19 @@ class TieredQueue:
         counters = self._band_counters.get(tier * MAX_LANES + lane)
         if counters is not None:
             counters.had_turn(tenant_id)
+
+    def raise_by(self, tenant_id: str, tier: int, lane: int, amount: int) -> None:
+        """Raises a tenant that does not wait in a lane by `amount` there, but not above the next of those
+        that wait."""
+        number = tier * MAX_LANES + lane
+        self._band(number)
+        to, first = self.counter(tenant_id, tier, lane) + amount, self._lowest(number)
+        self._band_counters[number].raise_to(tenant_id, to if first is None else min(to, first[0]))
+
+    @property
+    def is_by_tenant(self) -> bool:
+        """Whether tenants take turns."""
+        return self.order_name in BY_TENANT
 
     def entries(self) -> Iterator[QueueEntry]:
         """All waiting entries, band by band."""
@@ -251,15 +264,15 @@ class TieredQueue:
         if FAIRNESS_BOUND in self.claims and not len(self._bands[number]):
             lowest = self._lowest_of_other_lanes(number)
             if lowest is not None:
-                self._band_counters[number].lift(tenant_id, lowest)
+                self._band_counters[number].lift(tenant_id, *lowest)
 
-    def _lowest(self, number: int) -> int | None:
-        """Where the tenant stands that is next in a band; None: the band is empty."""
+    def _lowest(self, number: int) -> tuple[int, str] | None:
+        """The tenant that is next in a band, after where it stands; None: the band is empty."""
         band = self._bands.get(number)
         head = band.peek(0.0) if band is not None else None
-        return None if head is None else self._band_counters[number].value(head.tenant_id)
+        return None if head is None else (self._band_counters[number].value(head.tenant_id), head.tenant_id)
 
-    def _lowest_of_other_lanes(self, number: int) -> int | None:
+    def _lowest_of_other_lanes(self, number: int) -> tuple[int, str] | None:
         first = number - number % MAX_LANES
         others = [self._lowest(each) for each in range(first, first + MAX_LANES) if each != number]
         return min((each for each in others if each is not None), default=None)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
+from engine.messages import TenantShare
 from engine.step_time.model import PRIOR
 from gateway.background import every
 from gateway.dispatch.queue_backend import LocalQueue, QueueBackend
 from gateway.flow.controller import Dispatch, Displaced, FlowController, QueueFull, Ticket
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
-from gateway.upstream.base import Upstream
+from gateway.upstream.base import Upstream, engine_life
 from tenants.storage.task_stop import stop
 
 SWEEP_S = 0.25
@@ -61,6 +62,15 @@ class Turn(msgspec.Struct, frozen=True):
     """This gateway's requests whose places it takes."""
     is_owed: bool = False
     """At the engine it may take the place of a tenant of its tier that has had more."""
+    had: int = 0
+    heard: int = 0
+    engine_life: str = ""
+    """See `Dispatch`."""
+
+    @property
+    def heard_now(self) -> int:
+        """What its engine may be sent as `Submit.heard`: another life of it counts anew."""
+        return self.heard if self.engine_life == engine_life(self.upstream.ready) else 0
 
 
 class Dispatcher:
@@ -89,6 +99,7 @@ class Dispatcher:
         self._backend.bind(self.replicas, self._woken, self._refused)
         for upstream in upstreams:
             upstream.watch(partial(self._changed, upstream))
+            upstream.listen(partial(self._served, upstream))
 
     @property
     def has_engine(self) -> bool:
@@ -110,6 +121,7 @@ class Dispatcher:
                         snapshot.step_time if snapshot is not None else PRIOR,
                         ready.max_batched_tokens,
                         pauses=bool(ready.policy),  # other servers name none
+                        life=engine_life(ready),
                     )
                 )
         return sizes
@@ -179,6 +191,10 @@ class Dispatcher:
         self._backend.finish(entry_id, input_tokens, output_tokens, self._clock())
         self.pump()
 
+    def _served(self, upstream: Upstream, service: Mapping[str, TenantShare]) -> None:
+        """The service of a step, before what it emitted is read."""
+        self._backend.heard(upstream.replica_id, engine_life(upstream.ready), service)
+
     def _changed(self, upstream: Upstream) -> None:
         """It came up, or was lost: then nothing is in its cache any more."""
         if not upstream.is_up:
@@ -225,6 +241,9 @@ class Dispatcher:
                 turn.by_reservation,
                 turn.displaced,
                 turn.is_owed,
+                turn.had,
+                turn.heard,
+                turn.engine_life,
             )
         )
 

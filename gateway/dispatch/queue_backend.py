@@ -6,9 +6,10 @@ Redis (`redis_queue.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from engine.messages import TenantShare
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.types import Deadlines
 from gateway.flow.window import Replica
@@ -59,6 +60,10 @@ class QueueBackend(Protocol):
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         """Output tokens of a running request so far, all sequences together."""
+        ...
+
+    def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
+        """The service of a step at an engine, before its tokens are passed to `progress`."""
         ...
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
@@ -112,6 +117,9 @@ class LocalQueue:
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> None:
         self.flow.progress(entry_id, output_tokens, live_sequences)
+
+    def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
+        self.flow.heard(replica_id, engine_life, service)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         self.flow.finish(entry_id, input_tokens, output_tokens, now_s)

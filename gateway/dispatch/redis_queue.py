@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from engine.messages import TenantShare
 from gateway.background import every
 from gateway.dispatch.queue_backend import OnRefused, OnTurns
 from gateway.flow.controller import QueueFull, Ticket
@@ -39,6 +40,9 @@ from tenants.storage.task_stop import stop
 
 DEFER_S = 0.05
 """What is not urgent waits this long to be sent along with something else."""
+VIEWS_S = 0.25
+"""Service that is heard of is told to the pool at the latest after this time: what tenants had, as other
+gateways see it, is older by no more."""
 RETRY_S = 0.25
 LOOK_S = 0.5
 """How often forecasts learn what waits at other gateways."""
@@ -88,6 +92,7 @@ class RedisQueue:
         self._heartbeat_s = session.rule.stale_us / 1e6 / HEARTBEATS_PER_STALE
         self._news = asyncio.Event()
         self._deferred: asyncio.TimerHandle | None = None
+        self._views: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.is_away = False
         """Redis does not answer."""
@@ -135,8 +140,9 @@ class RedisQueue:
 
     async def close(self) -> None:
         await stop(self._tasks)
-        if self._deferred is not None:
-            self._deferred.cancel()
+        for timer in (self._deferred, self._views):
+            if timer is not None:
+                timer.cancel()
         if self._session.belongs and not self.is_away:
             self._session.failed()
             message = self._session.message(self._clock(), self._replicas(), leaves=True)
@@ -179,6 +185,11 @@ class RedisQueue:
         self.flow.progress(entry_id, output_tokens, live_sequences)
         if not self.is_alone:
             self._session.progressed(entry_id, output_tokens, live_sequences)
+
+    def heard(self, replica_id: str, engine_life: str, service: Mapping[str, TenantShare]) -> None:
+        self.flow.heard(replica_id, engine_life, service)
+        if self._views is None and not self.is_alone:
+            self._views = asyncio.get_running_loop().call_later(VIEWS_S, self._views_are_due)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         ran = self.flow.runs(entry_id)
@@ -231,6 +242,10 @@ class RedisQueue:
         if self._deferred is None:
             loop = asyncio.get_running_loop()
             self._deferred = loop.call_later(DEFER_S, self._deferred_is_due)
+
+    def _views_are_due(self) -> None:
+        self._views = None
+        self._news.set()
 
     def _deferred_is_due(self) -> None:
         self._deferred = None

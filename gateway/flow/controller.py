@@ -8,15 +8,16 @@ charged (`in_flight.py`), and the views for operators (`tenant_stats.py`, `dispa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.entry import QueueEntry
-from engine.scheduling.counters import ServiceCounters
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
+from engine.messages import TenantShare
+from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.tiers import TieredQueue
 from gateway.flow.dispatch_log import DispatchLog, LogRecord, Waiting
 from gateway.flow.dispatch_rules import RESERVED_RANK, DispatchRules
-from gateway.flow.in_flight import InFlightRequests
+from gateway.flow.in_flight import InFlightRequests, Serials
 from gateway.flow.lanes import LONG, ORDINARY, LaneRule
 from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import LeastLoaded, Placement, Scorer
@@ -73,8 +74,9 @@ class FlowController:
         self.placement = Placement(window, lanes, scorer or LeastLoaded())
         self._reservations = MclockReservations(reservation_burst_s)
         self.dispatched = InFlightRequests(counters, self.placement, self._reservations)
-        self._rules = DispatchRules(self.queue, self.placement, self._reservations)
         self._tenants = TenantFlows()
+        self._rules = DispatchRules(self.queue, self.placement, self._reservations, self._tenants)
+        self._serials = Serials()
         self._dispatch_interval_s = 1.0
         self._last_dispatch_s: float | None = None
 
@@ -243,11 +245,22 @@ class FlowController:
             self._dispatch_interval_s += 0.1 * (gap_s - self._dispatch_interval_s)
         self._last_dispatch_s = now_s
         counter = self.queue.tiers.counter(entry.tenant_id, band, lane)
+        had = counter - self.dispatched.ahead.of(entry.tenant_id)
         if by_reservation:
             # At the engine it must not stand behind requests that wait here: those would be sent for ever.
             counter = int(min(counter, self.queue.lowest_counter(RESERVED_RANK, now_s)))
+            had = min(had, counter)
         return Dispatch(
-            ticket, replica.replica_id, counter, rank, by_reservation, displaced, reason is Reason.OWED
+            ticket,
+            replica.replica_id,
+            counter,
+            rank,
+            by_reservation,
+            displaced,
+            reason is Reason.OWED,
+            had,
+            self.serial(replica.replica_id, replica.life, entry.tenant_id, rank),
+            replica.life,
         )
 
     # ------------------------------------------------------------ progress and end
@@ -258,6 +271,16 @@ class FlowController:
         if flight is not None:
             emitted = self.dispatched.progress(entry_id, output_tokens, live_sequences)
             self._tenants.of(flight.ticket.entry).running_output_tokens += emitted
+
+    def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
+        """The service of a step at an engine in its `life`, by tenant, before what it emitted is passed to
+        `progress`. A lift is the engine's for a tenant that asks for less than its share."""
+        for tenant_id, share in service.items():
+            cost = share.computed_tokens * INPUT_TOKEN_COST + share.emitted_tokens * OUTPUT_TOKEN_COST
+            self.dispatched.serve(tenant_id, scaled(cost, self._tenants.weight(tenant_id)))
+            self._serials.note(replica_id, life, tenant_id, share.serials)
+            for tier, amount in share.lifts.items():
+                self.queue.raise_by(tenant_id, tier, amount)
 
     def finish(self, entry_id: str, input_tokens: int, output_tokens: int, now_s: float) -> None:
         """The request is over: corrects its charge to what was really computed and emitted."""
@@ -276,6 +299,10 @@ class FlowController:
         self.placement.scorer.forget(replica_id)
 
     # ------------------------------------------------------------ views
+
+    def serial(self, replica_id: str, life: str, tenant_id: str, tier: int) -> int:
+        """The last serial number of a tenant's service that an engine reported in its `life`."""
+        return self._serials.of(replica_id, life, tenant_id, tier)
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -363,8 +390,9 @@ class FlowController:
         self._tenants.of(entry).queued[entry.tier] -= 1
         self._reservations.leaves(entry.tenant_id)
 
-    def _lag(self, tenant_id: str) -> int:
-        return self.dispatched.lag(tenant_id, self._tenants.weight(tenant_id))
+    def _lag(self, tenant_id: str, other_id: str) -> int:
+        lag = self.dispatched.lag(tenant_id, self._tenants.weight(tenant_id))
+        return max(lag, self.dispatched.below(other_id))
 
     def _retry_after_s(self) -> float:
         """About the time until one place in the queue is free."""

@@ -10,20 +10,22 @@ Until nothing more may go, at one instant:
 4. **Tenants** and their requests by the policy's order (`vtc`: weighted fair by service counter). A tenant
    that was idle in a lane is lifted there when it returns, and never gets credit for the idle time; one that
    stayed below its share and was hardly ever without a request keeps its lag, within bounds (`in_flight.py`).
-5. **The window** (`window.py`), wider for requests that are owed service (`RequestQueue.is_owed`): where the
-   first of the ordinary lane finds no room, none behind it goes, whatever the size. For a long or a reserved
-   request that finds none, the room is kept on one replica, and others go on beside it.
+5. **The window** (`window.py`), wider for requests that are owed service, by the counters or by places:
+   where the first of the ordinary lane finds no room, none behind it goes, whatever the size. For a long or a
+   reserved request that finds none, the room is kept on one replica, and others go on beside it.
 6. **The replica** by the scorer's choice among those with room (`placement.py`, `routing.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gateway.flow.lanes import LONG
 from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import Blocked, Placement
 from gateway.flow.queue import RequestQueue
+from gateway.flow.tenant_stats import TenantFlows
 from gateway.flow.types import Dispatch, Reason, Ticket
 from gateway.flow.window import NUM_RANKS, Kept, Replica
 
@@ -37,8 +39,15 @@ Grant = Callable[[Ticket, Replica, int, float, Reason], Dispatch]
 class DispatchRules:
     """Decides; state changes only through `grant`."""
 
-    def __init__(self, queue: RequestQueue, placement: Placement, reservations: MclockReservations) -> None:
+    def __init__(
+        self,
+        queue: RequestQueue,
+        placement: Placement,
+        reservations: MclockReservations,
+        tenants: TenantFlows,
+    ) -> None:
         self._queue = queue
+        self._tenants = tenants
         self._placement = placement
         self._reservations = reservations
 
@@ -90,8 +99,12 @@ class DispatchRules:
                     break
                 lane, ticket = heads[0]
                 is_owed = lane != LONG and self._queue.is_owed(ticket.entry, tier)
-                found = self._placement.find(ticket, tier, lane, replicas, kept, now_s, is_owed=is_owed)
+                is_owed_at = partial(self._is_owed_at, ticket, tier, lane)
+                found = self._placement.find(
+                    ticket, tier, lane, replicas, kept, now_s, is_owed=is_owed, is_owed_at=is_owed_at
+                )
                 if isinstance(found, Replica):
+                    is_owed = is_owed or is_owed_at(found)
                     reason = Reason.OWED if is_owed else Reason.ORDER
                     turns.append(grant(ticket, found, tier, now_s, reason))
                 elif found is Blocked.WINDOW and lane != LONG:
@@ -100,3 +113,19 @@ class DispatchRules:
                     held_back.add(lane)
                     if found is Blocked.WINDOW:
                         self._placement.keep_room(ticket, tier, lane, replicas, kept)
+
+    def _is_owed_at(self, ticket: Ticket, tier: int, lane: int, replica: Replica) -> bool:
+        """Whether a request that finds no free place at a replica is owed one, by its tenant's part of
+        them."""
+        if lane == LONG or not self._queue.tiers.is_by_tenant:
+            return False
+        if self._placement.has_place(ticket, tier, replica):
+            return False
+        return self._placement.load(replica.replica_id).is_within_share(
+            replica,
+            tier,
+            ticket.entry.tenant_id,
+            ticket.sequences,
+            self._queue.waiting_in(tier),
+            self._tenants.weight,
+        )

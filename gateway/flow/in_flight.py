@@ -3,6 +3,11 @@
 The predicted cost is charged at the dispatch, output beyond the prediction as it comes, and the difference to
 the real cost at the end. Cost = computed input tokens + 2 x output tokens.
 
+**Two views of one counter.** The queue goes by what a tenant is *charged*. What it *had* is less by what it
+was charged ahead (`ChargedAhead`): the part for running requests that, as far as is known, is not computed
+yet. Our own engines report every step's service; what other servers computed is known by a request's progress
+and end.
+
 **Lag.** A tenant without a waiting request whose requests still run is not idle: it asks for less than its
 share. So when it returns to the queue it may stand below the waiting tenants, by as much less as it had
 meanwhile, but at most by the cost of the KV tokens in flight on all replicas (VTC's U; lag as in Stoica et
@@ -13,11 +18,16 @@ hardly waits behind one that floods.
 Requests that come at random leave a tenant with nothing in flight for moments, the more often the fewer
 places there are. So it counts as idle, and is owed nothing, only when all tenants together have had service
 of U since its last request ended: as much as it takes to serve all that is in flight.
+
+A tenant that was idle, or comes for the first time, begins where the first of those that wait stands by what
+it had: by what that one is charged it would pay for tokens that the other has not got. Of equals the one with
+nothing in flight goes first. So what each had stays within the same U.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
@@ -26,6 +36,94 @@ from gateway.flow.mclock import MclockReservations
 from gateway.flow.placement import Placement
 from gateway.flow.types import Displaced, InFlight
 from gateway.flow.window import Replica
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """One tenant's part, scaled."""
+
+    requests: int = 0
+    charged: int = 0
+    """For its in-flight requests."""
+    ahead: int = 0
+
+
+class ChargedAhead:
+    """What tenants were charged for in-flight requests and did not have yet, scaled as the counters.
+
+    Charges and corrections add to it, service takes from it; service that is heard of before its charge makes
+    it negative for a moment. With its last request a tenant's part is gone: there both views meet.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Ahead] = {}
+
+    def begin(self, tenant_id: str, amount: int) -> None:
+        """A request is dispatched, and `amount` charged for it."""
+        self._tenants.setdefault(tenant_id, _Ahead()).requests += 1
+        self.charge(tenant_id, amount)
+
+    def charge(self, tenant_id: str, amount: int) -> None:
+        """More (negative: less) is charged for an in-flight request."""
+        part = self._tenants[tenant_id]
+        part.charged += amount
+        part.ahead += amount
+
+    def serve(self, tenant_id: str, amount: int) -> None:
+        """The tenant had service. Nothing where none of its requests is in flight: that was settled."""
+        part = self._tenants.get(tenant_id)
+        if part is not None:
+            part.ahead -= amount
+
+    def end(self, tenant_id: str, amount: int) -> None:
+        """A request that was charged `amount` in all is over. What was never reported of it stays within what
+        is charged for the others."""
+        part = self._tenants[tenant_id]
+        part.requests -= 1
+        part.charged -= amount
+        part.ahead = max(-part.charged, min(part.ahead, part.charged))
+        if not part.requests:
+            del self._tenants[tenant_id]
+
+    def of(self, tenant_id: str) -> int:
+        """What it was charged and did not have."""
+        part = self._tenants.get(tenant_id)
+        return 0 if part is None else part.ahead
+
+    def served(self) -> dict[str, int]:
+        """Of what is charged for in-flight requests, what tenants had already."""
+        return {tenant_id: part.charged - part.ahead for tenant_id, part in self._tenants.items()}
+
+    def __contains__(self, tenant_id: str) -> bool:
+        """Whether the tenant has a request in flight."""
+        return tenant_id in self._tenants
+
+
+class Serials:
+    """The last serial number of service that engines reported of tenants, by tier; see `Submit.heard`.
+
+    They belong to one life of an engine: a new one begins at 0.
+    """
+
+    def __init__(self) -> None:
+        self._engines: dict[str, tuple[str, Recent[Mapping[int, int]]]] = {}
+        """Replica id -> the engine's life, and the serials of each tenant."""
+
+    def note(self, replica_id: str, life: str, tenant_id: str, serials: Mapping[int, int]) -> None:
+        """A step's report."""
+        known = self._engines.get(replica_id)
+        if known is None or known[0] != life:
+            known = self._engines[replica_id] = (life, Recent(MAX_TENANTS))
+        known[1].note(tenant_id, {**(known[1].get(tenant_id) or {}), **serials})
+
+    def of(self, replica_id: str, life: str, tenant_id: str, tier: int) -> int:
+        """The tenant's last one; 0 where this life of the engine reported none. In a tier that was not named
+        nothing was lifted: there it is the lowest of the others."""
+        known = self._engines.get(replica_id)
+        serials = known[1].get(tenant_id) if known is not None and known[0] == life else None
+        if not serials:
+            return 0
+        return serials.get(tier, min(serials.values()))
 
 
 class InFlightRequests:
@@ -37,9 +135,10 @@ class InFlightRequests:
         self._counters = counters
         self._placement = placement
         self._reservations = reservations
+        self.ahead = ChargedAhead()
+        self.on_served: Callable[[str, int], None] = lambda tenant_id, amount: None
+        """Called with the service (scaled) of tenants as it becomes known."""
         self._by_id: dict[str, InFlight] = {}
-        self._of_tenant: dict[str, int] = {}
-        """In-flight requests by tenant; tenants with none are absent."""
         self._ended: Recent[int] = Recent(MAX_TENANTS)
         """Service of all tenants when a tenant's last request ended."""
 
@@ -47,13 +146,12 @@ class InFlightRequests:
         """A request goes; its predicted cost is charged."""
         entry = flight.ticket.entry
         self._by_id[entry.entry_id] = flight
-        self._of_tenant[entry.tenant_id] = self._of_tenant.get(entry.tenant_id, 0) + 1
+        flight.is_reported = replica.pauses
         self._counters.charge(entry.tenant_id, entry.weight, flight.charged_cost)
+        self.ahead.begin(entry.tenant_id, scaled(flight.charged_cost, entry.weight))
         if flight.by_reservation:
             self._reservations.granted(entry.tenant_id, flight.charged_cost, now_s)
-        self._placement.add(
-            flight.replica_id, flight.tier, flight.is_long, flight.live_sequences, flight.kv_tokens
-        )
+        self._placement.add(flight, flight.live_sequences, flight.kv_tokens)
         self._placement.scorer.dispatched(flight, replica, now_s)
 
     def progress(self, entry_id: str, output_tokens: int, live_sequences: int) -> int:
@@ -76,11 +174,16 @@ class InFlightRequests:
         if ended := flight.live_sequences - live_sequences:
             kv_tokens = kv_tokens * live_sequences // flight.ticket.sequences
             flight.live_sequences = live_sequences
-        self._placement.add(
-            flight.replica_id, flight.tier, flight.is_long, -ended, kv_tokens - flight.kv_tokens
-        )
+        self._placement.add(flight, -ended, kv_tokens - flight.kv_tokens)
         flight.kv_tokens = kv_tokens
+        if not flight.is_reported and output_tokens:
+            self._had(flight, entry.input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST)
         return emitted
+
+    def serve(self, tenant_id: str, amount: int) -> None:
+        """An engine reports service (scaled) of a tenant."""
+        self.ahead.serve(tenant_id, amount)
+        self.on_served(tenant_id, amount)
 
     def finish(self, flight: InFlight, input_tokens: int, output_tokens: int, now_s: float) -> int:
         """A request is over: corrects its charge to what was really computed and emitted, and returns it."""
@@ -89,15 +192,14 @@ class InFlightRequests:
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         if cost != flight.charged_cost:
             self._charge(flight, cost - flight.charged_cost)
-        self._of_tenant[entry.tenant_id] -= 1
-        if not self._of_tenant[entry.tenant_id]:
-            del self._of_tenant[entry.tenant_id]
+        if not flight.is_reported:
+            self._had(flight, cost)
+        self.ahead.end(entry.tenant_id, scaled(cost, entry.weight))
+        if entry.tenant_id not in self.ahead:
             self._ended.note(entry.tenant_id, self._counters.served_cost)
         if flight.by_reservation:
             self._reservations.ended(entry.tenant_id, now_s)
-        self._placement.add(
-            flight.replica_id, flight.tier, flight.is_long, -flight.live_sequences, -flight.kv_tokens
-        )
+        self._placement.add(flight, -flight.live_sequences, -flight.kv_tokens)
         self._placement.scorer.ended(entry.entry_id)
         return cost
 
@@ -130,11 +232,16 @@ class InFlightRequests:
         """How far below the others a returning tenant of `weight` may stand, on the
         counters' scale. O(replicas)."""
         most = self._placement.kv_tokens * OUTPUT_TOKEN_COST
-        if tenant_id not in self._of_tenant:
+        if tenant_id not in self.ahead:
             ended = self._ended.get(tenant_id)
             if ended is None or self._counters.served_cost - ended >= most:
                 return 0
         return scaled(most, weight)
+
+    def below(self, tenant_id: str) -> int:
+        """How far below a waiting tenant one may stand that was idle: as the other stands by what it had, and
+        before it where something of it is in flight."""
+        return max(self.ahead.of(tenant_id), int(tenant_id in self.ahead))
 
     def get(self, entry_id: str) -> InFlight | None:
         """An in-flight request."""
@@ -153,5 +260,12 @@ class InFlightRequests:
     def _charge(self, flight: InFlight, cost: int) -> None:
         entry = flight.ticket.entry
         self._counters.charge(entry.tenant_id, entry.weight, cost)
+        self.ahead.charge(entry.tenant_id, scaled(cost, entry.weight))
         if flight.by_reservation:
             self._reservations.corrected(entry.tenant_id, cost)
+
+    def _had(self, flight: InFlight, cost: int) -> None:
+        """A request at a server that reports no service had `cost` by now."""
+        entry = flight.ticket.entry
+        self.serve(entry.tenant_id, scaled(cost - flight.had_cost, entry.weight))
+        flight.had_cost = cost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -105,11 +105,16 @@ class Placement:
         """Predicted, of everything in flight on all replicas."""
         return sum(sum(load.kv_tokens) for load in self._loads.values())
 
-    def add(self, replica_id: str, rank: int, is_long: bool, sequences: int, kv_tokens: int) -> None:
-        """Counts work at a replica (negative: it left)."""
-        self._loads[replica_id].add(rank, sequences, kv_tokens)
-        if is_long:
-            self._long_loads[replica_id].add(rank, sequences, kv_tokens)
+    def add(self, flight: InFlight, sequences: int, kv_tokens: int) -> None:
+        """Counts a request's work at its replica (negative: it left)."""
+        self._loads[flight.replica_id].add(flight.tier, sequences, kv_tokens, flight.ticket.entry.tenant_id)
+        if flight.is_long:
+            self._long_loads[flight.replica_id].add(flight.tier, sequences, kv_tokens)
+
+    def has_place(self, ticket: Ticket, rank: int, replica: Replica) -> bool:
+        """Whether its engine can run a request beside all of its tier and above."""
+        load = self.load(replica.replica_id)
+        return self.window.has_place(replica, load, rank, ticket.sequences, ticket.kv_tokens)
 
     def find(
         self,
@@ -121,23 +126,19 @@ class Placement:
         now_s: float,
         *,
         is_owed: bool = False,
+        is_owed_at: Callable[[Replica], bool] = lambda replica: False,
     ) -> Replica | Blocked:
         """The best of the replicas with room; `kept` is what is kept there for others, by replica id;
-        `is_owed`: it may take the place of a tenant that has had more."""
+        `is_owed`: it may take the place of a tenant that has had more; `is_owed_at`: on one replica."""
         roomy: list[tuple[Replica, ReplicaLoad]] = []
         blocked = Blocked.LANE if replicas else Blocked.WINDOW
         for replica in replicas:
             if not self._lane_has_room(ticket, rank, lane, replica):
                 continue
             load = self._loads[replica.replica_id]
-            if self.window.has_room(
-                replica,
-                load,
-                rank,
-                ticket.sequences,
-                ticket.kv_tokens,
-                kept.get(replica.replica_id),
-                is_owed=is_owed,
+            asked = (replica, load, rank, ticket.sequences, ticket.kv_tokens, kept.get(replica.replica_id))
+            if self.window.has_room(*asked, is_owed=is_owed) or (
+                is_owed_at(replica) and self.window.has_room(*asked, is_owed=True)
             ):
                 roomy.append((replica, load))
             else:

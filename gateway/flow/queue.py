@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from gateway.flow.ageing import Ageing, effective_tier
 from gateway.flow.dispatch_log import MAX_BACKLOG_TENANTS, Waiting
 from gateway.flow.lanes import ORDINARY, LaneRule
 from gateway.flow.types import Deadlines, Ticket
-from gateway.flow.window import NUM_RANKS
+from gateway.flow.window import MAX_SHARING, NUM_RANKS
 
 Line = dict[str, float]
 """Entry id -> arrival, of one tenant in one lane."""
@@ -153,6 +154,18 @@ class RequestQueue:
             return False
         stands = self.tiers.counter(entry.tenant_id, band, ORDINARY)
         return stands + scaled(entry.predicted_cost, entry.weight) <= began
+
+    def waiting_in(self, band: int) -> Iterator[str]:
+        """The tenants that wait in a band, at most `MAX_SHARING` of each lane; one may come twice."""
+        for lane in range(MAX_LANES):
+            yield from islice(self._lines[band, lane], MAX_SHARING)
+
+    def raise_by(self, tenant_id: str, band: int, amount: int) -> None:
+        """An engine lifted a tenant in this band by `amount` (scaled): it saves nothing up while all that it
+        asks for is served. Not where it waits, and not above the first of those that wait."""
+        for lane in range(MAX_LANES):
+            if tenant_id not in self._lines[band, lane]:
+                self.tiers.raise_by(tenant_id, band, lane, amount)
 
     def had_turn_by_order(self, entry_id: str) -> None:
         """A waiting request has its turn, and not because its tenant is owed it or has reserved it."""

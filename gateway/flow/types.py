@@ -71,7 +71,7 @@ class Dispatch(msgspec.Struct, frozen=True):
     ticket: Ticket
     replica_id: str
     counter: int
-    """The tenant's, as the engine should know it."""
+    """The tenant's, as the engine should know it, by what is charged: this request included."""
     tier: int
     """Its rank at the engine: its tier; a higher one after a long wait, the highest for reserved service."""
     by_reservation: bool = False
@@ -79,6 +79,12 @@ class Dispatch(msgspec.Struct, frozen=True):
     """The requests whose places it takes, if the engine needs them."""
     is_owed: bool = False
     """Of a tenant that has had less than its share: at the engine it takes the place of one that had more."""
+    had: int = 0
+    """The tenant's counter by what it had, as far as is known."""
+    heard: int = 0
+    """The last serial number of the tenant's service at that engine which is contained in `had`."""
+    engine_life: str = ""
+    """Of the engine that counts so; another life of it begins at 0."""
 
 
 @dataclass(slots=True)
@@ -97,3 +103,7 @@ class InFlight:
     is_long: bool = False
     """It counts in the long lane's share."""
     by_reservation: bool = False
+    is_reported: bool = True
+    """Its engine reports the service of every step."""
+    had_cost: int = 0
+    """Where it does not: what it had, by its progress."""

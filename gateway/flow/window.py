@@ -5,12 +5,18 @@ sees all tenants, decides the order, and not the engine's backlog. A tier's wind
 tier and above: a window full of batch never keeps an interactive request out (the engine then makes room by
 itself).
 
-For a request that is owed service in its own tier (`RequestQueue.is_owed`) the window is wider by a part of
-the engine's places: the engine pauses a sequence of a tenant that has had more than its share.
+For a request that is owed service in its own tier the window is wider by a part of the engine's places and of
+its KV cache: the engine pauses a sequence of a tenant that has had more than its share. It is owed service
+by the counters (`RequestQueue.is_owed`); or by places, where its tenant's live sequences there, its own
+included, are at most the tenant's part by weight of the engine's places, among the tenants that wait or run
+in the tier (`ReplicaLoad.is_within_share`; max-min fairness gives each that, or all that it asks for).
+However many tenants come: more than the widened window holds never goes, each stays within its part, and
+where there are more tenants than places no part is a whole place, and the counters alone decide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.messages import TIER_RANKS, StepTime
@@ -19,6 +25,11 @@ from engine.step_time.model import PRIOR
 NUM_RANKS = len(TIER_RANKS)
 OWED_PART = 2
 """One in this many of a replica's places may be taken twice over by requests that are owed service."""
+OWED_KV_PART = 4
+"""One in this many tokens of its KV cache, too: predictions are of sequences at their end, so that part is
+hardly ever taken, and where it is the engine sets back a sequence of a tenant that had more."""
+MAX_SHARING = 256
+"""Waiting tenants of a lane that a part of the places is reckoned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,10 @@ class Replica:
     """As last fitted."""
     max_batched_tokens: int = 512
     pauses: bool = True
-    """Its engine pauses a sequence to place a request that is owed service; foreign servers do not."""
+    """Its engine pauses a sequence to place a request that is owed service, and reports the service of each
+    step; foreign servers do neither."""
+    life: str = ""
+    """Of its engine: another one after a restart."""
 
 
 @dataclass(slots=True)
@@ -42,11 +56,41 @@ class ReplicaLoad:
     sequences: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     kv_tokens: list[int] = field(default_factory=lambda: [0] * NUM_RANKS)
     """Predicted: prompt and predicted output of every sequence."""
+    live: dict[str, list[int]] = field(default_factory=dict)
+    """Sequences by tenant and rank, of tenants that have some."""
 
-    def add(self, rank: int, sequences: int, kv_tokens: int) -> None:
-        """Adds work (negative: it left)."""
+    def add(self, rank: int, sequences: int, kv_tokens: int, tenant_id: str | None = None) -> None:
+        """Adds work (negative: it left), of a tenant where that matters."""
         self.sequences[rank] += sequences
         self.kv_tokens[rank] += kv_tokens
+        if tenant_id is not None and sequences:
+            live = self.live.setdefault(tenant_id, [0] * NUM_RANKS)
+            live[rank] += sequences
+            if not any(live):
+                del self.live[tenant_id]
+
+    def is_within_share(
+        self,
+        replica: Replica,
+        rank: int,
+        tenant_id: str,
+        sequences: int,
+        waiting: Iterable[str],
+        weight_of: Callable[[str], float],
+    ) -> bool:
+        """Whether a tenant's sequences of `rank` with `sequences` more are at most its part by weight of the
+        places, among the tenants of that rank that run here and those `waiting`."""
+        if not replica.pauses:
+            return False
+        own = self.live.get(tenant_id)
+        live = sequences + (own[rank] if own is not None else 0)
+        most = replica.max_sequences * weight_of(tenant_id)
+        weights = 0.0
+        for each in {tenant_id, *waiting, *(name for name, ranks in self.live.items() if ranks[rank])}:
+            weights += weight_of(each)
+            if live * weights > most:
+                return False
+        return True
 
     def ahead_of(self, rank: int) -> tuple[int, int]:
         """Sequences and KV tokens of tier `rank` and above."""
@@ -97,10 +141,18 @@ class WindowRule:
             kv_ahead += kept.kv_tokens
         if sequences_ahead == 0:
             return True
-        places = self.places(replica.max_sequences)
+        places, kv = self.places(replica.max_sequences), replica.kv_tokens * self.kv_window
         if is_owed and replica.pauses:
             places += replica.max_sequences // OWED_PART
+            kv += replica.kv_tokens // OWED_KV_PART
+        return sequences_ahead + sequences <= places and kv_ahead + kv_tokens <= kv
+
+    def has_place(
+        self, replica: Replica, load: ReplicaLoad, rank: int, sequences: int, kv_tokens: int
+    ) -> bool:
+        """Whether the engine can run it beside all of its tier and above, without looking ahead."""
+        sequences_ahead, kv_ahead = load.ahead_of(rank)
         return (
-            sequences_ahead + sequences <= places
+            sequences_ahead + sequences <= replica.max_sequences
             and kv_ahead + kv_tokens <= replica.kv_tokens * self.kv_window
         )

@@ -196,6 +196,8 @@ def _submit(run: Run, index: int, now_s: float) -> Submit:
         tier=TIER_RANKS[call.tier] if run.turn.tier is None else run.turn.tier,
         weight=call.principal.weight,
         counter=run.turn.counter,
+        had=run.turn.had,
+        heard=run.turn.heard_now,
         is_owed=run.turn.is_owed,
         predicted_output_tokens=run.predicted_output_tokens,
         predicted_high_tokens=run.predicted_high_tokens,

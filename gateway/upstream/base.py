@@ -11,7 +11,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, SequenceOutcome, Snapshot, Submit
+from engine.messages import (
+    Delta,
+    Explained,
+    Inventory,
+    ModelInfo,
+    Ready,
+    SequenceOutcome,
+    Snapshot,
+    Submit,
+    TenantShare,
+)
 
 
 class UpstreamLost(Exception):
@@ -97,6 +107,15 @@ def served_by(upstream: Upstream | None, outcomes: Sequence[SequenceOutcome]) ->
     return moved or (upstream.replica_id if upstream is not None else None)
 
 
+OnService = Callable[[Mapping[str, TenantShare]], None]
+"""Gets the service of one step, by tenant."""
+
+
+def engine_life(ready: Ready | None) -> str:
+    """Name of one life of an engine, as it announced itself: after a restart it has another."""
+    return "" if ready is None else f"{ready.engine_id}/{ready.pid}"
+
+
 class Upstream(Protocol):
     """Contract: a submitted sequence ends with exactly one delta that carries its outcome, or with
     `UpstreamLost` or `SequenceRefused`; outcomes are kept by the upstream until acknowledged.
@@ -125,6 +144,11 @@ class Upstream(Protocol):
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Calls back when the upstream comes up or is lost."""
+        ...
+
+    def listen(self, on_service: OnService) -> None:
+        """Calls back with the service of each step, before what it emitted can be read. Never where the
+        server reports none."""
         ...
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:

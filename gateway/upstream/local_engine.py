@@ -9,7 +9,14 @@ from typing import Any
 from engine.client import client as engine_client
 from engine.client.client import EngineClient
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
-from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.base import (
+    OnService,
+    ReaderTooSlow,
+    SequenceRefused,
+    UpstreamLost,
+    UpstreamUnavailable,
+    Wording,
+)
 
 log = logging.getLogger("fairgate.gateway.upstream")
 
@@ -68,6 +75,9 @@ class LocalEngine:
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
+
+    def listen(self, on_service: OnService) -> None:
+        self._client.on_service = on_service
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         try:

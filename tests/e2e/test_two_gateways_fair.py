@@ -247,8 +247,8 @@ def test_a_killed_gateways_requests_leave_the_shared_queue(house: tuple[list[Ser
 def test_a_policy_that_cannot_be_shared_is_refused_with_the_way_out(house: tuple[list[Server], str]) -> None:
     (one, _), _ = house
     with one.http() as client:
-        answer = client.post("/admin/v1/policy", json={"policy": "hybrid"})
+        answer = client.post("/admin/v1/policy", json={"policy": "drr"})
     assert answer.status_code == 400, answer.text
-    assert "fcfs and vtc, not hybrid" in answer.text
+    assert "fcfs, vtc, hybrid, not drr" in answer.text
     assert "gateway_queue=own" in answer.text
     assert one.status()["policy"] == "vtc"

@@ -41,7 +41,14 @@ from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Event, Run, SequenceEnded, SequenceOutput
-from gateway.upstream.base import ReaderTooSlow, SequenceRefused, UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.base import (
+    OnService,
+    ReaderTooSlow,
+    SequenceRefused,
+    UpstreamLost,
+    UpstreamUnavailable,
+    Wording,
+)
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import LedgerRow
 from tenants.pricing.pricing import Price, PriceBook, PriceEntry, TokenWeights, uniform_book
@@ -98,6 +105,9 @@ class ScriptedEngine:
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self.watchers.append(on_change)
+
+    def listen(self, on_service: OnService) -> None:
+        pass
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:
         if not self.is_up:

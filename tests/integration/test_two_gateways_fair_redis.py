@@ -311,8 +311,8 @@ async def test_alone_a_gateway_goes_on_by_itself_and_joins_again(own_redis: serv
 
 def test_an_order_that_cannot_be_shared_is_refused_by_name() -> None:
     queue = Gateway("redis://127.0.0.1:1/0", "east", 1).queue
-    for name in ("hybrid", "srpt"):
-        with pytest.raises(UnknownPolicy, match=f"fcfs and vtc, not {name}.*gateway_queue=own"):
+    for name in ("drr", "srpt"):
+        with pytest.raises(UnknownPolicy, match=f"fcfs, vtc, hybrid, not {name}.*gateway_queue=own"):
             queue.require_order(name)
         with pytest.raises(UnknownPolicy):
             queue.flow.set_order(name)

@@ -15,7 +15,7 @@ from engine.entry import QueueEntry
 from engine.forecast.length.length import LengthForecast
 from engine.forecast.wait.arrivals import ArrivalRates
 from engine.forecast.wait.forecast import EngineLoad, Forecast, forecast
-from engine.messages import StepTime, Submit
+from engine.messages import StepTime, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.step_time.model import PRIOR
 from engine.virtual.replica import VirtualReplica, virtual_prompt
@@ -24,6 +24,7 @@ from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
 
 REPLICA_ID = "engine-0"
+LIFE = "engine-0/1"
 MODEL_ID = "virtual"
 
 
@@ -71,6 +72,7 @@ class VirtualGateway:
         step_time: StepTime = PRIOR,
         lengths: LengthForecast | None = None,
         on_end: Callable[[Done], None] = lambda done: None,
+        log_records: int = 16,
     ) -> None:
         self.replica = VirtualReplica(
             EngineConfig(policy=policy, max_sequences=max_sequences, max_batched_tokens=max_batched_tokens),
@@ -87,12 +89,13 @@ class VirtualGateway:
             max_queued_per_tenant=10_000,
             queue_ttl_s=(1e9, 1e9, 1e9),
             window=WindowRule(lookahead_sequences=lookahead_sequences, kv_window=1.0),
-            log_records=16,
+            log_records=log_records,
         )
         self.sees_arrivals = True
         self.rates = ArrivalRates()
         self.done: list[Done] = []
-        self._sizes = [Replica(REPLICA_ID, max_sequences, num_blocks * block_tokens)]
+        self.steps = 0
+        self._sizes = [Replica(REPLICA_ID, max_sequences, num_blocks * block_tokens, life=LIFE)]
         self._max_batched_tokens = max_batched_tokens
         self._on_end = on_end
         self._records: dict[str, Done] = {}
@@ -189,6 +192,8 @@ class VirtualGateway:
                     tier=turn.tier,
                     weight=job.weight,
                     counter=turn.counter,
+                    had=turn.had,
+                    heard=turn.heard,
                     is_owed=turn.is_owed,
                     predicted_output_tokens=entry.predicted_output_tokens,
                 ),
@@ -197,7 +202,13 @@ class VirtualGateway:
             assert refused is None, refused
 
     def _step(self) -> None:
-        for deltas in self.replica.step().deltas.values():
+        result = self.replica.step()
+        self.steps += 1
+        service = {
+            each: TenantShare(had.computed_tokens, had.emitted_tokens) for each, had in result.service.items()
+        }
+        self.flow.heard(REPLICA_ID, LIFE, service)
+        for deltas in result.deltas.values():
             for delta in deltas:
                 record = self._records[delta.sequence_id]
                 emitted = self._emitted.get(delta.sequence_id, 0) + len(delta.token_ids)

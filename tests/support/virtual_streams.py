@@ -28,7 +28,7 @@ from gateway.flow.window import WindowRule
 from gateway.metrics.registry import Metrics
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from gateway.requests.run import Closed, Run
-from gateway.upstream.base import Wording
+from gateway.upstream.base import OnService, Wording
 from tenants.ledger.ledger import Ledger
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.memory import MemoryQuotaStore
@@ -100,6 +100,9 @@ class CoreUpstream:
         return self.replica.core.snapshot(self.replica_id)
 
     def watch(self, on_change: Callable[[], None]) -> None:
+        pass
+
+    def listen(self, on_service: OnService) -> None:
         pass
 
     def run(self, submit: Submit, wording: Wording) -> AsyncIterator[Delta]:

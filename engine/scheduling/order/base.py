@@ -83,8 +83,8 @@ class ServiceCountersLike(Protocol):
         """Adds `cost` tokens (negative: a correction) at `weight`."""
         ...
 
-    def lift(self, tenant_id: str, to: int) -> None:
-        """Raises a returning tenant's counter; never lowers it."""
+    def lift(self, tenant_id: str, to: int, other_id: str = "") -> None:
+        """Raises a returning tenant's counter to where another stands; never lowers it."""
         ...
 
     @property

@@ -144,7 +144,8 @@ class Hybrid:
         lowest = [each for each in (self._small.lowest(), self._large.lowest()) if each is not None]
         standards = lowest or ([self._left_last] if self._left_last is not None else [])
         if standards:
-            self._counters.lift(tenant_id, min(map(self._counters.value, standards)))
+            first = min(standards, key=self._counters.value)
+            self._counters.lift(tenant_id, self._counters.value(first), first)
 
 
 class _Lane(Vtc):

@@ -64,7 +64,7 @@ class Vtc(ByTenant):
         lowest = self._heap.lowest(self._standing)
         lift_to = self._left_last if lowest is None else lowest
         if lift_to is not None:
-            self._counters.lift(tenant_id, self._counters.value(lift_to))
+            self._counters.lift(tenant_id, self._counters.value(lift_to), lift_to)
 
     def _leaves(self, tenant_id: str) -> None:
         self._left_last = tenant_id

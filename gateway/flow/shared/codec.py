@@ -24,7 +24,7 @@ MAX_TENANTS = 10_000
 _NAMES = ("meta", "tenants", "tickets", "lines", "due", "ages", "loads", "gateways", "owned", "outbox")
 _PLACES = 6
 
-ORDERS = ("fcfs", "vtc")
+ORDERS = ("fcfs", "vtc", "hybrid")
 """The orders that gateways can share."""
 
 
@@ -101,6 +101,11 @@ class GivenTurn(msgspec.Struct, frozen=True, array_like=True):
     place_counter: int
     """The tenant's, as the engine should know it; both after the charge and without what they fell by."""
     is_owed: bool = False
+    had: int = 0
+    """`place_counter` less what all gateways charged the tenant ahead, as of their last words."""
+    heard: int = 0
+    """The last serial number of its service at that engine that a gateway told of; see `Dispatch`."""
+    engine_life: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

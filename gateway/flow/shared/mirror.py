@@ -9,9 +9,10 @@ a number of requests of each tenant, all of its mean size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engine.entry import QueueEntry
+from engine.messages import TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.policy import UnknownPolicy
 from engine.scheduling.tiers import TieredQueue
@@ -30,6 +31,9 @@ class Mirror(FlowController):
     """A flow controller that takes turns decided by the pool. `on_order` is called with every new order."""
 
     on_order: Callable[[str], None] = staticmethod(lambda name: None)
+    on_heard: Callable[[str, str, Mapping[str, TenantShare]], None] = staticmethod(
+        lambda replica_id, life, service: None
+    )
     _others: Sequence[tuple[TenantWaiting, int]] = ()
     """What others have waiting, and how many."""
     _seen_s = 0.0
@@ -39,6 +43,11 @@ class Mirror(FlowController):
         require_shared(order_name)
         super().set_order(order_name)
         self.on_order(order_name)
+
+    def heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
+        """As `FlowController.heard`, for the whole pool."""
+        super().heard(replica_id, life, service)
+        self.on_heard(replica_id, life, service)
 
     def follow_order(self, order_name: str) -> None:
         """The pool has another order."""
@@ -111,6 +120,6 @@ def require_shared(order_name: str) -> None:
     """Raises `UnknownPolicy` for an order that gateways cannot share."""
     if order_name not in codec.ORDERS:
         raise UnknownPolicy(
-            f"gateways that share a queue know the orders {' and '.join(codec.ORDERS)}, not {order_name}:"
+            f"gateways that share a queue know the orders {', '.join(codec.ORDERS)}, not {order_name}:"
             " choose a policy with one of these, or give each gateway a queue of its own (gateway_queue=own)"
         )

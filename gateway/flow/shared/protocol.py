@@ -18,12 +18,13 @@ from typing import Any
 from msgspec import structs
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.messages import TenantShare
 from gateway.flow.controller import Dispatch, InFlight, QueueFull, Ticket
 from gateway.flow.shared import codec
 from gateway.flow.shared.codec import GivenTurn, PoolRule
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import Reason
-from gateway.flow.window import Replica
+from gateway.flow.window import NUM_RANKS, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,14 @@ class PoolSession:
         self._out: PoolMessage | None = None
         self._is_out = False
         self._is_urgent = False
+        self._served: dict[str, int] = {}
+        """Service (scaled) of tenants that the pool does not know of yet."""
+        self._serials: dict[str, dict[str, list[Any]]] = {}
+        """Tenant id -> replica -> the engine's life and its last serial numbers of the tenant, by tier."""
+        self._lifts: dict[tuple[str, int], int] = {}
         mirror.on_order = self._ordered
+        mirror.on_heard = self._heard
+        mirror.dispatched.on_served = self._had
 
     # ------------------------------------------------------------ what happens here
 
@@ -130,6 +138,26 @@ class PoolSession:
         cost = input_tokens * INPUT_TOKEN_COST + output_tokens * OUTPUT_TOKEN_COST
         self._acts.append(["finish", entry_id, cost])
 
+    def _had(self, tenant_id: str, amount: int) -> None:
+        """A tenant had service: no news by itself, but told with the next."""
+        self._served[tenant_id] = self._served.get(tenant_id, 0) + amount
+
+    def _heard(self, replica_id: str, life: str, service: Mapping[str, TenantShare]) -> None:
+        for tenant_id, share in service.items():
+            known = self._serials_of(tenant_id, [(replica_id, life)])
+            self._serials.setdefault(tenant_id, {}).update(known)
+            for tier, amount in share.lifts.items():
+                self._lifts[tenant_id, tier] = self._lifts.get((tenant_id, tier), 0) + amount
+
+    def _serials_of(self, tenant_id: str, engines: Iterable[tuple[str, str]]) -> dict[str, list[Any]]:
+        """By replica, the engine's life and the last serial numbers of a tenant's service there, by tier."""
+        found: dict[str, list[Any]] = {}
+        for replica_id, life in engines:
+            serials = [self.mirror.serial(replica_id, life, tenant_id, rank) for rank in range(NUM_RANKS)]
+            if any(serials):
+                found[self._shared(replica_id)] = [life, *serials]
+        return found
+
     def _ordered(self, name: str) -> None:
         self._acts.append(["order", name])
         self._is_urgent = True
@@ -165,12 +193,23 @@ class PoolSession:
                 ["run", flight.ticket.entry.entry_id, self._about_running(flight, now_s)]
                 for flight in self.mirror.in_flight()
             ]
+            engines = [(each.replica_id, each.life) for each in replicas]
+            acts += [
+                ["had", each, had, self._serials_of(each, engines)]
+                for each, had in self.mirror.dispatched.ahead.served().items()
+                if had
+            ]
             waiting = self.mirror.tickets() if replicas else ()
             ranked = sorted(waiting, key=lambda ticket: ticket.entry.arrived_s)
             acts += [self._arrive(ticket, now_s) for ticket in ranked]
             self._confirmed = []
         else:
-            acts = [["progress", each, *said] for each, said in self._progress.items()]
+            acts = [
+                ["had", each, self._served.get(each, 0), self._serials.get(each, {})]
+                for each in dict.fromkeys((*self._served, *self._serials))
+            ]
+            acts += [["lift", *each, amount] for each, amount in self._lifts.items()]
+            acts += [["progress", each, *said] for each, said in self._progress.items()]
             acts += [
                 self._arrive(act, now_s) if isinstance(act, Ticket) else act
                 for act in self._acts
@@ -180,6 +219,7 @@ class PoolSession:
         named = [replace(each, replica_id=self._shared(each.replica_id)) for each in replicas]
         packed = codec.message(named, self._confirmed, acts, passage)
         self._acts, self._progress, self._confirmed = [], {}, []
+        self._served, self._serials, self._lifts = {}, {}, {}
         self._is_urgent = False
         return PoolMessage(self._epoch, self._life, self._number, packed)
 
@@ -235,7 +275,14 @@ class PoolSession:
                 turn.entry_id, self._sizes[replica_id], turn.rank, now_s, reason=_reason(turn)
             )
             if dispatch is not None:
-                heard.append(structs.replace(dispatch, counter=turn.place_counter + turn.falls * codec.FALL))
+                raised = turn.falls * codec.FALL
+                views = {
+                    "counter": turn.place_counter + raised,
+                    "had": turn.had + raised,
+                    "heard": turn.heard,
+                    "engine_life": turn.engine_life,
+                }
+                heard.append(structs.replace(dispatch, **views))
         return heard
 
     def _is_ordering(self) -> bool:

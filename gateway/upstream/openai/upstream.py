@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import Delta, Explained, Inventory, ModelInfo, Ready, Snapshot, Submit
-from gateway.upstream.base import UpstreamLost, UpstreamUnavailable, Wording
+from gateway.upstream.base import OnService, UpstreamLost, UpstreamUnavailable, Wording
 from gateway.upstream.failover import next_replica, until_begun
 from gateway.upstream.http.client import ConnectFailed, HttpClient
 from gateway.upstream.http.target import target_of
@@ -140,6 +140,9 @@ class OpenAIUpstream:
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
+
+    def listen(self, on_service: OnService) -> None:
+        """It reports no service by steps."""
 
     async def start(self) -> None:
         """Probes the server, and begins to do so regularly."""

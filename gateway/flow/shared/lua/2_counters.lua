@@ -21,9 +21,51 @@ local function is_fair()
   return meta.order ~= 'fcfs'
 end
 
-local function charge(tenant_id, weight, cost)
+local function scaled(cost, weight)
+  return rounded(cost * SCALE / weight)
+end
+
+-- What a tenant was charged for in-flight requests and did not have yet: ChargedAhead (gateway/flow/in_flight.py),
+-- gateway by gateway, so that it leaves with them.
+local REQUESTS, CHARGED, AHEAD = 1, 2, 3
+
+local function ahead_of(tenant)
+  local ahead = 0
+  for _, part in pairs(tenant.ahead or {}) do
+    ahead = ahead + part[AHEAD]
+  end
+  return ahead
+end
+
+local function begin_ahead(tenant, gateway)
+  tenant.ahead = tenant.ahead or {}
+  local part = tenant.ahead[gateway] or {0, 0, 0}
+  part[REQUESTS] = part[REQUESTS] + 1
+  tenant.ahead[gateway] = part
+end
+
+local function charge_ahead(tenant, gateway, amount)
+  local part = tenant.ahead[gateway]
+  part[CHARGED], part[AHEAD] = part[CHARGED] + amount, part[AHEAD] + amount
+end
+
+-- A request that was charged `amount` in all is over.
+local function end_ahead(tenant, gateway, amount)
+  local part = tenant.ahead[gateway]
+  part[REQUESTS], part[CHARGED] = part[REQUESTS] - 1, part[CHARGED] - amount
+  part[AHEAD] = math.max(-part[CHARGED], math.min(part[AHEAD], part[CHARGED]))
+  if part[REQUESTS] == 0 then
+    tenant.ahead[gateway] = nil
+  end
+end
+
+-- `gateway`: that of the in-flight request which is charged, if any.
+local function charge(tenant_id, weight, cost, gateway)
   local tenant = tenants.get(tenant_id)
-  tenant.counter = tenant.counter + rounded(cost * SCALE / weight)
+  tenant.counter = tenant.counter + scaled(cost, weight)
+  if gateway then
+    charge_ahead(tenant, gateway, scaled(cost, weight))
+  end
   tenants.put(tenant_id, tenant)
   add_to('served', cost)
   for place = 1, PLACES do

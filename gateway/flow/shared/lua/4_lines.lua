@@ -1,5 +1,6 @@
--- The lines of waiting requests. In each place the order between tenants is the pool's: vtc (the smallest
--- counter; engine/scheduling/order/vtc.py) or fcfs (the earliest arrival); a tenant's own go by arrival.
+-- The lines of waiting requests. In each place the order between tenants is the pool's: vtc and hybrid (the smallest
+-- counter; engine/scheduling/order/vtc.py) or fcfs (the earliest arrival). A tenant's own go by arrival; with hybrid
+-- the one with the highest response ratio goes next (hrrn.py), of the first MOST_COMPARED of its line.
 
 local function line_of(place, tenant_id)
   return place .. SEPARATOR .. tenant_id .. SEPARATOR
@@ -21,6 +22,33 @@ local function first_of(place, tenant_id)
   return found[1] and id_of(found[1])
 end
 
+local MOST_COMPARED, CLASSES_PER_DOUBLING = 64, 4
+
+-- The tenant's next in a place: of requests of about the same size the first, of those the one that others were
+-- served most meanwhile, for its size.
+local function next_of(place, tenant_id)
+  if meta.order ~= 'hybrid' then
+    return first_of(place, tenant_id)
+  end
+  local line, clock, since = line_of(place, tenant_id), number_of('served'), number_of('hybrid_since')
+  local found = redis.call('ZRANGEBYLEX', K.lines, '[' .. line, '(' .. line .. '\127', 'LIMIT', 0, MOST_COMPARED)
+  local best, highest, seen = nil, -1, {}
+  for _, member in ipairs(found) do
+    local id = id_of(member)
+    local ticket = tickets.get(id)
+    local size = math.max(1, ticket.cost - rule.output_cost * ticket.predicted)
+    local class = math.floor(CLASSES_PER_DOUBLING * math.log(size) / math.log(2))
+    if not seen[class] then
+      seen[class] = true
+      local ratio = math.max(0, clock - math.max(ticket.joined or 0, since)) / size
+      if ratio > highest then
+        best, highest = id, ratio
+      end
+    end
+  end
+  return best
+end
+
 -- What a waiting tenant is ranked by.
 local function standing(tenant_id, tenant, place)
   if is_fair() then
@@ -30,31 +58,33 @@ local function standing(tenant_id, tenant, place)
 end
 
 -- The next request of a place, nil where none waits: of the tenants with the lowest standing the one whose
--- first request arrived first; of those, the one whose line is oldest.
+-- first request arrived first (with hybrid none is preferred so); of those, the one whose line is oldest.
 local function head(place)
   local lowest = redis.call('ZRANGE', standing_key(place), 0, 1, 'WITHSCORES')
   if #lowest == 0 then
     return nil
   elseif #lowest == 2 or lowest[2] ~= lowest[4] then
-    return first_of(place, lowest[1])
+    return next_of(place, lowest[1])
   end
   local best, best_at, best_begun
   for _, tenant_id in ipairs(redis.call('ZRANGEBYSCORE', standing_key(place), lowest[2], lowest[2])) do
-    local id = first_of(place, tenant_id)
+    local id = next_of(place, tenant_id)
     local first, begun = tickets.get(id), tenants.get(tenant_id).begun[place]
     begun = is_fair() and begun or first.number
-    if not best or first.arrived_us < best_at or (first.arrived_us == best_at and begun < best_begun) then
-      best, best_at, best_begun = id, first.arrived_us, begun
+    local at = meta.order == 'hybrid' and 0 or first.arrived_us
+    if not best or at < best_at or (at == best_at and begun < best_begun) then
+      best, best_at, best_begun = id, at, begun
     end
   end
   return best
 end
 
--- How far below the others a returning tenant may stand: see InFlightRequests.lag (gateway/flow/in_flight.py).
-local function lag(tenant)
+-- How far below another a tenant may stand that comes into an empty line: see InFlightRequests.lag and below
+-- (gateway/flow/in_flight.py).
+local function lag(tenant, other)
   local most = number_of('kv') * rule.output_cost
   local is_here = tenant.under_way > 0 or tenant.ended and number_of('served') - tenant.ended < most
-  return is_here and rounded(most * SCALE / tenant.weight) or 0
+  return math.max(is_here and scaled(most, tenant.weight) or 0, ahead_of(other), other.under_way > 0 and 1 or 0)
 end
 
 -- Counts a request that joins a place (1) or leaves it (-1), with its tokens as predicted.
@@ -65,30 +95,43 @@ local function count(tenant, ticket, sign)
   tenant.output[place] = tenant.output[place] + sign * ticket.predicted
 end
 
-local function lift_to(tenant, place, to)
-  local lifted = to and to - lag(tenant)
-  if lifted and lifted > counter_in(tenant, place) then
-    tenant.lift[place] = lifted - tenant.counter
+local function raise_to(tenant, place, to)
+  if to > counter_in(tenant, place) then
+    tenant.lift[place] = to - tenant.counter
   end
 end
 
--- Where the tenant of a waiting request stands.
+-- To where another tenant stands in the other's place, less its lag.
+local function lift_to(tenant, place, other, other_place)
+  local to = counter_in(other, other_place)
+  if to > counter_in(tenant, place) then
+    raise_to(tenant, place, to - lag(tenant, other))
+  end
+end
+
+-- The tenant of a waiting request, and where it stands.
+local function tenant_of(id)
+  return id and tenants.get(tickets.get(id).tenant)
+end
+
 local function counter_of(id, place)
-  return id and counter_in(tenants.get(tickets.get(id).tenant), place)
+  return id and counter_in(tenant_of(id), place)
 end
 
 -- Lifts a tenant that was idle in a place: to the standing of the first of the others there, or of the one that
 -- left last, less its lag; where none waits, to that of the first of the tier's other lane. So idle time earns
 -- nothing.
-local function lift(tenant, place, first, other)
+local function lift(tenant, place, first, other, other_place)
   if first then
-    lift_to(tenant, place, counter_of(first, place))
+    lift_to(tenant, place, tenant_of(first), place)
     return
   end
-  lift_to(tenant, place, other)
+  if other then
+    lift_to(tenant, place, tenant_of(other), other_place)
+  end
   local left = meta['left' .. place] or ''
   if left ~= '' then
-    lift_to(tenant, place, counter_in(tenants.get(left), place))
+    lift_to(tenant, place, tenants.get(left), place)
   end
 end
 
@@ -107,17 +150,19 @@ local function join_line(id, ticket, first, has_aged)
   local tenant = tenants.get(tenant_id)
   if tenant.count[place] == 0 then
     local other_place = place_of(band_of(place), 1 - lane_of(place))
-    local other = not first and counter_of(head(other_place), other_place)
+    local other = not first and head(other_place)
     if is_fair() then
-      lift(tenant, place, first, other)
+      lift(tenant, place, first, other, other_place)
     end
     if has_aged and (first or other) then
-      lower(tenant, place, counter_of(first, place) or other)
+      lower(tenant, place, counter_of(first, place) or counter_of(other, other_place))
     end
     tenant.begun[place] = add_to('begun', 1)
   end
   count(tenant, ticket, 1)
   tenants.put(tenant_id, tenant)
+  ticket.joined = number_of('served')
+  tickets.put(id, ticket)
   redis.call('ZADD', K.lines, 0, member_of(ticket, id))
   redis.call('ZADD', standing_key(place), standing(tenant_id, tenant, place), tenant_id)
   add_to('queued' .. place, 1)
@@ -141,6 +186,8 @@ end
 -- Changes the order of all that wait. No tenant was idle, so none is lifted.
 local function set_order(name)
   set_meta('order', name)
+  -- How long requests have waited counts from here, for all alike.
+  set_meta('hybrid_since', text(number_of('served')))
   for place = 1, PLACES do
     set_meta('left' .. place, '')
     local firsts = {}

@@ -5,7 +5,7 @@ local BY_LANE, BY_WINDOW = 'lane', 'window'
 local LONG = 1
 
 -- Sequences and KV tokens of a rank and those above it.
-local function ahead_of(sequences, kv, rank)
+local function ahead_of_rank(sequences, kv, rank)
   local of_sequences, of_kv = 0, 0
   for i = 1, rank + 1 do
     of_sequences, of_kv = of_sequences + sequences[i], of_kv + kv[i]
@@ -20,26 +20,78 @@ local function add_load(ticket, sequences, kv)
     load.long_sequences[index] = load.long_sequences[index] + sequences
     load.long_kv[index] = load.long_kv[index] + kv
   end
+  load.live = load.live or {}
+  local live = load.live[ticket.tenant] or {0, 0, 0}
+  live[index] = live[index] + sequences
+  load.live[ticket.tenant] = live[1] + live[2] + live[3] > 0 and live or nil
   loads.put(ticket.replica, load)
   add_to('kv', kv)
 end
 
 -- A request larger than the whole window may go when nothing of its rank or above is there: otherwise it would
 -- wait for ever. `kept`: room that is kept there for another.
-local OWED_PART = 2
+local OWED_PART, OWED_KV_PART = 2, 4
 local function window_has_room(replica, ticket, rank, kept, is_owed)
   local load = loads.get(replica.id)
-  local sequences, kv = ahead_of(load.sequences, load.kv, rank)
+  local sequences, kv = ahead_of_rank(load.sequences, load.kv, rank)
   if kept and rank >= kept.rank then
     sequences, kv = sequences + kept.sequences, kv + kept.kv
   end
-  local places = replica.max_sequences + rule.lookahead_sequences
+  local places, most_kv = replica.max_sequences + rule.lookahead_sequences, replica.kv_tokens * rule.kv_window
   if is_owed and replica.pauses then
     places = places + math.floor(replica.max_sequences / OWED_PART)
+    most_kv = most_kv + math.floor(replica.kv_tokens / OWED_KV_PART)
   end
-  return sequences == 0
-    or sequences + ticket.sequences <= places
-      and kv + ticket.kv <= replica.kv_tokens * rule.kv_window
+  return sequences == 0 or sequences + ticket.sequences <= places and kv + ticket.kv <= most_kv
+end
+
+-- Its tenant's live sequences on a replica, its own included, are at most the tenant's part by weight of the places,
+-- among the tenants of its band that run there or wait (ReplicaLoad.is_within_share).
+local MAX_SHARING = 256
+local function is_within_share(replica, ticket, rank)
+  if not replica.pauses or not is_fair() then
+    return false
+  end
+  local running = loads.get(replica.id).live or {}
+  local own = running[ticket.tenant]
+  local live = ticket.sequences + (own and own[rank + 1] or 0)
+  local most, weights, seen = replica.max_sequences * tenants.get(ticket.tenant).weight, 0, {}
+  local function fits(tenant_id)
+    if not seen[tenant_id] then
+      seen[tenant_id] = true
+      weights = weights + tenants.get(tenant_id).weight
+    end
+    return live * weights <= most
+  end
+  if not fits(ticket.tenant) then
+    return false
+  end
+  for tenant_id, ranks in pairs(running) do
+    if ranks[rank + 1] > 0 and not fits(tenant_id) then
+      return false
+    end
+  end
+  for lane = 0, 1 do
+    local key = standing_key(place_of(rank, lane))
+    for _, tenant_id in ipairs(redis.call('ZRANGE', key, 0, MAX_SHARING - 1)) do
+      if not fits(tenant_id) then
+        return false
+      end
+    end
+  end
+  return true
+end
+
+-- A request that finds no free place on a replica is owed one by its tenant's part of them.
+local function is_owed_at(replica, ticket, rank, lane)
+  if lane == LONG then
+    return false
+  end
+  local load = loads.get(replica.id)
+  local sequences, kv = ahead_of_rank(load.sequences, load.kv, rank)
+  local has_place = sequences + ticket.sequences <= replica.max_sequences
+    and kv + ticket.kv <= replica.kv_tokens * rule.kv_window
+  return not has_place and is_within_share(replica, ticket, rank)
 end
 
 local function lane_has_room(replica, ticket, rank, lane)
@@ -47,7 +99,7 @@ local function lane_has_room(replica, ticket, rank, lane)
     return true
   end
   local load = loads.get(replica.id)
-  local sequences, kv = ahead_of(load.long_sequences, load.long_kv, rank)
+  local sequences, kv = ahead_of_rank(load.long_sequences, load.long_kv, rank)
   if sequences == 0 then
     return true
   end
@@ -63,7 +115,7 @@ end
 -- Score: work of its rank and above, then all work, per place; the smaller the better.
 local function least_loaded(replica, rank)
   local load = loads.get(replica.id)
-  local ahead, all = ahead_of(load.sequences, load.kv, rank), ahead_of(load.sequences, load.kv, TIERS - 1)
+  local ahead, all = ahead_of_rank(load.sequences, load.kv, rank), ahead_of_rank(load.sequences, load.kv, TIERS - 1)
   return {ahead / replica.max_sequences, all / replica.max_sequences, replica.id}
 end
 
@@ -97,13 +149,16 @@ local function best_of(roomy, ticket, rank)
   return roomy[best]
 end
 
--- A replica, or nil and what is in the way.
-local function find(ticket, rank, lane, kept, is_owed)
+-- A replica, or nil and what is in the way. `by_order`: not by a reservation.
+local function find(ticket, rank, lane, kept, is_owed, by_order)
   local replicas = gateways.get(ticket.gateway).replicas
   local roomy, blocked = {}, #replicas > 0 and BY_LANE or BY_WINDOW
   for _, replica in ipairs(replicas) do
     if lane_has_room(replica, ticket, rank, lane) then
-      if window_has_room(replica, ticket, rank, kept[replica.id], is_owed) then
+      local kept_here = kept[replica.id]
+      if window_has_room(replica, ticket, rank, kept_here, is_owed)
+        or by_order and is_owed_at(replica, ticket, rank, lane)
+          and window_has_room(replica, ticket, rank, kept_here, true) then
         roomy[#roomy + 1] = replica
       else
         blocked = BY_WINDOW

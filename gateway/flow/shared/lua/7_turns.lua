@@ -9,7 +9,7 @@ local woken = {}
 local function turn_of(id, ticket)
   return {
     id, ticket.life, ticket.replica, ticket.rank, ticket.reserved, ticket.turn, ticket.falls, ticket.counter,
-    ticket.place_counter, ticket.is_owed,
+    ticket.place_counter, ticket.is_owed, ticket.had, ticket.heard, ticket.engine_life,
   }
 end
 
@@ -36,8 +36,7 @@ end
 local function is_owed(ticket, band)
   local began = meta['began' .. band]
   return began ~= nil and is_fair()
-    and counter_in(tenants.get(ticket.tenant), ticket.place) + rounded(ticket.cost * SCALE / ticket.weight)
-      <= tonumber(began)
+    and counter_in(tenants.get(ticket.tenant), ticket.place) + scaled(ticket.cost, ticket.weight) <= tonumber(began)
 end
 
 local function give_turn(id, ticket, replica, rank, is_reserved, owed)
@@ -46,8 +45,9 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
     set_meta('began' .. band_of(place), text(counter_in(tenants.get(tenant_id), place)))
   end
   step_out(id, ticket)
-  charge(tenant_id, ticket.weight, ticket.cost)
   local tenant = tenants.get(tenant_id)
+  begin_ahead(tenant, ticket.gateway)
+  charge(tenant_id, ticket.weight, ticket.cost, ticket.gateway)
   tenant.under_way = tenant.under_way + 1
   tenants.put(tenant_id, tenant)
   restand_due(tenant_id, tenant)
@@ -64,6 +64,9 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
   add_load(ticket, ticket.live, ticket.kv_now)
   ticket.turn, ticket.falls = add_to('turns', 1), number_of('falls')
   ticket.counter, ticket.place_counter = tenant.counter, counter_in(tenant, place)
+  ticket.had = ticket.place_counter - ahead_of(tenant)
+  local heard = tenant.heard and tenant.heard[replica.id] or {''}
+  ticket.engine_life, ticket.heard = heard[1], heard[2 + rank] or 0
   if is_reserved then
     -- At the engine it must not stand behind requests that wait here: those would be sent for ever.
     for _, each in ipairs(heads(RESERVED_RANK)) do
@@ -71,6 +74,7 @@ local function give_turn(id, ticket, replica, rank, is_reserved, owed)
       local lowest = counter_in(tenants.get(waiting.tenant), waiting.place)
       ticket.place_counter = math.min(ticket.place_counter, lowest)
     end
+    ticket.had = math.min(ticket.had, ticket.place_counter)
   end
   tickets.put(id, ticket)
   redis.call('ZADD', K.outbox, 0, ticket.gateway .. SEPARATOR .. id)
@@ -93,7 +97,7 @@ local function firsts_of(tenant_id)
   local firsts = {}
   for place = 1, PLACES do
     if tenants.get(tenant_id).count[place] > 0 then
-      local id = first_of(place, tenant_id)
+      local id = next_of(place, tenant_id)
       firsts[#firsts + 1] = {band_of(place), tickets.get(id).arrived_us, lane_of(place), id}
     end
   end
@@ -143,8 +147,9 @@ local function give_by_order(kept)
       local lane, id = first[3], first[4]
       local ticket = tickets.get(id)
       local owed = lane ~= LONG and is_owed(ticket, band)
-      local replica, blocked = find(ticket, band, lane, kept, owed)
+      local replica, blocked = find(ticket, band, lane, kept, owed, true)
       if replica then
+        owed = owed or is_owed_at(replica, ticket, band, lane)
         give_turn(id, ticket, replica, band, false, owed)
       elseif blocked == BY_WINDOW and lane ~= LONG then
         return

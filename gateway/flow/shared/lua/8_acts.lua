@@ -14,7 +14,7 @@ local function forget_ticket(id, ticket)
 end
 
 local function charge_running(ticket, cost)
-  charge(ticket.tenant, ticket.weight, cost)
+  charge(ticket.tenant, ticket.weight, cost, ticket.gateway)
   if ticket.reserved then
     reservation_corrected(ticket.tenant, cost)
   end
@@ -29,6 +29,7 @@ local function stop(id, ticket, cost)
     reservation_ended(ticket.tenant)
   end
   local tenant = tenants.get(ticket.tenant)
+  end_ahead(tenant, ticket.gateway, scaled(cost or ticket.charged, ticket.weight))
   tenant.under_way = math.max(0, tenant.under_way - 1)
   tenant.ended = tenant.under_way == 0 and number_of('served')
   tenants.put(ticket.tenant, tenant)
@@ -103,6 +104,8 @@ function acts.run(id, about)
   end
   ticket.runs = true
   local tenant = tenants.get(about.tenant)
+  begin_ahead(tenant, own)
+  charge_ahead(tenant, own, scaled(ticket.charged, ticket.weight))
   tenant.under_way = tenant.under_way + 1
   if ticket.reserved then
     reserve(tenant, about.rate)
@@ -176,6 +179,40 @@ function acts.finish(id, cost)
   if ticket and ticket.runs then
     stop(id, ticket, cost)
   end
+end
+
+-- A tenant had service by this gateway's requests; `serials`: by replica, its engine's life and the last serial
+-- numbers of the tenant's service there. They rise while an engine lives; gateways hear of them at their own pace.
+function acts.had(tenant_id, amount, serials)
+  local tenant = tenants.get(tenant_id)
+  local part = tenant.ahead and tenant.ahead[own]
+  if part then
+    part[AHEAD] = part[AHEAD] - amount
+  end
+  tenant.heard = tenant.heard or {}
+  for replica_id, said in pairs(serials) do
+    local known = tenant.heard[replica_id]
+    if known and known[1] == said[1] then
+      for i = 2, #said do
+        said[i] = math.max(said[i], known[i])
+      end
+    end
+    tenant.heard[replica_id] = said
+  end
+  tenants.put(tenant_id, tenant)
+end
+
+-- An engine lifted a tenant in a tier: RequestQueue.raise_by (gateway/flow/queue.py).
+function acts.lift(tenant_id, tier, amount)
+  local tenant = tenants.get(tenant_id)
+  for lane = 0, 1 do
+    local place = place_of(tier, lane)
+    if tenant.count[place] == 0 then
+      local to, first = counter_in(tenant, place) + amount, head(place)
+      raise_to(tenant, place, first and math.min(to, counter_of(first, place)) or to)
+    end
+  end
+  tenants.put(tenant_id, tenant)
 end
 
 function acts.order(name)

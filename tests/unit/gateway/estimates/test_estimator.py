@@ -33,6 +33,7 @@ from gateway.estimates.forecast_cache import MAX_COMING, Size
 from gateway.estimates.persistence import LENGTHS_FILE, load_lengths, save_lengths
 from gateway.flow.controller import FlowController, Ticket
 from gateway.flow.window import Replica, WindowRule
+from gateway.upstream.base import OnService
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
@@ -56,6 +57,8 @@ class StillEngine:
         return None if self.ready is None else self.ready.model
 
     def watch(self, on_change: Callable[[], None]) -> None: ...
+
+    def listen(self, on_service: OnService) -> None: ...
 
     def run(self, submit: Submit) -> AsyncIterator[Delta]:
         raise AssertionError("nothing runs here")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import pytest
 
 from engine.entry import OUTPUT_TOKEN_COST, QueueEntry
+from engine.messages import TenantShare
 from engine.scheduling.counters import COUNTER_SCALE, ServiceCounters
 from gateway.flow.controller import Dispatch, FlowController, Ticket
-from gateway.flow.window import NUM_RANKS, OWED_PART, Replica, WindowRule
+from gateway.flow.window import NUM_RANKS, OWED_KV_PART, OWED_PART, Replica, WindowRule
 
 PLACES = 8
 REPLICAS = [Replica("a", PLACES, 1_000_000)]
@@ -60,6 +61,10 @@ class House:
         self.flow.progress(name, OUTPUT, 0)
         self.flow.finish(name, INPUT, OUTPUT, float(self.number))
 
+    def hear(self, tenant: str, cost: int) -> None:
+        """The engine reports as much service."""
+        self.flow.heard("a", "1", {tenant: TenantShare(cost, 0)})
+
     def stands(self, tenant: str) -> float:
         """Its counter in the line of standard requests, in cost tokens per weight."""
         return self.flow.queue_clone(self.counters).counter(tenant, 1) / COUNTER_SCALE
@@ -77,7 +82,7 @@ def under_flood(weight: float = 1.0) -> House:
     return house
 
 
-@pytest.mark.parametrize("weight", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize("weight", [1.0, 1.6, 0.5])
 def test_a_tenant_with_something_under_way_comes_back_below_the_others_by_at_most_what_is_under_way(
     weight: float,
 ) -> None:
@@ -104,7 +109,8 @@ def test_a_tenant_with_nothing_under_way_was_idle_once_the_others_had_as_much_as
     assert house.flow.cancel(last, float(house.number))
     house.counters.charge("flood", 1.0, 1)
     house.arrive("light")
-    assert house.stands("light") == house.stands("flood")
+    assert house.flow.dispatched.ahead.of("flood") == PLACES * COST * COUNTER_SCALE
+    assert house.stands("flood") - house.stands("light") == pytest.approx(PLACES * COST)
 
 
 def test_between_two_requests_on_an_idle_pool_nothing_is_saved_up() -> None:
@@ -119,10 +125,20 @@ def test_between_two_requests_on_an_idle_pool_nothing_is_saved_up() -> None:
     assert house.stands("light") == house.stands("flood")
 
 
-def test_a_newcomer_is_owed_nothing() -> None:
+def test_a_newcomer_begins_where_the_first_that_waits_stands_by_what_it_had() -> None:
     house = under_flood()
+    house.hear("flood", COST)
     house.arrive("new")
-    assert house.stands("new") == house.stands("flood")
+    assert house.stands("flood") - house.stands("new") == pytest.approx((PLACES - 2) * COST)
+
+
+def test_of_equals_a_newcomer_goes_before_a_tenant_with_something_in_flight_and_after_others() -> None:
+    house = under_flood()
+    house.hear("flood", (PLACES - 1) * COST)
+    (first,) = house.arrive("new")
+    (second,) = house.arrive("newer")
+    assert house.stands("new") == house.stands("newer") == pytest.approx(house.stands("flood"))
+    assert house.turns()[:2] == [first, second]
 
 
 def test_lag_is_told_once_and_spent() -> None:
@@ -154,7 +170,16 @@ def test_places_taken_twice_over_are_a_part_of_all() -> None:
 
 
 def test_whoever_would_stand_above_the_last_turn_with_this_request_paid_is_not_owed() -> None:
-    house = under_flood()
+    """By the counters; nor by places, since it has its half of them."""
+    house = House(places=PLACES // 2)
+    house.arrive("light", PLACES // 2)
+    house.dispatch()
+    house.arrive("flood", 20)
+    house.replicas = [Replica("a", PLACES - 1, 1_000_000)]
+    house.dispatch()
+    house.counters.charge("flood", 1.0, 100_000)
+    house.replicas = REPLICAS
+    assert len(house.dispatch()) == 1
     began = house.stands("flood") - COST
     house.counters.charge("light", 1.0, round(began - COST - house.stands("light")) + 1)
     house.arrive("light")
@@ -170,11 +195,60 @@ def test_an_engine_that_pauses_nobody_gets_no_more_than_its_window() -> None:
     assert house.turns() == []
 
 
-def test_a_full_kv_window_is_full_for_everybody() -> None:
+def test_a_full_kv_window_is_wider_by_a_part_for_who_is_owed() -> None:
     house = under_flood()
     house.replicas = [Replica("a", PLACES, PLACES * KV)]
-    house.arrive("light")
+    house.arrive("light", PLACES)
+    assert len(house.turns()) == PLACES // OWED_KV_PART
+
+
+# ---------------------------------------------------------------- owed by places
+
+
+def not_owed_by_the_counters(weight: float = 1.0) -> House:
+    """`light` is next, and stands above what the last turn by order was measured by."""
+    house = under_flood(weight)
+    house.counters.charge("light", 1.0, 101_000)
+    house.counters.charge("flood", 1.0, 100_000)
+    return house
+
+
+def places_of(house: House, tenant: str) -> int:
+    return house.flow.load("a").live.get(tenant, [0, 0, 0])[1]
+
+
+def test_a_tenant_within_its_part_of_the_places_is_owed_one_whatever_its_counter() -> None:
+    """Of eight places two tenants have four each."""
+    house = not_owed_by_the_counters()
+    house.arrive("light", 20)
+    turns = house.dispatch()
+    assert {turn.ticket.entry.tenant_id for turn in turns if turn.is_owed} == {"light"}
+    assert places_of(house, "light") == PLACES // 2
+
+
+@pytest.mark.parametrize(("weight", "places"), [(1.0, 4), (3.0, 5), (1 / 3, 2)])
+def test_its_part_of_the_places_goes_by_weight(weight: float, places: int) -> None:
+    """With three times the weight six: the window is wider by four."""
+    house = not_owed_by_the_counters(weight)
+    house.arrive("light", 20, weight=weight)
+    house.dispatch()
+    assert places_of(house, "light") == places
+
+
+def test_where_there_are_more_tenants_than_places_none_is_owed_one_by_its_part() -> None:
+    house = under_flood()
+    house.hear("flood", (PLACES - 1) * COST)  # what it is charged it had: none is owed by the counters
+    for number in range(PLACES):
+        house.arrive(f"new {number}")
     assert house.turns() == []
+
+
+def test_new_tenants_take_no_more_than_the_wider_window() -> None:
+    house = under_flood()
+    for number in range(40):
+        house.arrive(f"new {number}")
+        house.dispatch()
+    assert house.flow.load("a").sequences[1] <= PLACES + PLACES // OWED_PART
 
 
 def test_no_order_but_those_that_go_by_counters_owes_anything() -> None:
