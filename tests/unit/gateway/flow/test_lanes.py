@@ -58,9 +58,9 @@ class Queue:
 
 @pytest.mark.parametrize(
     ("context_tokens", "long_tokens"),
-    [(2048, 1024), (1, 1), (32_768, 16_384), (2**20, 16_384), (None, 16_384)],
+    [(2048, 1536), (1, 1), (16_384, 12_288), (2**20, 16_384), (None, 16_384)],
 )
-def test_long_is_half_of_the_context_where_no_setting_says_so(
+def test_long_is_three_quarters_of_the_context_where_no_setting_says_so(
     context_tokens: int | None, long_tokens: int
 ) -> None:
     assert long_tokens_of(context_tokens) == long_tokens
