@@ -64,7 +64,7 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=100_000_000, extra={"auto": 0, "least": 1}),
         "Requests with more tokens than this (input and predicted output) wait in a lane of their own, so"
-        " that they never hold up the others; auto: half of the model's context, at most 16,384.",
+        " that they never hold up the others; auto: 3/4 of the model's context, at most 16,384.",
     ] = 0
     long_share_sequences: Annotated[
         Percent, "Per cent of an engine's sequences that long requests of a tier and those above may hold."

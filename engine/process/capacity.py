@@ -19,6 +19,9 @@ CPU_MOST_KV_SHARE = 0.5
 """Share that it takes where one whole context needs more than `CPU_KV_SHARE`."""
 CPU_MOST_KV_BYTES = 16 * GIB
 """Most that it takes by itself, unless one whole context needs more."""
+CPU_SMALL_KV_BYTES = 256 * MIB
+"""So much it takes although `max_sequences` whole contexts need less: room for requests on their way and for
+cached prefixes."""
 CUDA_KV_SHARE = 0.85
 """Share of the device memory that is free once the weights are loaded; the rest is for activations."""
 HOST_KV_SHARE = 0.125
@@ -168,11 +171,16 @@ def _num_blocks(
         return int(free * CUDA_KV_SHARE) // block_bytes, why
     least_bytes = least_blocks * block_bytes
     share_bytes = int(free * CPU_KV_SHARE)
-    most_bytes = min(max_sequences * least_bytes, max(CPU_MOST_KV_BYTES, least_bytes))
+    all_bytes = max_sequences * least_bytes
+    most_bytes = min(max(all_bytes, CPU_SMALL_KV_BYTES), max(CPU_MOST_KV_BYTES, least_bytes))
     if share_bytes >= most_bytes:
-        if most_bytes < max_sequences * least_bytes:
-            return most_bytes // block_bytes, f"the most that is taken by itself on a {machine.device}"
-        return max_sequences * least_blocks, f"{max_sequences} whole contexts, one for each sequence"
+        if most_bytes < all_bytes:
+            why = "the most that is taken by itself on a CPU"
+        elif most_bytes > all_bytes:
+            why = f"more than the {max_sequences} whole contexts of engine.max_sequences"
+        else:
+            why = f"the {max_sequences} whole contexts of engine.max_sequences"
+        return most_bytes // block_bytes, why
     if share_bytes < least_bytes <= int(free * CPU_MOST_KV_SHARE):
         return least_blocks, f"one whole context, at most {CPU_MOST_KV_SHARE:.0%} of {size_text(free)} free"
     return share_bytes // block_bytes, f"{CPU_KV_SHARE:.0%} of {size_text(free)} free"

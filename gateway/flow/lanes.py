@@ -20,12 +20,12 @@ from gateway.flow.window import NUM_RANKS, Replica, ReplicaLoad
 ORDINARY = 0
 LONG = 1
 LOWEST_RANK = NUM_RANKS - 1
-LONG_CONTEXT_SHARE = 0.5
+LONG_CONTEXT_SHARE = 0.75
 MOST_LONG_TOKENS = 16_384
 
 
 def long_tokens_of(context_tokens: int | None) -> int:
-    """What makes a request long where no setting says so: half of the pool's context, at most 16,384 tokens.
+    """What makes a request long where no setting says so: 3/4 of the pool's context, at most 16,384 tokens.
     None: no replica has announced itself."""
     if context_tokens is None:
         return MOST_LONG_TOKENS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -224,6 +225,39 @@ def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
     assert found["ok"]
     for part in ("context 161 tokens (engine.context)", "kv_blocks 10 blocks", "max_sequences 32 (by device"):
         assert part in found["detail"]
+
+
+def test_a_model_named_by_its_id_is_served_from_the_cache(tmp_path: Path, chat_model: Path) -> None:
+    """The cache as huggingface_hub lays it out; no network is asked."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "hub" / "models--acme--chat"
+    shutil.copytree(chat_model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v2").write_text(commit)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
+    environment |= {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "ops.cli.main", "serve", "--json", "--port", "0", "--engine-threads", "1",
+            "--data-dir", str(tmp_path / "data"), "--model", "acme/chat", "--revision", "v2",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        started = json.loads(line)
+        assert started["model"] == "acme/chat"
+        headers = {"authorization": f"Bearer {started['owner_key']}"}
+        models = httpx.get(f"{started['url']}/v1/models", headers=headers).json()["data"]
+        assert [each["id"] for each in models] == ["acme/chat"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 def test_a_bad_setting_is_exit_code_2_and_named(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ SHORT = {"model": MODEL, "prompt": "short", "max_tokens": 4, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
     arguments = ["--engine-max-sequences", "1", "--gateway-max-queued-per-tenant", "2"]
+    # Endless streams fill the window, and no lane of their own.
+    arguments += ["--gateway-long-tokens", "8192"]
     # On a slow machine the forecast for endless streams would rightly refuse what comes after them.
     arguments += ["--gateway-ttl-standard", str(PATIENCE_S), "--gateway-ttl-batch", str(PATIENCE_S)]
     with server_process(tmp_path_factory.mktemp("narrow"), chat_model, *arguments) as running:

@@ -90,10 +90,23 @@ MUTATIONS = [
     Mutation(
         "nobody is ever immune",
         "engine/core/scheduler.py",
-        "        victim = self._policy.evict.victim(candidates, table.counters)\n"
-        "        victim.times_displaced += 1\n",
-        "        victim = self._policy.evict.victim(candidates, table.counters)\n",
+        "            victim.times_displaced += victim.state is SequenceStatus.RUNNING\n",
+        "",
         f"{SCHEDULER}::test_a_sequence_gives_way_a_bounded_number_of_times",
+    ),
+    Mutation(
+        "memory that comes free soon is not waited for",
+        "engine/scheduling/evict/base.py",
+        "        return free_in_s <= back_s\n",
+        "        return False\n",
+        "tests/unit/engine/core/test_memory_wait.py",
+    ),
+    Mutation(
+        "a KV cache that cannot hold one context is served with",
+        "engine/process/capacity.py",
+        "    if num_blocks < least_blocks:\n",
+        "    if num_blocks < 1:\n",
+        "tests/unit/engine/process/test_capacity.py",
     ),
     Mutation(
         "copy in before copying out",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -132,6 +133,7 @@ def _shortfall(recorded: Recorded, scenario: Scenario, served_by: str) -> Shortf
 def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
     """The machine that this data directory's engine learned, with the sizes of its settings."""
     from engine.core.learned_state import learned_path
+    from engine.process.capacity import DEFAULTS, step_sizes
 
     path = learned_path(Path(settings.data_dir), "engine-0")
     if not path.is_file():
@@ -140,13 +142,25 @@ def _what_served(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
             "--model, or a file with --profile"
         )
     engine = settings.engine
+    device = _device_of(path)
+    # Sizes at auto are what the engine derived them to be.
+    steps = step_sizes(device, engine)
     found: dict[str, Any] = {"profile": str(path)}
     for name in ("max_sequences", "max_batched_tokens"):
-        if asked[name] is None and getattr(engine, name):
-            found[name] = getattr(engine, name)
+        if asked[name] is None:
+            found[name] = getattr(steps, name)
     if asked["kv_tokens"] is None and engine.num_blocks:
-        found["kv_tokens"] = engine.num_blocks * engine.block_tokens
+        found["kv_tokens"] = engine.num_blocks * (engine.block_tokens or DEFAULTS[device].block_tokens)
     return found
+
+
+def _device_of(learned: Path) -> str:
+    """`cpu` or `cuda`: where the engine computed that learned this file."""
+    try:
+        device = str(json.loads(learned.read_bytes())["key"]["device"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "cpu"  # whether the file is usable is for who reads all of it to say
+    return device.partition(":")[0] if device.startswith("cuda") else "cpu"
 
 
 async def _read(

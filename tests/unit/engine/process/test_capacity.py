@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.process.capacity import (
     CPU_MOST_KV_BYTES,
+    CPU_SMALL_KV_BYTES,
     GIB,
     MIB,
     MOST_HOST_KV_BYTES,
@@ -29,21 +32,27 @@ def cpu(free_bytes: int) -> MachineMemory:
     return MachineMemory("cpu", free_bytes, free_bytes)
 
 
-def sizes(machine: MachineMemory, shape: KvShape = DEMO, **wanted: int) -> EngineSizes:
+def sizes(machine: MachineMemory, shape: KvShape = DEMO, **wanted: Any) -> EngineSizes:
     return engine_sizes(machine, shape, EngineSettings(**wanted))
 
 
-def refusal(machine: MachineMemory, shape: KvShape = DEMO, **wanted: int) -> str:
+def refusal(machine: MachineMemory, shape: KvShape = DEMO, **wanted: Any) -> str:
     with pytest.raises(CapacityRefused) as caught:
         sizes(machine, shape, **wanted)
     return str(caught.value)
 
 
 def test_a_cpu_with_much_memory_gives_each_sequence_a_whole_context_and_no_more() -> None:
-    found = sizes(cpu(16 * GIB))
-    assert (found.num_blocks, found.block_tokens, found.context_tokens) == (32 * 128, 16, 2048)
+    found = sizes(cpu(16 * GIB), max_sequences=64)
+    assert (found.num_blocks, found.block_tokens, found.context_tokens) == (64 * 128, 16, 2048)
     assert found.num_host_blocks == found.num_blocks
-    assert sizes(cpu(16 * GIB), max_sequences=4).num_blocks == 4 * 128
+    assert found.reasons["kv_memory"] == "the 64 whole contexts of engine.max_sequences"
+
+
+def test_small_contexts_have_room_for_more() -> None:
+    """For what is sent ahead of its turn, and for cached prefixes."""
+    for wanted in ({}, {"max_sequences": 1}):
+        assert sizes(cpu(16 * GIB), **wanted).num_blocks == CPU_SMALL_KV_BYTES // (16 * 3072)
 
 
 def test_a_cpu_with_little_memory_gives_a_quarter_of_it() -> None:
@@ -127,7 +136,7 @@ def test_a_context_longer_than_the_models_is_refused() -> None:
 
 
 def test_a_step_always_has_a_token_for_each_sequence() -> None:
-    def of(**wanted: int) -> tuple[int, int]:
+    def of(**wanted: Any) -> tuple[int, int]:
         found = step_sizes("cpu", EngineSettings(**wanted))
         return found.max_sequences, found.max_batched_tokens
 
@@ -140,7 +149,7 @@ def test_a_step_always_has_a_token_for_each_sequence() -> None:
 
 def test_every_size_has_a_line_with_its_reason() -> None:
     lines = sizes(cpu(16 * GIB)).lines()
-    assert lines[1] == "kv_memory 192MiB (32 whole contexts, one for each sequence)"
+    assert lines[1] == "kv_memory 256MiB (more than the 32 whole contexts of engine.max_sequences)"
     assert len(lines) == 7
     assert all("(" in line for line in lines)
 

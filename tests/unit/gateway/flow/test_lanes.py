@@ -9,7 +9,7 @@ import pytest
 from engine.entry import QueueEntry
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Dispatch, Displaced, FlowController, Ticket
-from gateway.flow.lanes import LONG, ORDINARY, LaneRule
+from gateway.flow.lanes import LONG, ORDINARY, LaneRule, long_tokens_of
 from gateway.flow.shared.mirror import Mirror
 from gateway.flow.types import Reason
 from gateway.flow.window import Replica, ReplicaLoad, WindowRule
@@ -54,6 +54,26 @@ class Queue:
 
     def end(self, name: str) -> None:
         self.flow.finish(name, 1, 1, self.now_s)
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "long_tokens"),
+    [(2048, 1536), (1, 1), (16_384, 12_288), (2**20, 16_384), (None, 16_384)],
+)
+def test_long_is_three_quarters_of_the_context_where_no_setting_says_so(
+    context_tokens: int | None, long_tokens: int
+) -> None:
+    assert long_tokens_of(context_tokens) == long_tokens
+
+
+def test_another_length_counts_for_requests_that_come_from_then_on() -> None:
+    queue = Queue(LaneRule(long_tokens=100))
+    assert [queue.flow.lane(QueueEntry("a", "t", 0.0, 50, more, STANDARD)) for more in (50, 51)] == [0, 1]
+    queue.arrive("before", STANDARD, 80)
+    queue.flow.long_tokens = 50
+    queue.arrive("after", STANDARD, 80)
+    assert queue.flow.long_tokens == 50
+    assert queue.names() == ["before", "after"]
 
 
 def test_long_is_what_is_longer_and_all_of_batch() -> None:
