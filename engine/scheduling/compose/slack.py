@@ -38,6 +38,7 @@ class DeadlineSlack:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     """Work conservation: a step is never empty while something runs; slack leaves tokens over."""
     serves_all: bool = False
+    prompts_last: bool = False
     lent_tokens: int = 0
     """Decode tokens put off for a prompt that would have been late."""
     urgent_steps: int = 0
@@ -45,6 +46,10 @@ class DeadlineSlack:
     _room: Room | None = None
     _allowed_s: float = field(default=0.0)
     """How long the step of `_room` may take; 0: as long as it likes."""
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """See `Compose`: it depends on the step."""
+        return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""

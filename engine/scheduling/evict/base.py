@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.messages import StepTime
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence
 
 
@@ -48,7 +48,7 @@ class Evict(Protocol):
         """See `engine.scheduling.claims`."""
         ...
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence: ...
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence: ...
 
     def swaps(self, victim: Sequence, costs: KvCosts) -> bool:
         """Whether its KV moves to host memory (if there is room) rather than being dropped."""
