@@ -24,7 +24,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine.scheduling.claims import ALL
-from engine.scheduling.compose.prompt_shares import PromptShares
+from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
 from engine.scheduling.compose.turns import by_tier, count_token, service_of, take_turns
 from engine.scheduling.room import Contest, Room
 from engine.sequence import Sequence
@@ -46,8 +46,8 @@ class TokenFair:
     """What keeps a step's predicted time below it bounds prompts. 0: no limit."""
     least_chunk_tokens: int = 16
     max_num_partial_prefills: int = 1
-    """Unfinished prompts of a tenant with which no further one of it starts, if they take all that the step
-    has left and only its own wait."""
+    """Unfinished prompts of a tenant with which no further one of it starts that the step cannot complete, if
+    they take all that the step has left and only its own wait."""
     name: str = "token-fair"
     claims: frozenset[str] = ALL
     """Work conservation: a step leaves tokens over only where `slots` or a target of time says so."""
@@ -122,15 +122,22 @@ class TokenFair:
         """What a newcomer may count on; what it gets is decided with the other prompts. 0: it has to wait."""
         self._begin(room)
         promised = sum([tokens for each, tokens in self._promised.items() if each not in room.given])
-        tokens = min(room.tokens - promised, sequence.total_tokens - sequence.computed_tokens)
-        if tokens <= 0 or self._piles_up(sequence, room):
+        free, left = room.tokens - promised, sequence.total_tokens - sequence.computed_tokens
+        tokens = min(free, left)
+        if tokens <= 0:
             return 0
+        least = min(tokens, self.least_chunk_tokens)
+        if self._piles_up(sequence, room):
+            # One that this step completes does no harm, beside the part of the prompt begun first.
+            least = left
+            if left > free - -(-free // FIRST_PART):
+                return 0
         limit_s, must_advance = self._limit_s()
         if limit_s:
-            least = self.least_chunk_tokens if must_advance and not room.prefills else 0
-            tokens = max(room.tokens_within(sequence, tokens, limit_s), min(tokens, least))
+            forced = self.least_chunk_tokens if must_advance and not room.prefills else 0
+            tokens = max(room.tokens_within(sequence, tokens, limit_s), min(tokens, forced))
         if tokens:
-            self._promised[sequence] = min(tokens, self.least_chunk_tokens)
+            self._promised[sequence] = least
         return tokens
 
     # ------------------------------------------------------------ inside
