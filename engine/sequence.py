@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from engine.entry import QueueEntry
-from engine.messages import Decision, RunningSequence, SequenceOutcome, SequenceState, Submit
+from engine.messages import Decision, DecodeShare, RunningSequence, SequenceOutcome, SequenceState, Submit
 
 if TYPE_CHECKING:
     from engine.kv.host import SwapOut
@@ -77,6 +77,39 @@ def stable_seed(submit: Submit) -> int:
     return int.from_bytes(blake2b(source.encode(), digest_size=8).digest(), "big") >> 1
 
 
+KEPT_TENANTS = 8
+"""Tenants that an account names as those that had the turns meanwhile: those with most."""
+
+
+@dataclass(slots=True)
+class TurnAccount:
+    """How a sequence fared in steps that had no token for every decoding sequence."""
+
+    turn_tokens: int = 0
+    sat_out_own: int = 0
+    sat_out_share: int = 0
+    sat_out_tier: int = 0
+    sat_out_for: dict[str, int] = field(default_factory=dict)
+    last_turn: int = 0
+    """When it last had a token in such a step, or the time before it first took part; 0: it did not."""
+    missed: int = 0
+    """Such steps that it sat out in a row, up to `missed_step`."""
+    missed_step: int = 0
+
+    def share(self, emitted_tokens: int) -> DecodeShare:
+        """For the outcome of a sequence that emitted that many tokens."""
+        most = sorted(self.sat_out_for.items(), key=lambda item: (-item[1], item[0]))[:KEPT_TENANTS]
+        turn_tokens = min(self.turn_tokens, emitted_tokens)
+        return DecodeShare(
+            floor_tokens=emitted_tokens - turn_tokens,
+            turn_tokens=turn_tokens,
+            sat_out_own=self.sat_out_own,
+            sat_out_share=self.sat_out_share,
+            sat_out_tier=self.sat_out_tier,
+            sat_out_for=dict(most),
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One stream of tokens inside an engine. Only the sequence table changes `state` and `block_table`."""
@@ -106,7 +139,10 @@ class Sequence:
     times_displaced: int = 0
     """Preemptions suffered while running: these are bounded, then the sequence is immune."""
     times_set_back: int = 0
-    """Places lost to a tenant of its own tier that was owed one: these are bounded likewise."""
+    """Places lost to a tenant of its own tier that was owed one, but for those after which it had its
+    tokens: these are bounded likewise."""
+    set_back_at: int = 0
+    """Its service (`attained_tokens`) when it last lost its place that way."""
     host_kv: list[bytes] = field(default_factory=list)
     """KV that came with an import, to be written into blocks when it is admitted."""
     host_kv_tokens: int = 0
@@ -130,6 +166,9 @@ class Sequence:
     table."""
     token_charge: int = 0
     """Charge of an emitted token to its tenant's counter; set by the sequence table."""
+    owner: tuple[str, str] = field(init=False, repr=False)
+    """Its tenant and its gateway."""
+    turns: TurnAccount = field(default_factory=TurnAccount)
     decisions: list[Decision] = field(default_factory=list)
     chunks: list[tuple[float, int]] = field(default_factory=list)
     """Times and numbers of prompt tokens computed for the first time."""
@@ -140,6 +179,9 @@ class Sequence:
     gpu_us: int = 0
     """Its share of the device time of its steps (`engine/core/gpu_time.py`), recomputation apart."""
     recomputed_gpu_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.owner = (self.submit.tenant_id, self.gateway_id)
 
     @staticmethod
     def of(submit: Submit, gateway_id: str, now_s: float) -> Sequence:
@@ -207,6 +249,17 @@ class Sequence:
         return min(self.ever_computed_tokens, self.prompt_tokens) - self.cached_tokens
 
     @property
+    def attained_tokens(self) -> int:
+        """Service so far: prompt tokens computed once, and tokens emitted."""
+        return self.computed_prompt_tokens + self.emitted_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its next tokens are those of a prompt, or are computed once more after a preemption."""
+        computed = self.computed_tokens
+        return computed < self.prompt_tokens or len(self.token_ids) - computed > 1
+
+    @property
     def may_emit(self) -> bool:
         """Whether the lease and the maximum cover another token."""
         return (
@@ -251,7 +304,7 @@ class Sequence:
             own_deadline_s=self._instant_s(self.submit.own_deadline_in_s),
             emitted_tokens=self.emitted_tokens,
             computed_tokens=self.computed_tokens,
-            attained_tokens=self.computed_prompt_tokens + self.emitted_tokens,
+            attained_tokens=self.attained_tokens,
             cached_tokens=max(self.cached_tokens, self.found_tokens),
             locality=self.locality,
             yields_cost=self.yields_cost,
@@ -308,6 +361,7 @@ class Sequence:
             trace_context=self.submit.trace_context,
             decisions=[replace(each, at_s=each.at_s - self.submitted_s) for each in self.decisions],
             chunks=[(at_s - self.submitted_s, tokens) for at_s, tokens in self.chunks],
+            decode=self.turns.share(self.emitted_tokens),
         )
 
 

@@ -3,11 +3,8 @@
 Synchronous: no sockets, no threads, no tensors. `step` has six phases: predict, schedule, prepare, execute,
 commit, learn. Commands are plain methods, called between steps.
 
-Counters. The gateway's flow controller owns the tenants' service counters. Whenever one arrives (with a
-`Submit`) it *replaces* the local value, and the engine adds the service of its own steps on
-top until the next one comes, so that two sequences of one dispatch do not rank alike for ever. An engine
-without a gateway's counter (0) keeps its own count. Charged are prompt tokens computed for the first time,
-and emitted tokens; never recomputation.
+Counters. The gateway's flow controller owns the tenants' service counters; see `tenant_charges.py`. Counted
+are prompt tokens computed for the first time, and emitted tokens; never recomputation.
 """
 
 from __future__ import annotations
@@ -25,6 +22,8 @@ from engine.core.model_runner import ModelRunner, Sampled, SequenceSlice
 from engine.core.plan import Plan
 from engine.core.scheduler import schedule
 from engine.core.sequence_table import SequenceTable
+from engine.core.step_log import StepLog
+from engine.core.step_service import ServiceShare, ServiceTotals
 from engine.core.validation import refuse_state, refuse_submit
 from engine.forecast.length.probe_gate import ProbeGate
 from engine.forecast.length.samples import LengthSamples
@@ -49,9 +48,6 @@ from engine.sequence import FINISHES, Sequence, SequenceStatus
 from engine.step_time.model import StepTimeModel
 
 logger = logging.getLogger(__name__)
-
-MAX_TENANT_TOTALS = 1024
-"""Tenants whose total service a snapshot names: those served last."""
 
 
 class Text(Protocol):
@@ -123,6 +119,8 @@ class StepResult:
     """By gateway id; a sequence has at most one delta a step."""
     service: dict[str, TenantService] = field(default_factory=dict)
     """By tenant id."""
+    shares: dict[str, ServiceShare] = field(default_factory=dict)
+    """By tenant id: what is reported to gateways."""
     num_tokens: int = 0
     """Tokens computed, recomputation included."""
     num_sequences: int = 0
@@ -179,6 +177,7 @@ class EngineCore:
             swap_block_s=runner.swap_block_s,
             swap_base_s=runner.swap_base_s,
         )
+        self.step_log = StepLog()
         self._runner = runner
         self._texts = texts
         self._clock = clock
@@ -188,7 +187,7 @@ class EngineCore:
         """Last deltas of sequences that ended between steps, by gateway."""
         self._step = 0
         self._steps_with_mixed_batch = 0
-        self._service: dict[str, TenantService] = {}
+        self._service = ServiceTotals()
         self._busy_since_s: float | None = None
         """End of the last step, if work was left: the time until the next one counts as step time."""
 
@@ -204,9 +203,7 @@ class EngineCore:
         refused = self._refuse(submit)
         if refused is None:
             self._open(Sequence.of(submit, gateway_id, self._clock()))
-            if submit.counter:
-                # After the queue has lifted: the owner lifts among all waiting tenants, where it is due.
-                self.table.set_counter(submit.tenant_id, submit.counter)
+            self.table.hear(submit)
         return refused
 
     def cancel(self, sequence_id: str, cause: str = "cancelled", message: str = "") -> bool:
@@ -225,14 +222,13 @@ class EngineCore:
         self.table.top_up(sequence, lease_tokens, lease_gpu_us)
         return True
 
-    def explain(self) -> Explained:
-        """The policy in force, and the last decisions."""
+    def explain(self, steps: int = 0) -> Explained:
+        """The policy in force, the last decisions, and the tokens of the last `steps` steps."""
         policy = self.table.policy
         described = policy.describe()
         choices = {decision: described[decision] for decision in ("order", "admit", "compose", "evict")}
-        return Explained(
-            policy.name, choices, self.table.decisions.last(), options=self.config.policy_options.changed()
-        )
+        decisions, options = self.table.decisions.last(), policy.options.changed()
+        return Explained(policy.name, choices, decisions, options, self.step_log.last(steps))
 
     def set_policy(self, name: str, options: PolicyOptions | None = None) -> None:
         """Applies another policy from the next step on; None: with the options in force. Raises ValueError
@@ -408,17 +404,22 @@ class EngineCore:
     def _commit(self, plan: Plan, sampled: list[Sampled | None], result: StepResult) -> None:
         now_s = self._clock()
         decodes = 0
-        served: dict[str, list[int]] = {}
+        served: dict[tuple[str, str], list[int]] = {}
         first_times = self.table.commit(
             plan.shares, [None if choice is None else choice.token_id for choice in sampled]
         )
+        self.table.settle(plan.room)
         for (sequence, tokens), choice, first_time in zip(
             plan.shares.items(), sampled, first_times, strict=True
         ):
             result.num_tokens += tokens
             decodes += tokens == 1
-            service = served.setdefault(sequence.submit.tenant_id, [0, 0])
+            service = served.get(sequence.owner)
+            if service is None:
+                service = served[sequence.owner] = [0, 0, 0, 0]
             service[0] += first_time
+            service[2] += tokens
+            service[3] += tokens == 1 and not first_time
             if first_time:
                 sequence.computed_chunk(now_s, first_time)
             if choice is not None:
@@ -428,8 +429,11 @@ class EngineCore:
                 self.table.pause(sequence, now_s)
                 delta = _take_delta(sequence, self._streams[sequence.sequence_id])
                 result.deltas.setdefault(sequence.gateway_id, []).append(delta)
-        for tenant_id, (computed, emitted) in served.items():
-            self._serve(result, tenant_id, computed, emitted)
+        result.shares = self._service.note(served, self.table.standings)
+        result.service = {
+            tenant_id: share.total for tenant_id, share in result.shares.items() if share.tokens
+        }
+        self.step_log.note(self._step, now_s, plan, result.shares, self.table)
         result.num_sequences = len(plan.shares)
         self._steps_with_mixed_batch += 0 < decodes < len(plan.shares)
 
@@ -514,7 +518,7 @@ class EngineCore:
             referenced_blocks=pool.num_referenced,
             num_blocks=pool.num_blocks,
             step_time=self.step_time.to_message(),
-            service=dict(self._service),
+            service=dict(self._service.totals),
             preemptions=self.table.preemptions,
             steps_with_mixed_batch=self._steps_with_mixed_batch,
         )
@@ -564,16 +568,6 @@ class EngineCore:
 
     def _end_between_steps(self, sequence: Sequence, finish: str, message: str) -> None:
         self._end(sequence, finish, message, self._ended, self._clock())
-
-    def _serve(self, result: StepResult, tenant_id: str, computed: int, emitted: int) -> None:
-        for totals in (result.service, self._service):
-            # Removed and re-inserted: the dictionary is ordered by last service.
-            before = totals.pop(tenant_id, None) or TenantService(0, 0)
-            totals[tenant_id] = TenantService(
-                before.computed_tokens + computed, before.emitted_tokens + emitted
-            )
-        if len(self._service) > MAX_TENANT_TOTALS:
-            del self._service[next(iter(self._service))]
 
 
 def _logprob(text: Text, choice: Sampled) -> TokenLogprob:

@@ -6,13 +6,14 @@ One object a step: the mechanism behind the four decisions of the policy. It rea
 A step: paused sequences that may go on return; running sequences get tokens as the policy composes them;
 then, unless a sequence had to yield memory to a runner, waiting ones are admitted in order until the budget
 is spent or the next one may not join or does not fit: it is never skipped, so that it cannot starve.
-Unfinished prompts of lower tiers come after the admissions of a higher one.
+Unfinished prompts of lower tiers come after the admissions of a higher one; where the composition divides
+prompts between tenants (`Compose.prompts_last`), all prompts come after all admissions, newcomers' with them.
 
 Places. When all places are taken, a sequence of a higher tier (or one that the policy's order puts before a
 running one of its tier) takes a place: the displaced one pauses with its KV kept and goes on when a place is
 free again. A place taken in a step is kept for that step. Within a tier a sequence that is owed service
-(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more; a sequence loses its
-place that way at most `max_displacements` times.
+(its gateway says so: `Submit.is_owed`) takes the place of a tenant that has had more, a bounded number of
+times (`places.py`).
 
 Memory. A sequence gets the blocks of its known tokens when it is admitted and one more whenever a decode
 crosses a block's edge. When no block is free, paused sequences yield first (those of a lower tier, or paused
@@ -28,12 +29,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from engine.core.places import replaceable, runners_below, set_back
 from engine.core.plan import Plan
 from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
+from engine.scheduling.compose.turns import note_turns
 from engine.scheduling.evict.base import memory_free_in_s
-from engine.scheduling.room import Room
 from engine.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
@@ -52,16 +54,8 @@ class Scheduler:
         """Sequences that got their place in this step."""
         self._is_short = False
         """A sequence was preempted so that the running ones can go on."""
-        self.plan = Plan(
-            Room(
-                now_s=now_s,
-                tokens=table.max_batched_tokens,
-                counters=table.counters,
-                step_time=table.step_time,
-                context_tokens=table.context_tokens,
-                num_waiting=len(table.waiting),
-            )
-        )
+        self.plan = Plan(table.room(now_s))
+        self.plan.room.placed = self._placed
 
     def run(self) -> Plan:
         """Puts the step together."""
@@ -72,6 +66,32 @@ class Scheduler:
             self._resume()
         for sequence in list(table.prefills):
             table.adopt(sequence)
+        if self._policy.compose.prompts_last:
+            self._hand_out_prompts_last()
+        else:
+            self._hand_out_all()
+        if table.paused and self._order.order_interrupts:
+            # Paused for a sequence that then could not start.
+            self._hand_out_shares(self._resume(is_last=True))
+        if self.plan.room.contests:
+            note_turns(self.plan.room)
+        return self.plan
+
+    def _hand_out_prompts_last(self) -> None:
+        """Decodes, then admissions, then the prompts of those that ran and of those that came."""
+        table, room = self._table, self.plan.room
+        is_short = not table.prefills and self._hand_out_decodes(table.running)
+        if not is_short:
+            self._hand_out_shares([each for each in table.running if not each.is_prefilling])
+        self._admit()
+        room.prompts_ahead = 0
+        if len(room.given) < len(table.running):
+            ran = self.plan.admitted if is_short else table.running
+            self._hand_out_shares([each for each in ran if each not in room.given])
+
+    def _hand_out_all(self) -> None:
+        """Running sequences, then admissions."""
+        table = self._table
         head = self._order.peek(self._now_s)
         # Prompts of a higher tier go before the unfinished ones of a lower tier, which may be long.
         late = {each for each in table.prefills if each.tier > head.tier} if head is not None else set()
@@ -83,21 +103,19 @@ class Scheduler:
         else:
             self._hand_out(table.running)
         self._admit()
-        if table.paused and self._order.order_interrupts:
-            # Paused for a sequence that then could not start.
-            back = self._resume(is_last=True)
-            self._hand_out(back)
-        return self.plan
 
     # ------------------------------------------------------------ running sequences
 
     def _hand_out(self, runners: list[Sequence]) -> None:
+        if runners and not self._hand_out_decodes(runners):
+            self._hand_out_shares(runners)
+
+    def _hand_out_shares(self, runners: list[Sequence]) -> None:
+        """Hands out tokens as the policy composes them."""
         if not runners:
             return
         table, plan, room = self._table, self.plan, self.plan.room
         block_tokens = table.block_tokens
-        if self._hand_out_decodes(runners):
-            return
         ones: list[Sequence] = []
         for sequence, tokens in self._policy.compose.shares(runners, room):
             computed = sequence.computed_tokens
@@ -127,10 +145,10 @@ class Scheduler:
         assert room.tokens >= 0, f"{self._policy.compose.name} handed out more than there is: {plan.shares}"
 
     def _hand_out_decodes(self, runners: list[Sequence]) -> bool:
-        """Fast path of `_hand_out`: all of `runners` decode, with tokens and blocks for all of them.
+        """Fast path of `_hand_out_shares`: all of `runners` decode, with tokens and blocks for all of them.
         False: it is another kind of step, and nothing was changed."""
         table, room = self._table, self.plan.room
-        if table.prefills or not self._policy.compose.serves_all or len(runners) > room.tokens:
+        if table.prefills or not runners or not self._policy.compose.floor_holds(runners, room):
             return False
         block_tokens = table.block_tokens
         special = [
@@ -180,8 +198,12 @@ class Scheduler:
             for runner in table.running
             if runner.tier >= sequence.tier and runner.times_displaced < table.max_displacements
         ]
-        victim = self._policy.evict.victim(candidates, table.counters)
-        return victim, f"evict {self._policy.evict.name}"
+        return self._policy_victim(candidates), f"evict {self._policy.evict.name}"
+
+    def _policy_victim(self, candidates: list[Sequence]) -> Sequence:
+        """The policy's choice, by what tenants had. It is one of the lowest tier."""
+        tier = max([each.tier for each in candidates])
+        return self._policy.evict.victim(candidates, self._table.standings.of_tier(tier))
 
     def _waits_for_memory(self, sequence: Sequence) -> bool:
         """Pauses a sequence that is to give way, where memory comes free sooner than its KV could
@@ -256,13 +278,14 @@ class Scheduler:
         table = self._table
         if len(table.running) < table.max_sequences:
             return []
-        found = self._replaceable(sequence)
+        found = replaceable(table, sequence, self._placed, self._now_s)
         if not found:
             return None
         below, rule = found
         if rule != "order":
-            displaced = self._policy.evict.victim(below, table.counters)
-            displaced.times_set_back += rule == "share"
+            displaced = self._policy_victim(below)
+            if rule == "share":
+                set_back(displaced)
         else:
             displaced = max(below, key=lambda each: self._order.rank(each.entry(), self._now_s))
             rule = f"order {self._order.order_name}"
@@ -271,46 +294,6 @@ class Scheduler:
         self.plan.paused.append(displaced)
         table.decisions.note(self._now_s, "pause", displaced, f"place lost by {rule}", (), [sequence])
         return [displaced]
-
-    def _replaceable(self, sequence: Sequence) -> tuple[list[Sequence], str] | None:
-        """Running sequences whose place `sequence` may take, and by which rule."""
-        below = self._runners_below(sequence)
-        if below:
-            return below, "tier"
-        if sequence.submit.is_owed and (below := self._runners_above_share(sequence)):
-            return below, "share"
-        if not self._order.order_interrupts:
-            return None
-        entry = sequence.entry()
-        found = [
-            runner
-            for runner in self._table.running
-            if runner.tier == sequence.tier
-            and runner not in self._placed
-            and self._order.outranks(entry, runner.entry(), self._now_s)
-        ]
-        return (found, "order") if found else None
-
-    def _runners_below(self, sequence: Sequence) -> list[Sequence]:
-        tier = sequence.tier
-        if max(self._table.running_by_tier, default=tier) <= tier:
-            return []
-        return [runner for runner in self._table.running if runner.submit.tier > tier]
-
-    def _runners_above_share(self, sequence: Sequence) -> list[Sequence]:
-        """Runners of its tier whose tenants have had more service per weight and are not owed a place
-        themselves."""
-        table = self._table
-        had = table.counters.value(sequence.tenant_id)
-        return [
-            runner
-            for runner in table.running
-            if runner.tier == sequence.tier
-            and not runner.submit.is_owed
-            and runner not in self._placed
-            and runner.times_set_back < table.max_displacements
-            and table.counters.value(runner.tenant_id) > had
-        ]
 
     # ------------------------------------------------------------ admissions
 
@@ -338,7 +321,9 @@ class Scheduler:
                 plan.hold = self._policy.admit.joins(sequence, batch)
                 if plan.hold is not None:
                     return
-            if len(table.running) == table.max_sequences and self._replaceable(sequence) is None:
+            if len(table.running) == table.max_sequences and not replaceable(
+                table, sequence, self._placed, self._now_s
+            ):
                 return
             match = table.find_prefix(sequence)
             # Another sequence computes the same prefix: this one takes its place, and adopts the blocks next
@@ -360,7 +345,7 @@ class Scheduler:
             # Charges the whole prompt before the next one is chosen: charged a step late, or chunk by chunk,
             # its tenant would be admitted too often.
             self._start(sequence, batch, match)
-            if not follows:
+            if not follows and not self._policy.compose.prompts_last:
                 self._grant(sequence, min(tokens, sequence.total_tokens - sequence.computed_tokens))
             plan.admitted.append(sequence)
             self._placed.add(sequence)
@@ -461,11 +446,11 @@ class Scheduler:
                     return victims
         below = [
             runner
-            for runner in self._runners_below(sequence)
+            for runner in runners_below(table, sequence)
             if runner.times_displaced < table.max_displacements
         ]
         while below:
-            victim = self._policy.evict.victim(below, table.counters)
+            victim = self._policy_victim(below)
             below.remove(victim)
             victims.append(victim)
             if short() <= 0:

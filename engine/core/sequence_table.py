@@ -9,24 +9,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from engine.core.decision_log import DecisionLog
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.core.tenant_charges import TenantCharges
+from engine.entry import OUTPUT_TOKEN_COST
 from engine.kv.blocks import blocks_for
 from engine.kv.cache import KvCache
 from engine.kv.host import Copies
 from engine.kv.prefix import Match, PrefixCursor
-from engine.messages import StepTime
+from engine.messages import StepTime, Submit
+from engine.scheduling.compose.turns import held_tenants
 from engine.scheduling.counters import ServiceCounters, scaled
 from engine.scheduling.evict.base import KvCosts
 from engine.scheduling.policy import Policy
-from engine.scheduling.room import yields_cost
+from engine.scheduling.room import UNLIMITED, Room, yields_cost
+from engine.scheduling.step_counters import TierTenant
 from engine.scheduling.tiers import TieredQueue
 from engine.sequence import Sequence, SequenceStatus, move
 from engine.step_time.model import PRIOR
 
 MAX_PAUSED_PERMILLE = 500
 """Share of the pool that one tenant's paused sequences may hold."""
+MAX_SEQUENCES_LEFT = 1024
+"""Tenants of which it is kept when their last running sequence left."""
+
+Key = TypeVar("Key")
 
 
 class SequenceTable:
@@ -73,6 +81,17 @@ class SequenceTable:
         self.paused: dict[str, Sequence] = {}
         """With their KV, the longest paused first."""
         self.waiting = TieredQueue(policy.order, counters)
+        self.waiting_tenants: dict[str, int] = {}
+        """Number of waiting sequences by tenant."""
+        self.running_tenants: dict[TierTenant, int] = {}
+        """Number of running sequences by tier and tenant."""
+        self._paces: dict[float, int] = {}
+        """TPOT targets of running sequences, with their number."""
+        self._left_step: dict[TierTenant, int] = {}
+        """Step in which the last running sequence of a tenant left, for a step or two."""
+        self.charges = TenantCharges(counters)
+        self.standings = self.charges.standings
+        """What tenants had: the counters of the steps."""
         self.decisions = DecisionLog()
         self.preemptions = 0
         self.swaps = 0
@@ -119,9 +138,15 @@ class SequenceTable:
         elif sequence.state is SequenceStatus.SWAPPED and sequence.sequence_id not in self.waiting:
             self._enqueue(sequence, front=True)
 
+    def hear(self, submit: Submit) -> None:
+        """Takes the word of the counters' owner that a sequence brings: after it has joined its line, as the
+        owner lifts among all waiting tenants, where it is due."""
+        if self.charges.hear(submit):
+            self.waiting.unlift(submit.tenant_id)
+
     def set_counter(self, tenant_id: str, value: int) -> None:
-        """Replaces the local count with that of the counters' owner."""
-        self.counters.set(tenant_id, value)
+        """Replaces the queue's counter of a tenant with that of the counters' owner."""
+        self.charges.set(tenant_id, value)
         self.waiting.unlift(tenant_id)
 
     def set_policy(self, policy: Policy) -> None:
@@ -160,6 +185,38 @@ class SequenceTable:
 
     # ------------------------------------------------------------ one step
 
+    def room(self, now_s: float) -> Room:
+        """An empty step."""
+        num_waiting = len(self.waiting)
+        ahead = sum([each.total_tokens - each.computed_tokens for each in self.prefills])
+        # One that waits may join the step where there is a place, or take one.
+        return Room(
+            now_s=now_s,
+            tokens=self.max_batched_tokens,
+            counters=self.standings,
+            step_time=self.step_time,
+            context_tokens=self.context_tokens,
+            num_waiting=num_waiting,
+            step=self.decisions.step,
+            tightest_tpot_s=min(self._paces, default=0.0),
+            prompts_ahead=UNLIMITED if num_waiting else ahead,
+            prefilling=self.prefills,
+            waiting_tenants=self.waiting_tenants,
+        )
+
+    def settle(self, room: Room) -> None:
+        """After a step was committed: lifts those that had all that they could take where others were held
+        back."""
+        held: dict[int, set[str]] = {}
+        for contest in room.contests:
+            held.setdefault(contest.tier, set()).update(held_tenants(contest, room))
+        for tier, tenant_id in room.held_prompts:
+            held.setdefault(tier, set()).add(tenant_id)
+        for tier, held_back in held.items():
+            if held_back:
+                whole = {tenant for of, tenant in self.running_tenants if of == tier} - held_back
+                self.standings.settle(tier, whole, held_back)
+
     def computed(self, sequence: Sequence, tokens: int) -> int:
         """Notes that `tokens` were executed: their keys and values are in the cache. Returns how many prompt
         tokens were computed for the first time."""
@@ -171,6 +228,8 @@ class SequenceTable:
             sequence.recomputed_tokens += min(ever, after) - before
         if after > ever:
             sequence.ever_computed_tokens = after
+        if first_time:
+            self.charges.computed(sequence, first_time)
         if after >= len(sequence.token_ids) - 1:
             self.prefills.pop(sequence, None)
         self.pool.publish(sequence.block_table, sequence.cursor, sequence.token_ids, after)
@@ -179,17 +238,16 @@ class SequenceTable:
     def emitted(self, sequence: Sequence, token_id: int) -> None:
         """Appends a sampled token and charges it."""
         sequence.token_ids.append(token_id)
-        self.counters.charge(sequence.tenant_id, sequence.submit.weight, OUTPUT_TOKEN_COST)
+        self.charges.emitted({sequence.tenant_id: sequence.token_charge}, 1)
 
     def commit(self, shares: Mapping[Sequence, int], chosen: Iterable[int | None]) -> list[int]:
         """Notes an executed step: `computed` for every share, `emitted` for every token of `chosen` (None:
         the share did not reach the last known token), with one charge. Returns, for every share, how many
         prompt tokens were computed for the first time."""
         block_tokens, publish = self.block_tokens, self.pool.publish
-        # Two lists rather than one of pairs: hundreds of new objects a step would trigger the garbage
-        # collector.
-        tenants: list[str] = []
-        charges: list[int] = []
+        # By tenant: a new object for each of hundreds of sequences would trigger the garbage collector.
+        amounts: dict[str, int] = {}
+        num_emitted = 0
         first_times: list[int] = []
         # One loop, nearly without calls: it visits every running sequence in every step.
         for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
@@ -204,9 +262,10 @@ class SequenceTable:
                 first_times.append(self.computed(sequence, tokens))
             if token_id is not None:
                 token_ids.append(token_id)
-                tenants.append(sequence.submit.tenant_id)
-                charges.append(sequence.token_charge)
-        self.counters.charge_all(zip(tenants, charges, strict=True), len(charges) * OUTPUT_TOKEN_COST)
+                num_emitted += 1
+                tenant_id = sequence.submit.tenant_id
+                amounts[tenant_id] = amounts.get(tenant_id, 0) + sequence.token_charge
+        self.charges.emitted(amounts, num_emitted)
         return first_times
 
     # ------------------------------------------------------------ moves, for the scheduler and the core
@@ -237,7 +296,7 @@ class SequenceTable:
         """Moves a waiting sequence to running, with `blocks` blocks in its table, those of `match` first, and
         with the KV that was swapped out or imported."""
         # By id: a sequence just preempted for it may stand before it now.
-        self.waiting.remove(sequence.sequence_id)
+        self._dequeue(sequence)
         self.pool.attach(sequence.block_table, sequence.cursor, match)
         if sequence.swapped is not None:
             sequence.computed_tokens = sequence.swapped.tokens
@@ -250,6 +309,7 @@ class SequenceTable:
         sequence.match = None
         self._charge_prompt(sequence, sequence.prompt_tokens - sequence.cached_tokens)
         self.pool.extend(sequence.block_table, max(0, blocks - len(sequence.block_table)))
+        self._lift_newcomer(sequence)
         self._run(sequence)
 
     def adopt(self, sequence: Sequence) -> None:
@@ -348,6 +408,9 @@ class SequenceTable:
             self.prefills[sequence] = None
         tier = sequence.submit.tier
         self.running_by_tier[tier] = self.running_by_tier.get(tier, 0) + 1
+        _add(self.running_tenants, (tier, sequence.tenant_id), 1)
+        if sequence.submit.tpot_target_s:
+            _add(self._paces, sequence.submit.tpot_target_s, 1)
         self._most_blocks += self._blocks_at_most(sequence)
 
     def _rest(self, sequence: Sequence) -> None:
@@ -358,6 +421,11 @@ class SequenceTable:
         self.running_by_tier[tier] -= 1
         if not self.running_by_tier[tier]:
             del self.running_by_tier[tier]
+        _add(self.running_tenants, (tier, sequence.tenant_id), -1)
+        if (tier, sequence.tenant_id) not in self.running_tenants:
+            self._left_step[tier, sequence.tenant_id] = self.decisions.step
+        if sequence.submit.tpot_target_s:
+            _add(self._paces, sequence.submit.tpot_target_s, -1)
         self._most_blocks -= self._blocks_at_most(sequence)
 
     def _blocks_at_most(self, sequence: Sequence) -> int:
@@ -366,18 +434,36 @@ class SequenceTable:
 
     def _enqueue(self, sequence: Sequence, *, front: bool = False) -> None:
         self.waiting.add(sequence.entry(), front=front)
+        _add(self.waiting_tenants, sequence.tenant_id, 1)
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        if self.waiting.remove(sequence.sequence_id) is not None:
+            _add(self.waiting_tenants, sequence.tenant_id, -1)
+
+    def _lift_newcomer(self, sequence: Sequence) -> None:
+        """A tenant that had nothing running, and about which no owner of the counters has said anything, has
+        no claim on the past: it stands with the lowest that runs."""
+        tier, tenant_id, step = sequence.tier, sequence.tenant_id, self.decisions.step
+        if len(self._left_step) > MAX_SEQUENCES_LEFT:
+            self._left_step = {key: left for key, left in self._left_step.items() if left >= step - 1}
+        is_new = (tier, tenant_id) not in self.running_tenants and not sequence.preemptions
+        if not is_new or self.standings.knows(tier, tenant_id):
+            return
+        if self._left_step.get((tier, tenant_id), -1) < step - 1:
+            others = [self.standings.value(*each) for each in self.running_tenants if each[0] == tier]
+            self.standings.lift(tier, tenant_id, min(others, default=0))
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
         """Charges (or refunds) the difference to `tokens` prompt tokens in total."""
         due = tokens - sequence.charged_prompt_tokens
         if due:
-            self.counters.charge(sequence.tenant_id, sequence.submit.weight, due * INPUT_TOKEN_COST)
+            self.charges.charge_prompt(sequence, due)
             sequence.charged_prompt_tokens = tokens
 
     def _leave(self, sequence: Sequence) -> None:
         # Refunds what was charged at the start and never computed.
         self._charge_prompt(sequence, sequence.computed_prompt_tokens)
-        self.waiting.remove(sequence.sequence_id)
+        self._dequeue(sequence)
         self._drop(sequence)
         if sequence.swapped is not None:
             self.pool.drop(sequence.swapped)
@@ -393,3 +479,12 @@ class SequenceTable:
         sequence.computed_tokens = 0
         sequence.host_kv = []
         sequence.host_kv_tokens = 0
+
+
+def _add(counts: dict[Key, int], key: Key, number: int) -> None:
+    """Changes a count; none is 0."""
+    count = counts.get(key, 0) + number
+    if count:
+        counts[key] = count
+    else:
+        counts.pop(key, None)

@@ -20,13 +20,14 @@ import msgspec
 import zmq
 
 from engine import messages
-from engine.messages import GATEWAY_LOST_S, Delta, Ready, SequenceOutcome, TenantService
+from engine.messages import GATEWAY_LOST_S, Delta, Ready, SequenceOutcome
 from engine.process.outcomes import OutcomeStore
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused
 from engine.scheduling.policy import options_of
 
 if TYPE_CHECKING:
     from engine.core.core import EngineCore
+    from engine.core.step_service import ServiceShare
 
 MAX_COMMANDS_PER_TURN = 256
 SNAPSHOT_EVERY_S = 0.05
@@ -213,7 +214,7 @@ class EngineLoop:
         elif isinstance(command, messages.SetTokenBudget):
             self._set_token_budget(session, command.share)
         elif isinstance(command, messages.Explain):
-            self._send(session, messages.encode(self._core.explain()))
+            self._send(session, messages.encode(self._core.explain(command.steps)))
         else:
             self._export(session, command.sequence_id)
 
@@ -300,11 +301,11 @@ class EngineLoop:
             (delta for deltas in result.deltas.values() for delta in deltas),
             step=result.step,
             duration_s=result.duration_s,
-            service=result.service,
+            service=result.shares,
         )
 
     def _deliver(
-        self, deltas: Iterable[Delta], *, step: int, duration_s: float, service: dict[str, TenantService]
+        self, deltas: Iterable[Delta], *, step: int, duration_s: float, service: dict[str, ServiceShare]
     ) -> None:
         """Sends one message a session; outcomes are stored before they are sent."""
         shares = self._gateways.share_service(service)

@@ -9,9 +9,14 @@ ended session never comes back: its gateway opens a new one and collects.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantService, TenantShare
+from engine.messages import GATEWAY_LOST_S, PROTOCOL_VERSION, Hello, TenantShare
+
+if TYPE_CHECKING:
+    from engine.core.step_service import ServiceShare
 
 MAX_GATEWAYS = 64
 MAX_GATEWAY_ID_CHARACTERS = 128
@@ -156,19 +161,22 @@ class GatewaySessions:
             session.tenants.pop(sequence_id, None)
         return session
 
-    def share_service(self, service: dict[str, TenantService]) -> dict[bytes, dict[str, TenantShare]]:
-        """Divides the service of tenants among sessions, by identity.
-
-        Each tenant's service is reported once, so that the sum over all gateways is exact: to the session
-        that reads its sequences, of several to the one that connected first.
-        """
+    def share_service(self, service: Mapping[str, ServiceShare]) -> dict[bytes, dict[str, TenantShare]]:
+        """Divides the service of tenants among sessions, by identity: to each the tokens of its own
+        sequences, and the serials of tenants of which it has any; each lift to the first such session."""
         shares: dict[bytes, dict[str, TenantShare]] = {}
-        left = dict(service)
+        lifted: set[str] = set()
         for session in self._sessions.values():
-            for tenant_id in left.keys() & set(session.tenants.values()):
-                had = left.pop(tenant_id)
-                share = TenantShare(had.computed_tokens, had.emitted_tokens)
-                shares.setdefault(session.identity, {})[tenant_id] = share
+            for tenant_id in service.keys() & set(session.tenants.values()):
+                share = service[tenant_id]
+                had = share.by_gateway.get(session.gateway_id)
+                shares.setdefault(session.identity, {})[tenant_id] = TenantShare(
+                    0 if had is None else had.computed_tokens,
+                    0 if had is None else had.emitted_tokens,
+                    share.serials,
+                    {} if tenant_id in lifted else share.lifts,
+                )
+                lifted.add(tenant_id)
         return shares
 
     def unread(self) -> bool:

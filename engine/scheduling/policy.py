@@ -146,6 +146,7 @@ COMPOSES: dict[str, Callable[[PolicyOptions], Compose]] = {
         cap_tokens=options.cap_tokens,
         target_step_s=options.target_step_s or 0.0,
         least_chunk_tokens=options.least_chunk_tokens,
+        max_num_partial_prefills=options.max_num_partial_prefills or 1,
     ),
     "slack": lambda options: DeadlineSlack(options.ttft_target_s, options.tpot_target_s, _limits(options)),
     "lanes": lambda options: Lanes(limits=_limits(options)),
@@ -239,10 +240,10 @@ _PRESETS = [
     PolicyPreset("mlfq", "mlfq", evict="attained-victim"),
     PolicyPreset("priority", "priority"),
     PolicyPreset("edf", "edf"),
-    PolicyPreset("drr", "drr", evict="fair-victim"),
-    PolicyPreset("dlpm", "dlpm", evict="fair-victim"),
-    PolicyPreset("vtc", "vtc", evict="fair-victim"),
-    PolicyPreset("hybrid", "hybrid", evict="fair-victim", own=HYBRID_OPTIONS),
+    PolicyPreset("drr", "drr", compose="token-fair", evict="fair-victim"),
+    PolicyPreset("dlpm", "dlpm", compose="token-fair", evict="fair-victim"),
+    PolicyPreset("vtc", "vtc", compose="token-fair", evict="fair-victim"),
+    PolicyPreset("hybrid", "hybrid", compose="token-fair", evict="fair-victim", own=HYBRID_OPTIONS),
 ]
 
 POLICIES: dict[str, Callable[..., Policy]] = {preset.name: preset for preset in _PRESETS}

@@ -6,13 +6,25 @@ left, prompts that have a part in the step, and the step's predicted time so far
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engine.entry import OUTPUT_TOKEN_COST
 from engine.messages import StepTime
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.step_counters import StepCounters
 from engine.sequence import Sequence
 from engine.step_time.model import predict_step_s
+
+UNLIMITED = 1 << 40
+"""Tokens of prompts that are still to come."""
+
+
+@dataclass(slots=True)
+class Contest:
+    """Decoding sequences of one tier that are more than the step has slots for."""
+
+    tier: int
+    sequences: list[Sequence]
 
 
 @dataclass(slots=True)
@@ -22,11 +34,29 @@ class Room:
     now_s: float
     tokens: int
     """Tokens that the step's budget still has."""
-    counters: ServiceCountersLike
+    counters: StepCounters
     step_time: StepTime
     context_tokens: int = 4096
     """The longest sequence that the model takes."""
     num_waiting: int = 0
+    step: int = 0
+    """Its number."""
+    tightest_tpot_s: float = 0.0
+    """The shortest pace that a running sequence has as its target; 0: none has one."""
+    prompts_ahead: int = 0
+    """Prompt tokens that are to be handed out later in this step; `UNLIMITED` where some wait."""
+    prefilling: Collection[Sequence] = ()
+    """Running sequences with an unfinished prompt, as they are now."""
+    waiting_tenants: Mapping[str, int] = field(default_factory=dict)
+    """Waiting sequences by tenant, as they are now."""
+    placed: Collection[Sequence] = ()
+    """Sequences that got their place in this step."""
+    slots: int | None = None
+    """Decode tokens that it can hand out; None: as many as it has tokens."""
+    contests: list[Contest] = field(default_factory=list)
+    """Of the decoding sequences, by tier; none where each of them gets its token."""
+    held_prompts: set[tuple[int, str]] = field(default_factory=set)
+    """Tiers and tenants whose prompts got less than they could take."""
     used_tokens: int = 0
     used_context: int = 0
     used_sequences: int = 0
@@ -45,6 +75,7 @@ class Room:
             step_time=self.step_time,
             context_tokens=self.context_tokens,
             num_waiting=self.num_waiting,
+            step=self.step,
             used_tokens=self.used_tokens,
             used_context=self.used_context,
             used_sequences=self.used_sequences,
@@ -83,14 +114,16 @@ class Room:
     def predicted_s(self, sequence: Sequence | None = None, tokens: int = 0) -> float:
         """The step's predicted time, with `tokens` more for `sequence`."""
         if sequence is None:
-            return predict_step_s(
-                self.step_time, self.used_tokens, self.used_context, max(1, self.used_sequences)
-            )
+            return self.predicted_with_s(0, 0, 0)
+        return self.predicted_with_s(tokens, attended_tokens(sequence.computed_tokens, tokens), 1)
+
+    def predicted_with_s(self, tokens: int, context: int, sequences: int) -> float:
+        """The step's predicted time, with that much more."""
         return predict_step_s(
             self.step_time,
             self.used_tokens + tokens,
-            self.used_context + attended_tokens(sequence.computed_tokens, tokens),
-            self.used_sequences + 1,
+            self.used_context + context,
+            max(1, self.used_sequences + sequences),
         )
 
     def tokens_within(self, sequence: Sequence, most: int, step_s: float) -> int:

@@ -22,7 +22,6 @@ from itertools import accumulate
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.plan import Plan
 from engine.core.scheduler import schedule
-from engine.entry import OUTPUT_TOKEN_COST
 from engine.messages import StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
@@ -127,8 +126,7 @@ class SimulatedReplica:
         assert self._run is None, "a run is under way"
         sequence = Sequence.of(submit, "simulated", self.now_s)
         self.table.add(sequence)
-        if submit.counter:
-            self.table.set_counter(submit.tenant_id, submit.counter)
+        self.table.hear(submit)
         self._ends[sequence] = sequence.prompt_tokens + output_tokens
         self._settled = False
 
@@ -170,6 +168,7 @@ class SimulatedReplica:
                 sequence.first_token_s = self.now_s
                 happened.first.append(sequence)
         table.commit(shares, chosen)
+        table.settle(plan.room)
         self._note_blocks(step_s)
         ends = self._ends
         for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
@@ -202,14 +201,7 @@ class SimulatedReplica:
         submitted; 0: fewer than `SHORTEST_RUN`, or unknown."""
         table = self.table
         running, policy = table.running, table.policy
-        if (
-            not running
-            or table.prefills
-            or table.paused
-            or not policy.compose.serves_all
-            or len(running) > table.max_batched_tokens
-            or (len(table.waiting) and not self._waits_on())
-        ):
+        if not running or table.prefills or table.paused or (len(table.waiting) and not self._waits_on()):
             return 0
         ends = self._ends
         # The step in which a sequence ends is a single one.
@@ -219,7 +211,10 @@ class SimulatedReplica:
         for sequence in running:
             if sequence.computed_tokens < sequence.prompt_tokens:
                 return 0
-        return self._with_blocks(min(steps, LONGEST_RUN))
+        steps = self._with_blocks(min(steps, LONGEST_RUN))
+        if steps and not policy.compose.floor_holds(running, table.room(self.now_s), steps):
+            return 0
+        return steps
 
     def begin_run(self, steps: int) -> list[float]:
         """Begins a run of as many steps as `steps_alike` returned; returns the end of each. Nothing changes
@@ -266,7 +261,7 @@ class SimulatedReplica:
             table.policy.admit.stepped()
         blocks_before = pool.num_referenced
         block_tokens = table.block_tokens
-        charges: list[tuple[str, int]] = []
+        charges: dict[str, int] = {}
         for sequence in table.running:
             token_ids = sequence.token_ids
             if len(token_ids) - sequence.prompt_tokens + count > sequence.predicted_output_tokens:
@@ -279,14 +274,16 @@ class SimulatedReplica:
             token_ids += [_output_token(sequence)] * count
             if after // block_tokens != sequence.cursor.blocks:
                 pool.publish(sequence.block_table, sequence.cursor, token_ids, after)
-            charges.append((sequence.submit.tenant_id, sequence.token_charge * count))
-        table.counters.charge_all(charges, len(charges) * count * OUTPUT_TOKEN_COST)
-        self.shapes.note(run.shape, len(charges), count)
+            tenant_id = sequence.submit.tenant_id
+            charges[tenant_id] = charges.get(tenant_id, 0) + sequence.token_charge * count
+        num_emitted = len(table.running) * count
+        table.charges.emitted(charges, num_emitted)
+        self.shapes.note(run.shape, len(table.running), count)
         work.steps += count
         work.runs += 1
         work.steps_in_runs += count
         work.busy_s += run_s
-        work.computed_tokens += len(charges) * count
+        work.computed_tokens += num_emitted
         work.kv_block_seconds += (blocks_before + pool.num_referenced) / 2 * run_s
         work.most_kv_blocks = max(work.most_kv_blocks, pool.num_referenced)
         return self.now_s

@@ -54,6 +54,7 @@ class TimelineKind(IntEnum):
     ENDED = 18
     SETTLED = 19
     LEFT_OUT = 20
+    DECODED = 21
 
 
 FIELDS: dict[TimelineKind, tuple[str, ...]] = {
@@ -77,6 +78,14 @@ FIELDS: dict[TimelineKind, tuple[str, ...]] = {
     TimelineKind.ENDED: ("outcome",),
     TimelineKind.SETTLED: ("charged_input_tokens", "charged_output_tokens", "cost_nanousd"),
     TimelineKind.LEFT_OUT: ("kind", "count"),
+    TimelineKind.DECODED: (
+        "floor_tokens",
+        "turn_tokens",
+        "sat_out_own_steps",
+        "sat_out_share_steps",
+        "sat_out_tier_steps",
+        "sequence",
+    ),
 }
 """What the numbers of each kind mean. `tier` is a rank, 0 the highest; `outcome` an index of `OUTCOMES`;
 `whose` is who took the place, see `Whose`. More may be added at the end of a kind's."""
@@ -228,6 +237,10 @@ def _at_the_engine(
                 notes.append((TimelineKind.PREEMPTED, at_s, (whose(each.others), index)))
     for after_s, tokens in outcome.chunks:
         notes.append((TimelineKind.PREFILLED, began_s + after_s, (tokens, index)))
+    had = outcome.decode
+    if had.floor_tokens or had.turn_tokens:
+        numbers = (had.floor_tokens, had.turn_tokens, had.sat_out_own, had.sat_out_share, had.sat_out_tier)
+        notes.append((TimelineKind.DECODED, began_s + outcome.finished_s, (*numbers, index)))
     return notes
 
 

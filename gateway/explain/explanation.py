@@ -252,7 +252,28 @@ def _decode(events: Sequence[Event], waits: WaitBreakdown) -> str:
     if further < 1 or waits.decode_s <= 0:
         return ""
     each = waits.decode_s / further
-    return f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(each)}"
+    said = f"{_tokens(tokens)} tokens came in {_seconds(waits.decode_s)}, one every {_seconds(each)}"
+    return said + _turns(events)
+
+
+def _turns(events: Sequence[Event]) -> str:
+    """How its tokens came where some steps had none for every sequence."""
+    decoded = [each for each in events if each.kind == TimelineKind.DECODED]
+
+    def total(name: str) -> int:
+        return sum(number(each, name) for each in decoded)
+
+    causes = [
+        (total("sat_out_own_steps"), "its tenant's other requests"),
+        (total("sat_out_share_steps"), "the share of other tenants"),
+        (total("sat_out_tier_steps"), "higher tiers"),
+    ]
+    sat_out = [f"{steps:,} for {cause}" for steps, cause in causes if steps]
+    turn_tokens = total("turn_tokens")
+    if not turn_tokens and not sat_out:
+        return ""
+    turns = f"; {_tokens(turn_tokens)} of them in turns by weight"
+    return turns + (f", {' and '.join(sat_out)} steps sat out" if sat_out else "")
 
 
 def _end(events: Sequence[Event]) -> str:

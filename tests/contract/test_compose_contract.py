@@ -13,6 +13,7 @@ import pytest
 
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
 from engine.scheduling.compose.base import Compose
+from engine.scheduling.compose.turns import note_turns
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import COMPOSES
 from engine.scheduling.room import Room
@@ -75,6 +76,7 @@ def compose_step(compose: Compose, running: list[Sequence], room: Room) -> list[
         assert sequence in running
         assert 1 <= tokens <= left(sequence)
         room.take(sequence, tokens)
+    note_turns(room)
     return shares
 
 
@@ -85,7 +87,9 @@ def test_shares_fit_the_room_the_sequences_and_each_other(make: Make, seed: int)
     running: list[Sequence] = []
     met: Counter[str] = Counter()
     for step in range(60):
-        room = make_room(rng.choice((1, 2, 7, 40, 300)), now_s=step * 0.01, num_waiting=rng.randint(0, 3))
+        room = make_room(
+            rng.choice((1, 2, 7, 40, 300)), now_s=step * 0.01, step=step, num_waiting=rng.randint(0, 3)
+        )
         shares = compose_step(compose, running, room)
         assert bool(shares) == bool(running), "something runs and nothing is shared"
         met["contested"] += len(running) > len(shares) > 0
@@ -138,7 +142,7 @@ def test_whatever_runs_comes_to_its_end(make: Make, seed: int) -> None:
     to_do = sum(left(sequence) + sequence.submit.max_tokens - sequence.emitted_tokens for sequence in running)
     steps = 0
     while running:
-        room = make_room(5, now_s=steps * 0.01)
+        room = make_room(5, now_s=steps * 0.01, step=steps)
         assert compose_step(compose, running, room)
         for sequence, tokens in room.given.items():
             execute(sequence, tokens)
@@ -156,7 +160,7 @@ def test_nobody_that_runs_starves_behind_newcomers(make: Make) -> None:
     while old in running:
         steps += 1
         assert steps < 3000, f"{left(old)} tokens of the old one are left"
-        room = make_room(24, now_s=steps * 0.01, num_waiting=2)
+        room = make_room(24, now_s=steps * 0.01, step=steps, num_waiting=2)
         compose_step(compose, running, room)
         for number in range(2):
             newcomer = make_sequence(f"{steps}.{number}", prompt=10, max_tokens=3, submitted_s=room.now_s)

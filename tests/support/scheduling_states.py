@@ -7,8 +7,8 @@ from collections.abc import Sequence as SequenceOf
 
 from engine.messages import StepTime, Submit
 from engine.scheduling.admit.base import Batch
-from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.room import Room
+from engine.scheduling.step_counters import StepCounters
 from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 from engine.step_time.model import PRIOR
@@ -63,12 +63,15 @@ def make_room(
     num_waiting: int = 0,
     context_tokens: int = 4096,
     step_time: StepTime = PRIOR,
+    counters: StepCounters | None = None,
+    step: int = 0,
 ) -> Room:
     """An empty step of up to `tokens`."""
     return Room(
         now_s=now_s,
         tokens=tokens,
-        counters=ServiceCounters(),
+        counters=StepCounters() if counters is None else counters,
+        step=step,
         step_time=step_time,
         context_tokens=context_tokens,
         num_waiting=num_waiting,

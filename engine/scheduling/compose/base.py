@@ -13,7 +13,8 @@ class Compose(Protocol):
     """Contract: the shares sum to at most `room.tokens`; no sequence appears twice; each share is between 1
     and what the sequence has left to compute; with anything running and room for it, something is shared.
 
-    Neither method changes `room`: the scheduler notes what it grants (a share may fail for want of memory).
+    Neither method hands out tokens of `room`: the scheduler notes what it grants (a share may fail for want
+    of memory). They may note there who was held back.
     """
 
     @property
@@ -27,6 +28,17 @@ class Compose(Protocol):
     @property
     def serves_all(self) -> bool:
         """Every decoding sequence gets a token each step: there must be at least as many tokens as places."""
+        ...
+
+    @property
+    def prompts_last(self) -> bool:
+        """Running prompts get their tokens after the admissions, newcomers' prompts together with them:
+        `shares` is asked for the decoding sequences first, then for all that have none yet."""
+        ...
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """Whether each of `decoding`, of which all running ones are, gets one token in this step, and in as
+        many as `steps` alike. False: it depends."""
         ...
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:

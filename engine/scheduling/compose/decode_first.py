@@ -27,6 +27,11 @@ class DecodeFirst:
     name: str = "decode-first"
     claims: frozenset[str] = ALL
     serves_all: bool = True
+    prompts_last: bool = False
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """See `Compose`."""
+        return len(decoding) <= room.tokens
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""

@@ -42,6 +42,7 @@ class Lanes:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     """Work conservation: a step is never empty while something runs; the closed lane leaves tokens over."""
     serves_all: bool = False
+    prompts_last: bool = False
     prefill_steps: int = 0
     decode_steps: int = 0
     switches: int = 0
@@ -51,6 +52,10 @@ class Lanes:
     """Newcomers that this step of the answer lane may still start."""
     _turn: int = 0
     _room: Room | None = None
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """See `Compose`: it depends on the step."""
+        return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""

@@ -42,6 +42,7 @@ class DeadlineSlack:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     """Work conservation: a step is never empty while something runs; slack leaves tokens over."""
     serves_all: bool = False
+    prompts_last: bool = False
     lent_tokens: int = 0
     """Decode tokens put off for a prompt that would have been late."""
     urgent_steps: int = 0
@@ -49,6 +50,10 @@ class DeadlineSlack:
     _room: Room | None = None
     _allowed_s: float | None = None
     """How long the step of `_room` may take; None: as `limits` say."""
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """See `Compose`: it depends on the step."""
+        return False
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""

@@ -1,156 +1,278 @@
-"""Token-fair composition: decode slots are shared between tenants by weight.
+"""Token-fair composition: each step's tokens are shared between tenants by weight.
 
-Each step hands out at most `slots` decode tokens, one a sequence:
+- *floor*: while the step has a slot for each decoding sequence, each gets one token;
+- *turns*: when it has not, tenants take turns by weight (`turns.py`). Slots are what the option `slots`, or
+  the step's tokens less the prompts' part, leave;
+- *the rest*: prompts, divided between tenants by weight as well (`prompt_shares.py`), newcomers included:
+  they are admitted before running prompts get their tokens. What prompts leave goes to the sequences that
+  had no slot.
 
-- *floor*: while there are enough slots, every decoding sequence gets its token;
-- *credit*: when there are not, tenants take turns by weight (stride scheduling, Waldspurger 1995: the tenant
-  that had least per weight is next), and of a tenant's sequences the one
-  that was served longest ago. A tenant
-  whose sequences were all served was not held back and saves nothing up for later;
-- *cap*: a prompt gets at most `cap_tokens` of a step.
+All three go by the tenant's one service counter, by what it had (`engine/scheduling/step_counters.py`).
+Higher tiers have their slots, and their prompts' tokens, first.
 
-Over any stretch of steps the tokens of tenants that compete in all of them match the weights to within one
-round of slots; a tenant with fewer sequences than its part gets a token for each, and the others the rest.
-Higher tiers first, as everywhere. Integers only.
+A TPOT target (`Submit.tpot_target_s`) of a decoding sequence first shortens the prompts' part: the step's
+predicted time is to stay below it. Prompts advance all the same, by a least chunk in every
+`PATIENCE_STEPS`th step. Only where the step is too long for the target even without prompts do sequences of
+its tier and of lower ones without such a target yield their slots, no more of them than helps, and each for
+at most `PATIENCE_STEPS` steps in a row; where all have one, or more than there are slots, they take turns as
+before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 
-from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.compose.prompts import PromptLimits
-from engine.scheduling.room import Room
+from engine.scheduling.claims import ALL
+from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
+from engine.scheduling.compose.turns import by_tier, count_token, service_of, take_turns
+from engine.scheduling.room import Contest, Room
 from engine.sequence import Sequence
 
-STRIDE = 1_000_000
-"""What a token adds to the count of a tenant of weight 1."""
 PROMPT_PART = 4
 """One in this many of a step's tokens is kept for prompts, if there are any."""
-UNLIMITED = 1 << 30
+PATIENCE_STEPS = 8
+"""In one of so many steps prompts advance though a TPOT target leaves no time for them."""
 
 
 @dataclass(slots=True)
 class TokenFair:
-    """One object an engine: it remembers which sequences missed a turn."""
+    """One object an engine."""
 
     slots: int = 0
     """0: as many as the step has tokens, less the prompts' part."""
     cap_tokens: int = 256
     target_step_s: float = 0.0
+    """What keeps a step's predicted time below it bounds prompts. 0: no limit."""
     least_chunk_tokens: int = 16
+    max_num_partial_prefills: int = 1
+    """Unfinished prompts of a tenant with which no further one of it starts that the step cannot complete, if
+    they take all that the step has left and only its own wait."""
     name: str = "token-fair"
-    claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-    """Work conservation: a step is never empty while something runs; slots and cap leave tokens over."""
+    claims: frozenset[str] = ALL
+    """Work conservation: a step leaves tokens over only where `slots` or a target of time says so."""
     serves_all: bool = False
+    prompts_last: bool = True
     floor_tokens: int = 0
-    """Tokens that a sequence got because there was one for each."""
+    """Tokens that a sequence got because there was one for each, where the step was put together in full."""
     credit_tokens: int = 0
     """Tokens that a sequence got for steps that it had missed."""
-    capped_chunks: int = 0
-    """Chunks that the cap cut short (of a newcomer: whenever it was asked for)."""
-    _limits: PromptLimits = field(init=False)
-    _served: dict[tuple[int, str], int] = field(default_factory=dict)
-    """(Tier, tenant) -> tokens per weight, scaled; of those that compete."""
-    _turns: dict[Sequence, int] = field(default_factory=dict)
-    """When each was served last, or came: the number of that turn."""
-    _turn: int = 0
-    _missed: set[Sequence] = field(default_factory=set)
-    """Got no token in the last step."""
+    _prompts: PromptShares = field(init=False)
+    _room: Room | None = None
+    _seen: set[Sequence] = field(default_factory=set)
+    """Decoding sequences that had their chance in the step of `_room`."""
+    _promised: dict[Sequence, int] = field(default_factory=dict)
+    """Tokens of that step that newcomers are to get."""
+    _pace_s: float = 0.0
+    """The shortest TPOT target of those that decode in the step of `_room`."""
+    _late_steps: int = 0
+    """Steps in a row in which a target of a token's time left nothing for prompts."""
 
     def __post_init__(self) -> None:
-        self._limits = PromptLimits(
-            max_num_partial_prefills=UNLIMITED,
-            max_long_partial_prefills=UNLIMITED,
-            long_prefill_token_threshold=self.cap_tokens,
-            target_step_s=self.target_step_s,
-            least_chunk_tokens=self.least_chunk_tokens,
-        )
+        self._prompts = PromptShares(self.cap_tokens, self.least_chunk_tokens)
+
+    @property
+    def capped_chunks(self) -> int:
+        """Chunks that the cap cut short."""
+        return self._prompts.capped_chunks
+
+    def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
+        """See `Compose`."""
+        count = len(decoding)
+        if count > self._slots(room, room.prompts_ahead):
+            return False
+        if not room.tightest_tpot_s:
+            return True
+        context = count * steps + sum([sequence.computed_tokens for sequence in decoding])
+        return room.predicted_with_s(count, context, count) <= room.tightest_tpot_s
 
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""
-        decoding: list[Sequence] = []
-        prompts: list[Sequence] = []
-        for sequence in running:
-            if len(sequence.token_ids) - sequence.computed_tokens > 1:
-                prompts.append(sequence)
-            else:
-                decoding.append(sequence)
-        slots = self._slots(room, has_prompts=bool(prompts or room.num_waiting))
-        if len(decoding) <= slots:
-            self.floor_tokens += len(decoding)
-            if decoding:
-                self._served, self._turns, self._missed = {}, {}, set()
-        else:
-            decoding = self._choose(decoding, slots)
-        shares = [(sequence, 1) for sequence in decoding]
+        self._begin(room)
+        prompts = [sequence for sequence in running if sequence.is_prefilling]
+        decoding = [sequence for sequence in running if not sequence.is_prefilling]
+        fresh = [sequence for sequence in decoding if sequence not in self._seen]
+        given = service_of(room.given.items()) if room.given else {}
+        chosen = self._decodes(fresh, prompts, room, given) if fresh else []
+        shares = [(sequence, 1) for sequence in chosen]
+        if not prompts and len(decoding) == len(chosen):
+            return shares
+        step = room.draft()
+        if chosen:
+            step.take_decodes(chosen)
         if prompts:
-            step = room.draft()
-            step.take_decodes(decoding)
-            chunks = self._limits.shares(prompts, step)
-            self.capped_chunks += sum(self._is_capped(sequence, tokens) for sequence, tokens in chunks)
+            limit_s, must_advance = self._limit_s()
+            given = service_of((*room.given.items(), *shares))
+            chunks, room.held_prompts = self._prompts.shares(
+                prompts,
+                step,
+                room.counters,
+                given,
+                limit_s=limit_s,
+                must_advance=must_advance,
+                placed=room.placed,
+            )
+            self._late_steps = 0 if chunks else self._late_steps + 1
             shares += chunks
+        if not room.prompts_ahead:
+            shares += [(sequence, 1) for sequence in self._left_over(decoding, chosen, step, given)]
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What the step has left, up to the cap."""
-        tokens = self._limits.first_chunk(sequence, room)
-        self.capped_chunks += self._is_capped(sequence, tokens)
+        """What a newcomer may count on; what it gets is decided with the other prompts. 0: it has to wait."""
+        self._begin(room)
+        promised = sum([tokens for each, tokens in self._promised.items() if each not in room.given])
+        free, left = room.tokens - promised, sequence.total_tokens - sequence.computed_tokens
+        tokens = min(free, left)
+        if tokens <= 0:
+            return 0
+        least = min(tokens, self.least_chunk_tokens)
+        if self._piles_up(sequence, room):
+            # One that this step completes does no harm, beside the part of the prompt begun first.
+            least = left
+            if left > free - -(-free // FIRST_PART):
+                return 0
+        limit_s, must_advance = self._limit_s()
+        if limit_s:
+            forced = self.least_chunk_tokens if must_advance and not room.prefills else 0
+            tokens = max(room.tokens_within(sequence, tokens, limit_s), min(tokens, forced))
+        if tokens:
+            self._promised[sequence] = least
         return tokens
 
-    def _is_capped(self, sequence: Sequence, tokens: int) -> bool:
-        return tokens == self.cap_tokens < sequence.total_tokens - sequence.computed_tokens
+    # ------------------------------------------------------------ inside
 
-    def _slots(self, room: Room, *, has_prompts: bool) -> int:
-        """Decode tokens that this step may still hand out."""
-        tokens = room.tokens
-        if has_prompts:
-            tokens -= max(0, min(tokens // PROMPT_PART + 1, tokens - 1))
-        given = room.used_sequences - room.prefills
-        return max(0, min(tokens, self.slots - given)) if self.slots else tokens
+    def _begin(self, room: Room) -> None:
+        if room is not self._room:
+            self._room, self._pace_s = room, 0.0
+            self._seen, self._promised = set(), {}
+            room.slots = self._slots(room, room.prompts_ahead)
 
-    def _choose(self, decoding: list[Sequence], slots: int) -> list[Sequence]:
-        """`slots` of `decoding`."""
-        lines: dict[int, dict[tuple[int, str], list[Sequence]]] = {}
-        turns: dict[Sequence, int] = {}
-        for sequence in decoding:
-            submit = sequence.submit
-            line = lines.setdefault(submit.tier, {}).setdefault((submit.tier, submit.tenant_id), [])
-            line.append(sequence)
-            turns[sequence] = self._turns.get(sequence) or self._next_turn()
-        served, missed = self._served, self._missed
-        self._served, self._turns, self._missed = {}, turns, set()
+    def _slots(self, room: Room, ahead: int) -> int:
+        """Decode tokens that an empty step may hand out, with `ahead` tokens of prompts."""
+        tokens = room.tokens - max(0, min(room.tokens // PROMPT_PART + 1, ahead, room.tokens - 1))
+        return min(tokens, self.slots) if self.slots else tokens
+
+    def _decodes(
+        self, decoding: list[Sequence], prompts: list[Sequence], room: Room, given: dict[str, int]
+    ) -> list[Sequence]:
+        """Those of `decoding` that have their token now."""
+        self._seen.update(decoding)
+        self._pace_s = _pace_s(decoding)
+        slots = self._slots_left(decoding, prompts, room)
+        if len(decoding) <= slots and not _is_late(decoding, room, self._pace_s):
+            self.floor_tokens += len(decoding)
+            return decoding
         chosen: list[Sequence] = []
-        for tier in sorted(lines):
-            tenants = lines[tier]
-            known = [served[tenant] for tenant in tenants if tenant in served]
-            # One that has just come stands with the least of those that were here: no claim on the past.
-            start = min(known, default=0)
-            ranks = [(served.get(tenant, start), number, tenant) for number, tenant in enumerate(tenants)]
-            heapify(ranks)
-            for line in tenants.values():
-                line.sort(key=turns.__getitem__, reverse=True)
-            while ranks and len(chosen) < slots:
-                count, number, tenant = heappop(ranks)
-                sequence = tenants[tenant].pop()
-                self.credit_tokens += sequence in missed
-                chosen.append(sequence)
-                turns[sequence] = self._next_turn()
-                count += round(STRIDE / sequence.submit.weight)
-                self._served[tenant] = count
-                if tenants[tenant]:
-                    heappush(ranks, (count, number, tenant))
-            behind = min((count for count, _, _ in ranks), default=0)
-            for count, _, tenant in ranks:
-                self._served[tenant] = count
-            for tenant, line in tenants.items():
-                if not line:
-                    self._served[tenant] = max(self._served[tenant], behind)
-                self._missed.update(line)
+        pace_s = 0.0
+        for tier, line in by_tier(decoding).items():
+            # A sequence yields to its own tier and to higher ones.
+            paces = [pace for pace in (pace_s, _pace_s(line)) if pace]
+            pace_s = min(paces, default=0.0)
+            left = slots - len(chosen)
+            kept: list[Sequence] = []
+            if _is_late(decoding, room, pace_s):
+                kept = [each for each in line if each.submit.tpot_target_s or _is_overdue(each, room.step)]
+                helps = max(_fitting(decoding, room, pace_s) - len(chosen), len(kept), not chosen)
+                left, kept = min(left, helps), kept if len(kept) <= left else []
+            chosen += line if len(line) <= left else self._in_turn(tier, line, left, kept, room, given)
         return chosen
 
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
+    def _in_turn(
+        self,
+        tier: int,
+        line: list[Sequence],
+        slots: int,
+        kept: list[Sequence],
+        room: Room,
+        given: dict[str, int],
+    ) -> list[Sequence]:
+        """`slots` sequences of one tier, `kept` among them."""
+        room.contests.append(Contest(tier, line))
+        ran = {each.submit.tenant_id for each in line if each not in room.placed}
+        room.counters.contend(tier, ran, room.step)
+        taken = set(kept)
+        others = [each for each in line if each not in taken]
+        for each in kept:
+            count_token(each, given)
+        standings = room.counters.of_tier(tier)
+        chosen = kept + take_turns(others, slots - len(kept), room.step, standings, given)
+        self.credit_tokens += sum(each.turns.missed > 0 for each in chosen)
+        return chosen
+
+    def _slots_left(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> int:
+        """Decode tokens that this step may still hand out, before any prompt."""
+        ahead = room.prompts_ahead or sum([each.total_tokens - each.computed_tokens for each in prompts])
+        if ahead and self._pace_s:
+            # A target of time shortens the prompts' part first.
+            limit_s, must_advance = self._limit_s()
+            spare_s = max(0.0, limit_s - _decodes_s(decoding, room))
+            least = self.least_chunk_tokens if must_advance else 0
+            ahead = min(ahead, max(least, int(spare_s / max(1e-9, room.step_time.per_token_s))))
+        slots = self._slots(room, ahead)
+        given = room.used_sequences - room.prefills
+        return max(0, min(slots, self.slots - given)) if self.slots else max(0, slots)
+
+    def _left_over(
+        self, decoding: list[Sequence], chosen: list[Sequence], step: Room, given: dict[str, int]
+    ) -> list[Sequence]:
+        """Sequences without a slot that get a token which the prompts left."""
+        slots = step.tokens
+        if self.slots:
+            slots = min(slots, self.slots - (step.used_sequences - step.prefills))
+        if self._pace_s:
+            one_s = step.step_time.per_token_s + step.step_time.per_sequence_s
+            slots = min(slots, int((self._pace_s - step.predicted_s()) / max(1e-9, one_s)))
+        taken = set(chosen)
+        held = [each for each in decoding if each not in taken]
+        found: list[Sequence] = []
+        for tier, line in by_tier(held).items():
+            if slots > len(found):
+                standings = step.counters.of_tier(tier)
+                found += take_turns(line, slots - len(found), step.step, standings, given)
+        return found
+
+    def _limit_s(self) -> tuple[float, bool]:
+        """How long a step with prompts may take (0: any time), and whether prompts advance all the same."""
+        if self._pace_s and (not self.target_step_s or self._pace_s < self.target_step_s):
+            return self._pace_s, self._late_steps + 1 >= PATIENCE_STEPS
+        return self.target_step_s, True
+
+    def _piles_up(self, sequence: Sequence, room: Room) -> bool:
+        """Whether the unfinished prompts of its tenant are many and take all that the step has left, and no
+        other tenant waits behind it."""
+        tenant_id = sequence.submit.tenant_id
+        if any(each != tenant_id for each in room.waiting_tenants):
+            return False
+        unfinished = [each for each in room.prefilling if each.submit.tenant_id == tenant_id]
+        if len(unfinished) < self.max_num_partial_prefills:
+            return False
+        return sum([each.total_tokens - each.computed_tokens for each in unfinished]) >= room.tokens
+
+
+def _is_overdue(sequence: Sequence, step: int) -> bool:
+    """Whether it has sat out so long for others' targets that it yields no longer."""
+    turns = sequence.turns
+    return turns.missed >= PATIENCE_STEPS and turns.missed_step >= step - 1
+
+
+def _pace_s(sequences: SequenceOf[Sequence]) -> float:
+    """The shortest TPOT target; 0: none has one."""
+    return min([pace for each in sequences if (pace := each.submit.tpot_target_s)], default=0.0)
+
+
+def _decodes_s(decoding: SequenceOf[Sequence], room: Room) -> float:
+    """The step's predicted time with all of `decoding`, and no prompt."""
+    context = sum([sequence.computed_tokens + 1 for sequence in decoding])
+    return room.predicted_with_s(len(decoding), context, len(decoding))
+
+
+def _is_late(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> bool:
+    """Whether a step of all of `decoding`, and no prompt, takes too long."""
+    return pace_s > 0.0 and _decodes_s(decoding, room) > pace_s
+
+
+def _fitting(decoding: SequenceOf[Sequence], room: Room, pace_s: float) -> int:
+    """How many of `decoding`, of middling length, a step of that time has."""
+    none_s, all_s = room.predicted_with_s(0, 0, 0), _decodes_s(decoding, room)
+    return int(len(decoding) * (pace_s - none_s) / (all_s - none_s)) if pace_s > none_s else 0

@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol
 
 from engine.messages import StepTime
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence
 from engine.step_time.model import predict_step_s
 
@@ -82,4 +82,4 @@ class Evict(Protocol):
         """See `engine.scheduling.claims`."""
         ...
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence: ...
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence: ...

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engine.scheduling.claims import ALL, NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
+from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence
 
 
@@ -19,7 +19,7 @@ class FairVictim:
     name: str = "fair-victim"
     claims: frozenset[str] = ALL
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
         """See `Evict`."""
         return max(
             enumerate(candidates),
@@ -39,7 +39,7 @@ class LatestVictim:
     name: str = "latest-victim"
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
         """See `Evict`."""
         return max(enumerate(candidates), key=lambda item: (item[1].tier, item[1].submitted_s, item[0]))[1]
 
@@ -53,7 +53,7 @@ class AttainedVictim:
     claims: frozenset[str] = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     """No starvation: a sequence preempted often enough is no candidate."""
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
         """See `Evict`."""
         return max(
             enumerate(candidates),

@@ -366,7 +366,7 @@ def test_a_full_queue_refuses() -> None:
         ({"max_batched_tokens": 0}, "max_batched_tokens"),
         ({"max_sequences": 0}, "max_sequences"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"max_sequences": 600}, "every running sequence needs a token"),
+        ({"policy": "fcfs", "max_sequences": 600}, "every running sequence needs a token"),
         ({"watermark_permille": 501}, "watermark_permille"),
     ],
 )
@@ -378,14 +378,58 @@ def test_a_configuration_that_makes_no_sense_is_named(changes: dict[str, object]
 # ---------------------------------------------------------------- counters and policy
 
 
-def test_a_gateways_counter_replaces_the_local_one_and_own_service_comes_on_top() -> None:
+def test_a_gateway_has_charged_ahead_so_that_no_token_counts_twice() -> None:
     replica = make_replica()
-    replica.submit(make_submit(counter=500 * COUNTER_SCALE))
+    replica.submit(make_submit(counter=500 * COUNTER_SCALE, had=40 * COUNTER_SCALE))
     assert replica.core.counters.value("tenant") == 500 * COUNTER_SCALE
     step(replica)
-    assert replica.core.counters.value("tenant") == (500 + 3 + 2) * COUNTER_SCALE
+    assert replica.core.counters.value("tenant") == 500 * COUNTER_SCALE, "the queue goes by what is charged"
+    had = replica.core.table.standings.value(1, "tenant")
+    assert had == (40 + 3 + 2) * COUNTER_SCALE, "the steps go by what was had"
     replica.core.table.set_counter("tenant", 80)
     assert replica.core.counters.value("tenant") == 80, "an owner may also correct downwards"
+
+
+def test_what_was_reported_is_not_added_to_a_word_that_contains_it() -> None:
+    replica = make_replica()
+    replica.submit(make_submit(counter=90 * COUNTER_SCALE, had=10 * COUNTER_SCALE))
+    shares = replica.step().shares["tenant"]
+    assert shares.serials == {1: 5 * COUNTER_SCALE}, "three prompt tokens and one emitted"
+    replica.step()
+    replica.submit(
+        make_submit("next", counter=95 * COUNTER_SCALE, had=15 * COUNTER_SCALE, heard=shares.serials[1])
+    )
+    had = replica.core.table.standings.value(1, "tenant")
+    assert had == (15 + 2) * COUNTER_SCALE, "the second step's token alone comes on top"
+
+
+def test_service_is_told_by_gateway_and_serials_to_all() -> None:
+    replica = make_replica()
+    replica.submit(make_submit("a", counter=1, had=1), gateway_id="g1")
+    replica.submit(make_submit("b", counter=1, had=1), gateway_id="g2")
+    share = replica.step().shares["tenant"]
+    assert {name: (each.computed_tokens, each.emitted_tokens) for name, each in share.by_gateway.items()} == {
+        "g1": (3, 1),
+        "g2": (3, 1),
+    }
+    assert share.serials == {1: 10 * COUNTER_SCALE}
+
+
+def test_the_last_steps_are_explained_with_their_tokens_by_tenant() -> None:
+    replica = make_replica()
+    replica.submit(make_submit("a", tenant_id="x"))
+    replica.submit(make_submit("b", tenant_id="y", prompt_token_ids=[1] * 20))
+    for _ in range(3):
+        replica.step()
+    explained = replica.core.explain(steps=2)
+    assert decode_event(encode(explained)) == explained
+    assert [record.step for record in explained.steps] == [2, 3]
+    second, third = explained.steps
+    assert second.decodes == {"x": 1}
+    assert second.prompts["y"] > 0
+    assert third.decodes == {"x": 1, "y": 1}
+    assert third.left_tokens == 14
+    assert replica.core.explain().steps == []
 
 
 def test_a_gateways_counters_decide_who_is_next() -> None:

@@ -1,7 +1,7 @@
 """Places for sequences that are owed service: given immediately within the tier, and taken a bounded number
 of times.
 
-The engine core on virtual time; counters are set as a gateway would.
+The engine core on virtual time; what tenants had is said as a gateway would.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def submit(
         max_tokens=max_tokens,
         lease_tokens=max_tokens,
         counter=counter,
+        had=counter,
         is_owed=is_owed,
         tier=tier,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.step_service import ServiceShare
 from engine.messages import PROTOCOL_VERSION, Hello, TenantService, TenantShare
 from engine.process.sessions import GatewaySession, GatewaySessions, HelloRefused, Opened
 
@@ -96,15 +97,20 @@ def test_the_engine_is_an_orphan_from_the_last_word_of_any_gateway_on() -> None:
     assert gateways.unheard_s(26.0) == 6.0
 
 
-def test_each_tenants_service_is_told_once_so_that_the_sum_over_gateways_is_exact() -> None:
+def test_each_gateway_is_told_of_its_own_tokens_and_one_of_each_lift() -> None:
     gateways = GatewaySessions(now_s=0.0)
     first = open_session(gateways, b"a/1", "a")
     second = open_session(gateways, b"b/1", "b")
     gateways.own(first, "one", "acme")
     gateways.own(second, "two", "acme")
     gateways.own(second, "three", "globex")
-    service = {"acme": TenantService(10, 2), "globex": TenantService(0, 1), "left": TenantService(0, 1)}
+    acme = {"a": TenantService(10, 2), "b": TenantService(0, 1)}
+    service = {
+        "acme": ServiceShare(acme, serials={1: 16}, lifts={1: 7}),
+        "globex": ServiceShare({}, serials={1: 5}, lifts={1: 5}),
+        "left": ServiceShare({"c": TenantService(0, 1)}),
+    }
     assert gateways.share_service(service) == {
-        b"a/1": {"acme": TenantShare(10, 2)},
-        b"b/1": {"globex": TenantShare(0, 1)},
+        b"a/1": {"acme": TenantShare(10, 2, {1: 16}, {1: 7})},
+        b"b/1": {"acme": TenantShare(0, 1, {1: 16}), "globex": TenantShare(0, 0, {1: 5}, {1: 5})},
     }

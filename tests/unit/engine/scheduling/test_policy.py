@@ -81,7 +81,7 @@ def test_options_reach_the_choices() -> None:
         peak_jump_permille=50,
         peak_headroom_permille=20,
     )
-    policy = make_policy("hybrid", replace(options, admit="peak"))
+    policy = make_policy("hybrid", replace(options, admit="peak", compose="decode-first"))
     assert policy.compose == DecodeFirst(PromptLimits(4, 2, 77, 0.0, 9, 900))
     assert policy.admit == PeakAdmit(quantile_permille=800, jump_permille=50, headroom_permille=20)
     window = make_policy("dynamic", PolicyOptions(batch_size=6, window_s=0.3, reserve_permille=100)).admit

@@ -1,0 +1,62 @@
+"""`StepLog`: tokens of the last steps by tenant, for operators."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from engine.core.plan import Plan
+from engine.core.sequence_table import SequenceTable
+from engine.core.step_service import ServiceShare
+from engine.messages import StepRecord
+from engine.sequence import Sequence
+
+KEPT_STEPS = 4096
+
+
+class StepLog:
+    """The last steps of one engine, oldest first."""
+
+    def __init__(self, kept: int = KEPT_STEPS) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=kept)
+
+    def note(
+        self, step: int, at_s: float, plan: Plan, shares: Mapping[str, ServiceShare], table: SequenceTable
+    ) -> None:
+        """Notes a committed step. Looks at single sequences only where some of them waited."""
+        room = plan.room
+        self._steps.append(
+            StepRecord(
+                step,
+                at_s,
+                room.slots if room.slots is not None else room.tokens + room.used_tokens,
+                {tenant: share.decoded_tokens for tenant, share in shares.items() if share.decoded_tokens},
+                {
+                    tenant: share.tokens - share.decoded_tokens
+                    for tenant, share in shares.items()
+                    if share.tokens > share.decoded_tokens
+                },
+                room.tokens,
+                _waiting_decodes(plan),
+                _left(table.prefills) if table.prefills else {},
+            )
+        )
+
+    def last(self, steps: int) -> list[StepRecord]:
+        """The last `steps` of them."""
+        return list(self._steps)[-steps:] if steps > 0 else []
+
+
+def _waiting_decodes(plan: Plan) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for contest in plan.room.contests:
+        found.update(each.tenant_id for each in contest.sequences if each not in plan.shares)
+    return dict(found)
+
+
+def _left(prefills: Iterable[Sequence]) -> dict[str, int]:
+    """Prompt tokens to compute, by tenant."""
+    found: Counter[str] = Counter()
+    for sequence in prefills:
+        found[sequence.tenant_id] += sequence.total_tokens - sequence.computed_tokens
+    return dict(found)

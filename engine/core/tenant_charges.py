@@ -1,0 +1,62 @@
+"""`TenantCharges`: what the engine adds to the counters of tenants.
+
+Two counters. The queue goes by what is charged: the gateway's word replaces it, and nothing is added to it
+here while the gateway keeps it, as a request is charged ahead for all its tokens. The steps go by what was
+had (`engine/scheduling/step_counters.py`): every token that this engine computes counts there. An engine
+without a gateway's words keeps both itself: prompt tokens are charged to the queue's counter when a sequence
+starts, emitted tokens as they come.
+"""
+
+from __future__ import annotations
+
+from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
+from engine.messages import Submit
+from engine.scheduling.counters import MAX_TENANTS, ServiceCounters, scaled
+from engine.scheduling.step_counters import StepCounters
+from engine.sequence import Sequence
+
+
+class TenantCharges:
+    """The counters of an engine's tenants; one owner, its sequence table."""
+
+    def __init__(self, counters: ServiceCounters) -> None:
+        self.counters = counters
+        """Of the queue."""
+        self.standings = StepCounters()
+        """Of the steps."""
+        self._told: set[str] = set()
+        """Tenants whose counter has an owner elsewhere."""
+
+    def hear(self, submit: Submit) -> bool:
+        """Takes the word of the counters' owner that a sequence brings; False: it brings none."""
+        if not submit.counter:
+            return False
+        self.set(submit.tenant_id, submit.counter)
+        self.standings.hear(submit.tier, submit.tenant_id, submit.had, submit.heard)
+        return True
+
+    def set(self, tenant_id: str, value: int) -> None:
+        """Replaces the queue's counter by its owner's."""
+        if len(self._told) >= MAX_TENANTS:
+            self._told.clear()
+        self._told.add(tenant_id)
+        self.counters.set(tenant_id, value)
+
+    def charge_prompt(self, sequence: Sequence, tokens: int) -> None:
+        """Charges (or refunds) prompt tokens to the queue's counter."""
+        cost = tokens * INPUT_TOKEN_COST
+        if sequence.tenant_id in self._told:
+            self.counters.charge_all((), cost)
+        else:
+            self.counters.charge(sequence.tenant_id, sequence.submit.weight, cost)
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Notes prompt tokens that were computed for the first time."""
+        amount = scaled(tokens * INPUT_TOKEN_COST, sequence.submit.weight)
+        self.standings.serve(sequence.tenant_id, amount)
+
+    def emitted(self, amounts: dict[str, int], num_tokens: int) -> None:
+        """Charges `num_tokens` emitted tokens in one go, given by tenant as scaled cost."""
+        self.standings.serve_all(amounts)
+        own = [(tenant_id, amount) for tenant_id, amount in amounts.items() if tenant_id not in self._told]
+        self.counters.charge_all(own, num_tokens * OUTPUT_TOKEN_COST)

@@ -1,0 +1,173 @@
+"""Step counters: what each tenant *had*, by which the composition of steps and the choice of victims go.
+
+One service counter a tenant, owned by the gateway, in two views. The queue goes by what is charged, the step
+by what was had: a tenant does not sit out for tokens that it was charged ahead and has not got. Each word of
+the gateway (`Submit`) carries `had`, and in `heard` the last *serial* of this engine that is contained in it:
+
+    serial = all service of the tenant here, in every tier, + its lifts in this tier
+    step counter = had - heard + serial now
+
+so that no token counts twice and none is lost between. Without a word the step counter is the serial.
+
+Nothing is saved up. A tenant whose sequences got all that they could take while others of its tier were held
+back is raised to the lowest of those (`settle`). In the first step of a contest the tenants that were served
+whole start level (`contend`): those that took part in the last contest as they stood at its end, whatever
+they had since, and the others no lower than these. Every raise is a *lift*: a part of the serial, and
+reported to the owner of the counters. Integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.scheduling.counters import MAX_TENANTS, forget_smallest
+
+TierTenant = tuple[int, str]
+"""A tier's rank, and a tenant's id."""
+
+
+class Standings(Protocol):
+    """Where tenants stand; the lower, the less they had."""
+
+    def value(self, tenant_id: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TierStandings:
+    """The step counters of one tier."""
+
+    counters: StepCounters
+    tier: int
+
+    def value(self, tenant_id: str) -> int:
+        """The tenant's step counter."""
+        return self.counters.value(self.tier, tenant_id)
+
+
+class StepCounters:
+    """The step counters of an engine; one owner, its sequence table."""
+
+    def __init__(self, *, max_tenants: int = MAX_TENANTS) -> None:
+        self._service: dict[str, int] = {}
+        """By tenant: all that was computed for it here, scaled per weight."""
+        self._floor = 0
+        """Service of a tenant that is not kept by name."""
+        self._lifts: dict[TierTenant, int] = {}
+        self._offsets: dict[TierTenant, int] = {}
+        """`had` - `heard` of the last word."""
+        self._tiers: dict[str, list[int]] = {}
+        """By tenant: the tiers of its lifts and words."""
+        self._raised: dict[TierTenant, int] = {}
+        """Lifts that were not reported yet."""
+        self._contested: dict[int, int] = {}
+        """By tier: the last step in which tenants contended."""
+        self._anchors: dict[int, dict[str, int]] = {}
+        """By tier: where those that contended stood at the end of that step."""
+        self._max_tenants = max_tenants
+
+    def value(self, tier: int, tenant_id: str) -> int:
+        """The tenant's step counter."""
+        return self._offsets.get((tier, tenant_id), 0) + self.serial(tier, tenant_id)
+
+    def of_tier(self, tier: int) -> TierStandings:
+        """The step counters of one tier, by tenant."""
+        return TierStandings(self, tier)
+
+    def serial(self, tier: int, tenant_id: str) -> int:
+        """All service of the tenant here, and its lifts in this tier."""
+        return self._service.get(tenant_id, self._floor) + self._lifts.get((tier, tenant_id), 0)
+
+    def serials(self, tenant_id: str) -> dict[int, int]:
+        """The tenant's serials in the tiers in which it was heard of or lifted."""
+        tiers = self._tiers.get(tenant_id, ())
+        return {tier: self.serial(tier, tenant_id) for tier in tiers}
+
+    def knows(self, tier: int, tenant_id: str) -> bool:
+        """Whether the owner of the counters has said where the tenant stands in this tier."""
+        return (tier, tenant_id) in self._offsets
+
+    def hear(self, tier: int, tenant_id: str, had: int, heard: int) -> None:
+        """Takes a word of the counters' owner."""
+        self._offsets[tier, tenant_id] = had - heard
+        self._note_tier(tier, tenant_id)
+        # Where it stood before says nothing beside where it stands now.
+        self._anchors.get(tier, {}).pop(tenant_id, None)
+        self._forget()
+
+    def serve(self, tenant_id: str, amount: int) -> None:
+        """Adds service (scaled, per weight)."""
+        self._service[tenant_id] = self._service.get(tenant_id, self._floor) + amount
+        self._forget()
+
+    def serve_all(self, amounts: dict[str, int]) -> None:
+        """Adds the service of many tenants."""
+        service, floor = self._service, self._floor
+        for tenant_id, amount in amounts.items():
+            service[tenant_id] = service.get(tenant_id, floor) + amount
+        self._forget()
+
+    def lift(self, tier: int, tenant_id: str, to: int) -> None:
+        """Raises a tenant in one tier; never lowers it."""
+        amount = to - self.value(tier, tenant_id)
+        if amount > 0:
+            key = (tier, tenant_id)
+            self._lifts[key] = self._lifts.get(key, 0) + amount
+            self._raised[key] = self._raised.get(key, 0) + amount
+            self._note_tier(tier, tenant_id)
+
+    def contend(self, tier: int, tenants: Collection[str], step: int) -> None:
+        """Notes that `tenants`, all of which ran before, contend in this step. In the first step of a contest
+        those that were served whole until now start level."""
+        last = self._contested.get(tier)
+        self._contested[tier] = step
+        if last is not None and step - last <= 1:
+            return
+        anchors = self._anchors.get(tier, {})
+        values = {tenant_id: self.value(tier, tenant_id) for tenant_id in tenants}
+        gains = [value - anchors[tenant_id] for tenant_id, value in values.items() if tenant_id in anchors]
+        if not gains:
+            level = max(values.values(), default=0)
+            anchored: dict[str, int] = {}
+        else:
+            anchored = {
+                tenant_id: anchors[tenant_id] + max(gains) for tenant_id in tenants if tenant_id in anchors
+            }
+            level = min(anchored.values())
+        for tenant_id in tenants:
+            self.lift(tier, tenant_id, anchored.get(tenant_id, level))
+
+    def settle(self, tier: int, whole: Iterable[str], held_back: Collection[str]) -> None:
+        """After a contested step: raises tenants that were served `whole` to the lowest of those
+        `held_back`, and notes where all of them stand."""
+        whole = list(whole)
+        lowest = min(self.value(tier, tenant_id) for tenant_id in held_back)
+        for tenant_id in whole:
+            self.lift(tier, tenant_id, lowest)
+        self._anchors[tier] = {tenant_id: self.value(tier, tenant_id) for tenant_id in (*whole, *held_back)}
+
+    def take_raised(self) -> dict[TierTenant, int]:
+        """The lifts since the last call: each is reported once."""
+        raised, self._raised = self._raised, {}
+        return raised
+
+    def values(self) -> dict[TierTenant, int]:
+        """Serials and step counters kept by name, for comparisons: by tier and tenant."""
+        keys = self._lifts.keys() | self._offsets.keys() | {(1, tenant_id) for tenant_id in self._service}
+        return {key: self.value(*key) for key in sorted(keys)}
+
+    def _note_tier(self, tier: int, tenant_id: str) -> None:
+        tiers = self._tiers.setdefault(tenant_id, [])
+        if tier not in tiers:
+            tiers.append(tier)
+
+    def _forget(self) -> None:
+        """Forgetting can cost a tenant credit, until the next word about it, and never hands it any."""
+        if len(self._service) > self._max_tenants:
+            self._service, self._floor = forget_smallest(self._service, self._floor)
+        if len(self._offsets) > 2 * self._max_tenants or len(self._lifts) > 2 * self._max_tenants:
+            # A tenant that has never been served here has no service to go by.
+            self._offsets = {key: value for key, value in self._offsets.items() if key[1] in self._service}
+            self._lifts = {key: value for key, value in self._lifts.items() if key[1] in self._service}
+            self._tiers = {key: tiers for key, tiers in self._tiers.items() if key in self._service}
