@@ -353,13 +353,6 @@ _BROKEN: list[Broken] = [
         VIEWS,
     ),
     (
-        "gateway/flow/queue.py",
-        "an engine lifts who waits",
-        "            if tenant_id not in self._lines[band, lane]:\n                self.tiers",
-        "            if True:\n                self.tiers",
-        VIEWS,
-    ),
-    (
         "engine/scheduling/tiers.py",
         "an engine's lift goes above who waits",
         "to if first is None else min(to, first[0])",
@@ -413,13 +406,6 @@ _BROKEN: list[Broken] = [
         "charges ahead stay when a gateway leaves",
         "  end_ahead(tenant, ticket.gateway, scaled(cost or ticket.charged, ticket.weight))\n",
         "",
-        SHARED,
-    ),
-    (
-        f"{LUA}/8_acts.lua",
-        "an engine lifts who waits in the pool",
-        "    if tenant.count[place] == 0 then\n      local to,",
-        "    if true then\n      local to,",
         SHARED,
     ),
     (

@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from engine.entry import QueueEntry
+from engine.messages import TenantShare
 from engine.scheduling.counters import ServiceCounters
 from gateway.flow.controller import Ticket
 from gateway.flow.shared import codec
@@ -173,6 +175,48 @@ def test_only_progress_that_changes_the_books_is_said_and_only_the_latest() -> N
     session.progressed("r1", 14, 1)
     session.finished("r1", 10, 14)
     assert said(session.message(0.0, REPLICAS))[2] == [["finish", "r1", 38]]
+
+
+def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "runs")
+    session.message(0.0, REPLICAS)
+    session.answered(answer(turn("runs", life)), 0.0)
+    for serial in (7, 9):
+        share = {"acme": TenantShare(3, 1, {1: serial}, {1: 500})}
+        session.mirror.heard("engine-0", "engine/1", share)
+    assert not session.has_news, "no news by itself"
+    _, _, acts = said(session.message(1.0, REPLICAS))
+    serials = {"ipc:///run/engine": ["engine/1", 9, 9, 9]}
+    assert acts == [["had", "acme", 10_000_000, serials], ["lift", "acme", 1, 1000]]
+    session.answered(answer(), 1.0)
+    _, _, acts = said(session.message(2.0, REPLICAS))
+    assert acts == []
+
+
+def test_who_joins_again_says_what_running_requests_had() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "runs")
+    session.message(0.0, REPLICAS)
+    session.answered(answer(turn("runs", life)), 0.0)
+    session.mirror.heard("engine-0", "", {"acme": TenantShare(3, 1, {1: 7})})
+    session.message(1.0, REPLICAS)
+    session.answered(answer(status="lost"), 1.0)
+    _, _, acts, _ = said(session.message(2.0, REPLICAS))
+    assert acts[1] == ["had", "acme", 5_000_000, {"ipc:///run/engine": ["", 7, 7, 7]}]
+
+
+def test_both_views_of_a_turn_are_whole_after_a_fall() -> None:
+    session = make_session()
+    life = joined(session)
+    arrive(session, "one")
+    session.message(0.0, REPLICAS)
+    given = structs.replace(turn("one", life), falls=2, had=5, heard=11, engine_life="engine/1")
+    (dispatch,) = session.answered(answer(given), 0.0).turns
+    assert (dispatch.counter, dispatch.had) == (31_000_000 + 2 * codec.FALL, 5 + 2 * codec.FALL)
+    assert (dispatch.heard, dispatch.engine_life) == (11, "engine/1")
 
 
 def test_without_an_engine_nothing_of_it_waits_in_the_pool() -> None:
