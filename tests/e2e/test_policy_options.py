@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import signal
 import string
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from engine.scheduling.options import OPTIONS
+from ops.cli.main import cli
 from tests.support.server_process import MODEL, Server, server_process, until
 
 STEP_TOKENS = 64
@@ -406,6 +409,43 @@ def test_peak_quantile_permille(served: ServedEngine) -> None:
     assert near < 20 < far, "room for all that the answers may be"
 
 
+def test_small_lane_permille(served: ServedEngine) -> None:
+    # 46 blocks, 3 and 46: one of 96 is left over, and the small one holds two.
+    prompts = (719, 20, 719)
+    served.set("vtc", order="fcfs", small_lane_permille=0, reserve_permille=1000, **SEVERAL)
+    assert served.apart(*prompts, answer=18) < 8
+    until(served.server.is_idle)
+    served.set("vtc", order="fcfs", small_lane_permille=500, reserve_permille=1000, **SEVERAL)
+    assert served.apart(*prompts, answer=18) > 12, "large ones leave as much as small ones hold"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one: batches of two at most."""
+    path = tmp_path_factory.mktemp("table") / "table.json"
+    arguments = ["--rates", "1,4", "--max-batch", "2", "--slo-s", "0.2", "--wait-buckets", "4"]
+    solved = CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(path)])
+    assert solved.exit_code == 0, solved.output
+    return path
+
+
+def test_admit_table(served: ServedEngine, table: Path) -> None:
+    served.set("vtc", admit="table", table=str(table))
+    batches = Counter(served.admitted(served.run(20, 20, 20, 20, answer=30)))
+    assert max(batches.values()) <= 2
+    gaps = [after - before for before, after in pairwise(sorted(batches))]
+    assert gaps, "there is more than one batch"
+    assert min(gaps) >= 30, "and each runs to its end before the next begins"
+
+
+def test_table(served: ServedEngine, table: Path) -> None:
+    other = table.with_name("other.json")
+    arguments = ["--rates", "1,4", "--max-batch", "4", "--slo-s", "0.2", "--wait-buckets", "4"]
+    assert CliRunner().invoke(cli, ["policy", "solve", *arguments, "--out", str(other)]).exit_code == 0
+    served.set("table", table=str(other))
+    assert served.apart(20, 20, 20, 20, answer=30) < 30, "the other table's batches take four"
+
+
 # ---------------------------------------------------------------- compose and its options
 
 
@@ -483,6 +523,34 @@ def test_target_step_s(served: ServedEngine) -> None:
     until(served.server.is_idle)
     served.set("vtc", compose="decode-first", target_step_s=0)
     assert 5 <= served.steps(300) <= 7
+
+
+def steps_beside_a_long_prompt(served: ServedEngine, **options: Any) -> int:
+    """Steps of an answer of 100 tokens, with a long prompt that comes beside it."""
+    until(served.server.is_idle)
+    served.set("vtc", order="fcfs", compose="slack", **options)
+    running: list[Future[str]] = []
+    with served.held():
+        for prompt, answer in ((8, 100), (900, 1)):
+            running.append(served.begin(prompt, answer=answer))
+            served.until_running(len(running))
+    first = min(served.admitted(running[0].result(60)))
+    running[1].result(60)
+    return served.admitted(served.run(1))[0] - first
+
+
+def test_compose_slack(served: ServedEngine) -> None:
+    late = steps_beside_a_long_prompt(served, ttft_target_s=0.001, tpot_target_s=3600)
+    assert late > 110, "the answer lends its tokens to a prompt that would be late"
+
+
+def test_ttft_target_s(served: ServedEngine) -> None:
+    assert steps_beside_a_long_prompt(served, ttft_target_s=3600, tpot_target_s=3600) < 105
+
+
+def test_tpot_target_s(served: ServedEngine) -> None:
+    close = steps_beside_a_long_prompt(served, ttft_target_s=0.001, tpot_target_s=0.0001)
+    assert close < 105, "an answer that is late itself lends nothing"
 
 
 # ---------------------------------------------------------------- evict, places, pauses

@@ -42,12 +42,6 @@ def test_invariants_name_tests_that_exist() -> None:
 
 NOT_YET_SHOWN = {
     "test_order_edf",
-    "test_compose_slack",
-    "test_ttft_target_s",
-    "test_tpot_target_s",
-    "test_admit_table",
-    "test_table",
-    "test_small_lane_permille",
     "test_peak_jump_permille",
     "test_paused_keep_s",
 }
