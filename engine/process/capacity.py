@@ -26,7 +26,7 @@ CUDA_KV_SHARE = 0.85
 """Share of the device memory that is free once the weights are loaded; the rest is for activations."""
 HOST_KV_SHARE = 0.125
 """Share of the available host memory, less the KV cache where that lies there too."""
-MOST_HOST_KV_BYTES = 8 * GIB
+MOST_HOST_KV_BYTES = 4 * GIB
 
 
 class CapacityRefused(Exception):

@@ -121,7 +121,8 @@ def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:
 
     Who they are is not told, for they may be another tenant's; `scheduling` has the rule of each case."""
     took = [each for each in decisions if each.kind in TOOK_A_PLACE and each.others]
-    lost = [each for each in decisions if each.kind in LOST_ITS_PLACE]
+    # A sequence that waits for memory has lost no place.
+    lost = [each for each in decisions if each.kind in LOST_ITS_PLACE and each.others]
     return {
         "places_taken": sum(len(each.others) for each in took),
         "tokens_by_this": sum(each.displaced_tokens for each in took),

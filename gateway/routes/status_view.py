@@ -129,6 +129,7 @@ def models_of(gateway: Gateway) -> dict[str, Any]:
         pool.name: {
             "is_up": pool.has_engine,
             "context_tokens": pool.context_tokens,
+            "long_tokens": pool.flow.long_tokens,
             "queued": dict(zip(TIER_RANKS, pool.flow.queued_by_tier(), strict=True)),
             "running": pool.flow.num_in_flight,
             "control": _control(gateway.controls[pool.name].control),

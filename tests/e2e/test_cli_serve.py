@@ -209,6 +209,8 @@ def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
         body = {"model": MODEL, "prompt": [5] * 100, "max_tokens": 61}
         assert client.post("/v1/completions", json=body).status_code == 200
         refused = client.post("/v1/completions", json=body | {"max_tokens": 62})
+        pool = client.get("/admin/v1/status").json()["models"]["pools"][MODEL]
+    assert (pool["context_tokens"], pool["long_tokens"]) == (161, 120)
     assert refused.status_code == 400
     assert "maximum context length is 161 tokens" in refused.json()["error"]["message"]
 

@@ -1,0 +1,54 @@
+"""What a pool takes: the context that its replicas have announced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.messages import ModelInfo, Ready
+from engine.scheduling.counters import ServiceCounters
+from gateway.flow.controller import FlowController
+from gateway.flow.window import WindowRule
+from gateway.pools.pool import ModelPool, PoolSpec
+from gateway.requests.prompt import EstimatedRenderer
+
+
+@dataclass
+class Announced:
+    """A replica that has said this of itself."""
+
+    ready: Ready | None = None
+
+
+def announced(context_tokens: int, num_blocks: int = 1000) -> Announced:
+    info = ModelInfo("m", "Llama", 1, context_tokens, 500, [2], "float32", "cpu", "")
+    return Announced(Ready("e", info, "vtc", 16, num_blocks, 32, 512, pid=1))
+
+
+def pool_of(*replicas: Announced) -> ModelPool:
+    upstreams: Any = replicas
+    unused: Any = None
+    flow = FlowController(
+        "vtc", ServiceCounters(), max_queued=9, max_queued_per_tenant=9, queue_ttl_s=[1e9] * 3,
+        window=WindowRule(2, 1.0), log_records=10, ageing_s=[100.0] * 3,
+    )  # fmt: skip
+    return ModelPool(PoolSpec("m", upstreams, EstimatedRenderer()), flow, unused, unused, unused)
+
+
+def test_what_is_long_goes_by_the_smallest_context_that_was_announced() -> None:
+    late = Announced()
+    pool = pool_of(late, announced(8192))
+    pool.fit_lanes()
+    assert pool.flow.long_tokens == 6144
+    late.ready = announced(2048).ready
+    pool.fit_lanes()
+    assert pool.flow.long_tokens == 1536
+    nothing_yet = pool_of(Announced())
+    nothing_yet.fit_lanes()
+    assert nothing_yet.flow.long_tokens == 16_384
+
+
+def test_a_small_kv_cache_does_not_shorten_the_context() -> None:
+    """An engine with such a cache does not start; a request that it cannot hold is refused by that name."""
+    pool = pool_of(announced(2048, num_blocks=10), Announced())
+    assert pool.context_tokens == pool.served("m").context_tokens == 2048
