@@ -120,8 +120,8 @@ class History:
         return tokens
 
 
-@pytest.mark.parametrize(("policy", "swaps"), [("fcfs", False), ("hybrid", True)])
-def test_answers_do_not_depend_on_what_was_cached_shared_or_swapped(policy: str, swaps: bool) -> None:
+@pytest.mark.parametrize("policy", ["fcfs", "hybrid"])
+def test_answers_do_not_depend_on_what_was_cached_shared_or_swapped(policy: str) -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:
         history = History(seed, policy)
@@ -146,8 +146,7 @@ def test_answers_do_not_depend_on_what_was_cached_shared_or_swapped(policy: str,
         met["duplicate"] += counts.duplicate_blocks
         met["evicted"] += counts.evicted_blocks
         met["swapped"] += counts.swapped_in_blocks
-    expected = {"hit", "preempted", "adopted", "deferred", "revived", "duplicate", "evicted"}
-    for name in expected | ({"swapped"} if swaps else set()):
+    for name in ("hit", "preempted", "adopted", "deferred", "revived", "duplicate", "evicted", "swapped"):
         assert met[name] >= 10, (name, met)
 
 
