@@ -353,6 +353,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     waiting_prompt_tokens: dict[str, int] = {}
     """Prompt tokens of running sequences that are left to compute after the step."""
 
+
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):
     """A step's results for one gateway, in one message."""
 
