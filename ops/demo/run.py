@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.live import Live
 
 from engine.messages import TIER_RANKS, StepTime
+from ops.demo import turns
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -206,11 +207,23 @@ async def _play(
         await until_idle(client)
         await watch.sample()
         await log.read()
+        found_turns = await turns.turns(server, client, stage.keys, stage.ids)
+        await until_idle(client)
         console.print("Verifying the ledger, simulating FCFS on the same arrivals …")
         verified = await client.post("/admin/v1/ledger/verify", timeout=120.0)
         verified.raise_for_status()
         return await asyncio.to_thread(
-            _account, options, replayed, capacity, board, watch, log, stage, verified.json(), duration_s
+            _account,
+            options,
+            replayed,
+            capacity,
+            board,
+            watch,
+            log,
+            stage,
+            verified.json(),
+            found_turns,
+            duration_s,
         )
 
 
@@ -223,6 +236,7 @@ def _account(
     log: LogReader,
     stage: DemoTenants,
     verified: dict[str, Any],
+    found_turns: dict[str, Any],
     duration_s: float,
 ) -> dict[str, Any]:
     """Evidence into report. Gateway and client share the machine's monotonic clock."""
@@ -263,6 +277,7 @@ def _account(
             "cpus": os.cpu_count(),
             "machine": platform.machine(),
         },
+        turns=found_turns,
         duration_s=duration_s,
         simulated_waits_s={policy: run.waits_s for policy, run in simulated.items()},
         simulated_duration_s={policy: run.ended_s for policy, run in simulated.items()},

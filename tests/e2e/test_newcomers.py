@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from gateway.flow.dispatch_log import LogRecord
-from ops.bench.fairness import step_shares
-from ops.bench.fairness.step_shares import Step
+from ops.sandbox import step_shares
 from ops.sandbox.server import LogReader
+from ops.sandbox.step_shares import Step
 from tests.support import services
 from tests.support.engine_process import engine_options, running_engine
 from tests.support.server_process import MODEL, Server, server_process, until

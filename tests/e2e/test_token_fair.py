@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ops.bench.fairness import step_shares
-from ops.bench.fairness.step_shares import Step
+from ops.sandbox import step_shares
+from ops.sandbox.step_shares import Step
 from tests.support.server_process import MODEL, Server, server_process
 
 SLOTS = 16

@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 
 from ops.bench.common.load import Bench, BenchTenant, LoadClient, admin_call, fresh_bench, load_clients
-from ops.bench.fairness import step_shares
-from ops.bench.fairness.step_shares import Step
 from ops.reporting import Check, Report, quantile
+from ops.sandbox import step_shares
 from ops.sandbox.server import ServerFailed, until
+from ops.sandbox.step_shares import Step
 
 LIGHT, HEAVY, LONG, SHORT = "light", "heavy", "long", "short"
 HEAVY_WEIGHT = 3.0

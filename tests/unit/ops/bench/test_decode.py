@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ops.bench.fairness import decode, step_shares
+from ops.bench.fairness import decode
+from ops.sandbox import step_shares
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:
