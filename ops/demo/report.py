@@ -46,9 +46,9 @@ class DemoEvidence:
     ledger: Mapping[str, Any]
     capacity: Mapping[str, float]
     engine: Mapping[str, Any]
-    duration_s: float
-    turns: Mapping[str, Any] = field(default_factory=dict)
+    turns: Mapping[str, Any]
     """Decode tokens of two tenants whose sequences outnumbered the slots of a step."""
+    duration_s: float
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By policy, by request id."""
     simulated_duration_s: Mapping[str, float] = field(default_factory=dict)

@@ -63,7 +63,8 @@ async def turns(
 def line(found: Mapping[str, Any]) -> str:
     """The report's line."""
     parts = ", ".join(
-        f"weight {found['weights'][name]:g}: {tokens} tokens ({found['tokens_per_weight'][name]:.0f} per weight)"
+        f"weight {found['weights'][name]:g}: {tokens} tokens"
+        f" ({found['tokens_per_weight'][name]:.0f} per weight)"
         for name, tokens in found["tokens"].items()
     )
     return (

@@ -14,7 +14,7 @@ import pytest
 
 from ops.sandbox import step_shares
 from ops.sandbox.step_shares import Step
-from tests.support.server_process import MODEL, Server, server_process
+from tests.support.server_process import MODEL, Server, server_process, until
 
 SLOTS = 16
 SEQUENCES = 64
@@ -89,7 +89,7 @@ async def measured_turns(server: Server, keys: dict[str, str], ids: dict[str, st
         if len(step_shares.after_prompts(log.steps, SETTLE_STEPS)) <= WINDOW_STEPS:
             return False
         last = log.steps[-1]
-        running = sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
+        running: int = sum(last["decodes"].values()) + sum(last["waiting_decodes"].values())
         return running == SEQUENCES
 
     async with (
@@ -106,12 +106,6 @@ async def measured_turns(server: Server, keys: dict[str, str], ids: dict[str, st
     return measured
 
 
-def idle(server: Server) -> None:
-    from tests.support.server_process import until
-
-    until(server.is_idle)
-
-
 def test_turns_inside_steps_go_by_weight_and_without_slots_all_are_served(house: Server) -> None:
     keys = {"light": house.tenant("light", weight=1), "heavy": house.tenant("heavy", weight=3)}
     ids = {each["name"]: each["id"] for each in house.status()["tenants"] if each["name"] in keys}
@@ -122,12 +116,12 @@ def test_turns_inside_steps_go_by_weight_and_without_slots_all_are_served(house:
     for name, weight in (("light", 1.0), ("heavy", 3.0)):
         most = step_shares.most_rounds(SEQUENCES // 2, SLOTS, weight, 4.0)
         assert 0 < step_shares.longest_gap(fair, ids[name]) <= most
-    idle(house)
+    until(house.is_idle)
     set_policy(house, compose="decode-first")
     control = asyncio.run(measured_turns(house, keys, ids))
     assert all(sum(step["decodes"].values()) == SEQUENCES for step in control)
     assert step_shares.worst_ratio(control, ids["light"], ids["heavy"], 1.0, WINDOW_STEPS) == 0
-    idle(house)
+    until(house.is_idle)
 
 
 def test_long_prompts_without_end_cost_another_tenant_nothing_but_their_share(house: Server) -> None:
@@ -165,4 +159,4 @@ def test_long_prompts_without_end_cost_another_tenant_nothing_but_their_share(ho
     assert step_shares.idle_tokens(log.steps, ids["long"]) == 0
     assert step_shares.without_token(log.steps, ids["short"]) == 0
     assert step_shares.not_begun(log.steps, ids["short"]) == 0
-    idle(house)
+    until(house.is_idle)
