@@ -46,6 +46,8 @@ class DemoEvidence:
     ledger: Mapping[str, Any]
     capacity: Mapping[str, float]
     engine: Mapping[str, Any]
+    turns: Mapping[str, Any]
+    """Decode tokens of two tenants whose sequences outnumbered the slots of a step."""
     duration_s: float
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By policy, by request id."""
@@ -140,6 +142,7 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
             for tier in ("interactive", "standard", "batch")
         ],
         "queue_wait_of_tenants_under_their_share": _waits(evidence, modest),
+        "turns": dict(evidence.turns),
         "estimates": _estimates(evidence.sent),
         "refusals": dict(Counter(sent.refusal for sent in evidence.sent if sent.refusal)),
         "ledger": dict(evidence.ledger),

@@ -32,6 +32,7 @@ from rich.live import Live
 
 from engine.messages import TIER_RANKS, StepTime
 from engine.scheduling.policy import DEFAULT_POLICY
+from ops.demo import turns
 from ops.demo.audit import audit
 from ops.demo.calibrate import Capacity, calibrate, until_idle
 from ops.demo.cast import CAST, planned_tokens
@@ -207,11 +208,23 @@ async def _play(
         await until_idle(client)
         await watch.sample()
         await log.read()
+        found_turns = await turns.turns(server, client, stage.keys, stage.ids)
+        await until_idle(client)
         console.print("Verifying the ledger, simulating FCFS on the same arrivals …")
         verified = await client.post("/admin/v1/ledger/verify", timeout=120.0)
         verified.raise_for_status()
         return await asyncio.to_thread(
-            _account, options, replayed, capacity, board, watch, log, stage, verified.json(), duration_s
+            _account,
+            options,
+            replayed,
+            capacity,
+            board,
+            watch,
+            log,
+            stage,
+            verified.json(),
+            found_turns,
+            duration_s,
         )
 
 
@@ -224,6 +237,7 @@ def _account(
     log: LogReader,
     stage: DemoTenants,
     verified: dict[str, Any],
+    found_turns: dict[str, Any],
     duration_s: float,
 ) -> dict[str, Any]:
     """Evidence into report. Gateway and client share the machine's monotonic clock."""
@@ -264,6 +278,7 @@ def _account(
             "cpus": os.cpu_count(),
             "machine": platform.machine(),
         },
+        turns=found_turns,
         duration_s=duration_s,
         simulated_waits_s={policy: run.waits_s for policy, run in simulated.items()},
         simulated_duration_s={policy: run.ended_s for policy, run in simulated.items()},

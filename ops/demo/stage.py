@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ops.demo.cast import CAST
+from ops.demo.turns import WEIGHTS
 from ops.serving import datadir
 from ops.settings.settings import Settings
 from tenants.admin.admin import Admin
@@ -29,6 +30,8 @@ class DemoTenants:
 
     keys: Mapping[str, str]
     names: Mapping[str, str]
+    ids: Mapping[str, str]
+    """Tenant ids by name; the two tenants of `turns.py`, which take no part in the replay, among them."""
     tiers: Mapping[str, str]
     weights: Mapping[str, float]
     visitor_key: str
@@ -39,19 +42,24 @@ async def set_stage(data_dir: Path, model: str) -> DemoTenants:
     """Creates all tenants of the cast, with a key each that may use `model`, and the visitor."""
 
     async def act(admin: Admin) -> DemoTenants:
-        keys, names = {}, {}
+        keys, names, ids = {}, {}, {}
         for tenant in CAST:
             wanted = TenantCreate(name=tenant.name, weight=tenant.weight, tier=tenant.tier)
             made = await admin.create_tenant(ACTOR, wanted)
-            names[made.tenant_id] = tenant.name
+            names[made.tenant_id], ids[tenant.name] = tenant.name, made.tenant_id
             _, keys[tenant.name] = await admin.create_key(
                 ACTOR, KeyCreate(tenant=tenant.name, models=[model])
             )
+        for name, weight in WEIGHTS.items():
+            made = await admin.create_tenant(ACTOR, TenantCreate(name=name, weight=weight))
+            ids[name] = made.tenant_id
+            _, keys[name] = await admin.create_key(ACTOR, KeyCreate(tenant=name, models=[model]))
         await admin.create_tenant(ACTOR, TenantCreate(name=VISITOR, tier=Tier.INTERACTIVE))
         _, visitor_key = await admin.create_key(ACTOR, KeyCreate(tenant=VISITOR))
         return DemoTenants(
             keys=keys,
             names=names,
+            ids=ids,
             tiers={tenant.name: tenant.tier.value for tenant in CAST},
             weights={tenant.name: tenant.weight for tenant in CAST},
             visitor_key=visitor_key,

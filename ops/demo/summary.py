@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ops.demo import turns
 from ops.demo.table import TIERS, percent, seconds
 
 
@@ -47,7 +48,7 @@ def _summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             f"Tenants above their share got {percent(fairness['least'])} to {percent(fairness['most'])}"
             f" of their fair share.\n"
             f"p99 queue wait of tenants under their share: {seconds(waits['measured_p99_s'])} measured;"
-            f" simulated on the same arrivals: {simulated or 'nothing'}."
+            f" simulated on the same arrivals: {simulated or 'nothing'}.\n" + turns.line(_of(report, "turns"))
         )
     )
     estimates = _of(report, "estimates")

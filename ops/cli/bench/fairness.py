@@ -34,6 +34,12 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
     help="On virtual time, without a server: floods, weights, tiers and reservations.",
 )
 @click.option(
+    "--decode",
+    is_flag=True,
+    help="Tokens inside steps, counted from the server's log of steps: turns by weight, long prompts beside"
+    " short chats.",
+)
+@click.option(
     "--scenario",
     "scenarios",
     type=click.Choice(["weights", "flood", "tiers", "reservations"]),
@@ -48,7 +54,7 @@ from ops.cli.bench.options import MODEL_OPTION, command, tell, verdict, whole
     help="Of the tenant beside the flood, counted in each half.",
 )
 @MODEL_OPTION
-def fairness(virtual: bool, scenarios: tuple[str, ...], **given: Any) -> None:
+def fairness(virtual: bool, decode: bool, scenarios: tuple[str, ...], **given: Any) -> None:
     """Floods, weights, tiers and reservations, on a real server or on virtual time.
 
     \b
@@ -67,11 +73,17 @@ def fairness(virtual: bool, scenarios: tuple[str, ...], **given: Any) -> None:
        "median_ratio": 3.01, "least_jain_index": 0.999998, "widest_gap_over_bound": 0.03, "ok": true},
        "flood": {"rows": {"flood": {"ttft_p99_s": 0.31, …}, …}, "ratio": 1.2, "ok": true},
        "tiers": {…}, "reservations": {…}, "ok": true}
+    --decode --json answers:
+      {"turns": {"steps": 2031, "decode_tokens": {"light": 8124, "heavy": 24372}, "off_1_to_3": 0.0, …},
+       "decode_first": {…, "off_1_to_1": 0.0}, "short_alone": {"ttft_s": {"p5": 0.01, …}, "tpot_s": {…}},
+       "short_beside_long": {…, "least_surplus_tokens": 0.0, "idle_tokens": 0}, "checks": […], "ok": true}
     --virtual --json answers:
       {"flood": {"rows": {"flood": {"ttft_p99_s": 0.11, …}, …}, "ratios": {"equal half": 1.05, …}, …},
        "weights": {"ratio": 2.99, "jain_index": 0.999996, "gap_over_bound": 0.022, "ok": true, …},
        "tiers": {…}, "reservations": {…}, "few_places": {"rows": {…}, "ratio": 0.4, "ok": true}, "ok": true}
     """
+    if virtual and decode:
+        raise Failure("--virtual and --decode are two benchmarks: give one of them")
     if virtual:
         from ops.bench.fairness import virtual as on_virtual_time
 
@@ -79,10 +91,15 @@ def fairness(virtual: bool, scenarios: tuple[str, ...], **given: Any) -> None:
         verdict(report, lambda: on_virtual_time.show(report))
         return
     from ops.bench.common.errors import CannotBench
+    from ops.bench.fairness import decode as in_steps
     from ops.bench.fairness import live
     from ops.sandbox.server import ServerFailed
 
     try:
+        if decode:
+            report = asyncio.run(in_steps.run(model=given["model"], progress=tell))
+            verdict(report, lambda: in_steps.show(report))
+            return
         report = asyncio.run(live.run(scenarios or live.SCENARIOS, progress=tell, **given))
     except ServerFailed as error:
         raise Failure(f"the server did not start: {error}") from None

@@ -119,6 +119,14 @@ def evidence(policy: str) -> DemoEvidence:
         ledger={"exact": True, "settles": len(requests()), "problems": []},
         capacity={"cost_tokens_per_s": 2000.0, "output_tokens_per_s": 800.0},
         engine={},
+        turns={
+            "slots": 1,
+            "sequences": 3,
+            "steps": 400,
+            "weights": {"turns-light": 1.0, "turns-heavy": 3.0},
+            "tokens": {"turns-light": 100, "turns-heavy": 300},
+            "tokens_per_weight": {"turns-light": 100.0, "turns-heavy": 100.0},
+        },
         duration_s=run(policy).ended_s,
         simulated_waits_s={name: run(name).waits_s for name in ("vtc", "fcfs")},
     )
@@ -211,6 +219,8 @@ def test_the_report_is_readable_as_text() -> None:
     assert "inversions: 0" in text
     assert "Ledger = counters: exact" in text
     assert "insufficient_quota 1" in text
+    line = "weight 1: 100 tokens (100 per weight), weight 3: 300 tokens (100 per weight)"
+    assert line in " ".join(text.split())
     assert all(tenant.name in text for tenant in CAST)
 
 

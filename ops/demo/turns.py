@@ -1,0 +1,98 @@
+"""Token-fair decoding at work: two tenants whose sequences outnumber the slots of a step.
+
+After the replay, on the same server: one slot a step, one endless answer of a tenant of weight 1 and two of a
+tenant of weight 3. Their tokens are counted from the engine's own log of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from ops.sandbox import step_shares
+from ops.sandbox.server import LocalServer, until
+from ops.sandbox.step_shares import Step
+
+WEIGHTS = {"turns-light": 1.0, "turns-heavy": 3.0}
+STREAMS = {"turns-light": 1, "turns-heavy": 2}
+SLOTS = 1
+MEASURED_STEPS = 400
+WITHIN_S = 30.0
+
+
+async def turns(
+    server: LocalServer, operator: httpx.AsyncClient, keys: Mapping[str, str], ids: Mapping[str, str]
+) -> dict[str, Any]:
+    """Decode tokens of both tenants over at least `MEASURED_STEPS` steps. `keys` and `ids` by tenant name.
+    The policy of the settings is in force again when this returns. Raises `httpx.HTTPError`."""
+    steps: list[Step] = []
+
+    async def are_enough() -> bool:
+        nonlocal steps
+        shown = await _policy(operator, "GET")
+        steps = step_shares.merged(steps, shown["engines"][0]["steps"])
+        return len(_contended(steps)) >= MEASURED_STEPS
+
+    await _policy(operator, "POST", {"policy": "hybrid", "options": {"slots": SLOTS}})
+    streams = [
+        asyncio.create_task(_stream(server, keys[name])) for name in WEIGHTS for _ in range(STREAMS[name])
+    ]
+    try:
+        await until(are_enough, WITHIN_S)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await _policy(operator, "POST", {"from_settings": True})
+    counted = _contended(steps)
+    tokens = {name: sum(step["decodes"].get(ids[name], 0) for step in counted) for name in WEIGHTS}
+    return {
+        "slots": SLOTS,
+        "sequences": sum(STREAMS.values()),
+        "steps": len(counted),
+        "weights": dict(WEIGHTS),
+        "tokens": tokens,
+        "tokens_per_weight": {name: tokens[name] / WEIGHTS[name] for name in WEIGHTS},
+    }
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """The report's line."""
+    parts = ", ".join(
+        f"weight {found['weights'][name]:g}: {tokens} tokens"
+        f" ({found['tokens_per_weight'][name]:.0f} per weight)"
+        for name, tokens in found["tokens"].items()
+    )
+    return (
+        f"Inside steps, {found['slots']} slot for {found['sequences']} running sequences, {found['steps']}"
+        f" steps: {parts}."
+    )
+
+
+def _contended(steps: list[Step]) -> list[Step]:
+    """Steps without a prompt in which all sequences decode."""
+    return [
+        step
+        for step in steps
+        if not step["prompts"]
+        and sum(step["decodes"].values()) + sum(step["waiting_decodes"].values()) == sum(STREAMS.values())
+    ]
+
+
+async def _policy(client: httpx.AsyncClient, method: str, body: object = None) -> dict[str, Any]:
+    response = await client.request(method, "/admin/v1/policy?decisions=0&steps=4096", json=body)
+    response.raise_for_status()
+    shown: dict[str, Any] = response.json()
+    return shown
+
+
+async def _stream(server: LocalServer, key: str) -> None:
+    body = {"model": server.model, "prompt": "the weather", "max_tokens": 1_900, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=None) as client:
+        with contextlib.suppress(httpx.HTTPError):
+            await client.post("/v1/completions", json=body)
