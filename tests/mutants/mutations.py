@@ -90,9 +90,8 @@ MUTATIONS = [
     Mutation(
         "nobody is ever immune",
         "engine/core/scheduler.py",
-        "        victim = self._policy.evict.victim(candidates, table.counters)\n"
-        "        victim.times_displaced += 1\n",
-        "        victim = self._policy.evict.victim(candidates, table.counters)\n",
+        "        victim = self._policy_victim(candidates)\n        victim.times_displaced += 1\n",
+        "        victim = self._policy_victim(candidates)\n",
         f"{SCHEDULER}::test_a_sequence_gives_way_a_bounded_number_of_times",
     ),
     Mutation(
