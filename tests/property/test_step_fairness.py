@@ -22,7 +22,7 @@ from engine.virtual.replica import VirtualReplica, virtual_prompt
 
 PLACES = 12
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
-STEPS = 500
+STEPS = 400
 
 
 class QueueAndEngine:
@@ -103,17 +103,16 @@ class QueueAndEngine:
                 assert standings.serial(1, tenant) >= heard
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_backlogged_tenants_stay_within_the_bound_whatever_slots_and_targets_do(seed: int) -> None:
     history = QueueAndEngine(seed)
     history.run()
     assert min(history.had.values()) > 1000
-    # U: the cost of all that runs, less than which no tenant can be ahead.
-    most = PLACES * (LONGEST_PROMPT + 2 * LONGEST_OUTPUT) / 2
-    assert history.spread <= 2 * most / min(history.weights.values())
+    # Twice a request's cost; the cost of all that runs, which bounds the queue alone, is six times as much.
+    assert history.spread <= 2 * (LONGEST_PROMPT + 2 * LONGEST_OUTPUT) / min(history.weights.values())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_views_meet_when_all_has_ended(seed: int) -> None:
     history = QueueAndEngine(seed)
     history.run()
