@@ -20,7 +20,7 @@ UNLIMITED = 1 << 40
 
 
 @dataclass(slots=True)
-class Contest:
+class DecodeContest:
     """Decoding sequences of one tier that are more than the step has slots for."""
 
     tier: int
@@ -53,7 +53,7 @@ class Room:
     """Sequences that got their place in this step."""
     slots: int | None = None
     """Decode tokens that it can hand out; None: as many as it has tokens."""
-    contests: list[Contest] = field(default_factory=list)
+    contests: list[DecodeContest] = field(default_factory=list)
     """Of the decoding sequences, by tier; none where each of them gets its token."""
     held_prompts: set[tuple[int, str]] = field(default_factory=set)
     """Tiers and tenants whose prompts got less than they could take."""

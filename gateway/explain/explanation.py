@@ -272,8 +272,8 @@ def _turns(events: Sequence[Event]) -> str:
     turn_tokens = total("turn_tokens")
     if not turn_tokens and not sat_out:
         return ""
-    turns = f"; {_tokens(turn_tokens)} of them in turns by weight"
-    return turns + (f", {' and '.join(sat_out)} steps sat out" if sat_out else "")
+    turns = f"; {turn_tokens:,} of them in turns by weight"
+    return turns + (f", with steps sat out: {', '.join(sat_out)}" if sat_out else "")
 
 
 def _end(events: Sequence[Event]) -> str:

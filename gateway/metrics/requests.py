@@ -9,6 +9,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from engine.messages import DecodeShare
 from gateway.domain.estimate import Times
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -16,8 +17,9 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 
 class EndedRequests(Collector):
     """`fairgate_requests_total{outcome, tier}`, `fairgate_tokens_total{kind, tier}`,
-    `fairgate_cost_nanousd_total{tier}` and three histograms by tier. A tier has all of them from its first
-    request on."""
+    `fairgate_cost_nanousd_total{tier}`, `fairgate_decode_tokens_total{way, tier}`,
+    `fairgate_decode_sat_out_steps_total{cause, tier}` and three histograms by tier. A tier has all of them
+    from its first request on."""
 
     def __init__(self) -> None:
         requests = Counter(
@@ -25,6 +27,19 @@ class EndedRequests(Collector):
         )
         tokens = Counter("fairgate_tokens", "Tokens charged.", ["kind", "tier"], registry=None)
         cost = Counter("fairgate_cost_nanousd", "Nano-dollars charged.", ["tier"], registry=None)
+        decoded = Counter(
+            "fairgate_decode_tokens",
+            "Tokens by how they came: one each step (floor), or in turns by weight (turn).",
+            ["way", "tier"],
+            registry=None,
+        )
+        sat_out = Counter(
+            "fairgate_decode_sat_out_steps",
+            "Steps without a token, by who had them: its tenant's other sequences, other tenants, "
+            "higher tiers.",
+            ["cause", "tier"],
+            registry=None,
+        )
         wait, ttft, e2e = (
             Histogram(f"fairgate_{name}_seconds", about, ["tier"], buckets=BUCKETS_S, registry=None)
             for name, about in (
@@ -33,7 +48,8 @@ class EndedRequests(Collector):
                 ("e2e", "Arrival to end."),
             )
         )
-        self._metrics = (requests, tokens, cost, wait, ttft, e2e)
+        self._metrics = (requests, tokens, cost, decoded, sat_out, wait, ttft, e2e)
+        self._decoded, self._sat_out = cache(decoded.labels), cache(sat_out.labels)
         # Cached: `labels` takes a lock and builds strings, at half of a request's cost here.
         self._requests, self._tokens, self._cost = (
             cache(requests.labels),
@@ -57,6 +73,14 @@ class EndedRequests(Collector):
             ttft.observe(ttft_s)
         if outcome == "completed" and (e2e_s := times.e2e_s) is not None:
             e2e.observe(e2e_s)
+
+    def decoded(self, tier: str, share: DecodeShare) -> None:
+        """Counts how a sequence came by its tokens."""
+        self._decoded("floor", tier).inc(share.floor_tokens)
+        self._decoded("turn", tier).inc(share.turn_tokens)
+        self._sat_out("own", tier).inc(share.sat_out_own)
+        self._sat_out("share", tier).inc(share.sat_out_share)
+        self._sat_out("tier", tier).inc(share.sat_out_tier)
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they are now, without the library's `_created` samples."""

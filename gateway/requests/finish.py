@@ -229,6 +229,9 @@ class RequestFinisher:
             charged.output_tokens,
             charged.cost_nanousd,
         )
+        for each in run.uses:
+            if each.outcome is not None:
+                self._metrics.ended.decoded(call.tier.value, each.outcome.decode)
 
 
 async def _acquire_for_good(lock: asyncio.Lock) -> None:

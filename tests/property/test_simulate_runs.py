@@ -85,6 +85,7 @@ def outcome(pool: SimulatedPool) -> dict[str, Any]:
             (
                 member.engine.table.counters.values(),
                 member.engine.table.counters.served_cost,
+                member.engine.table.standings.values(),
                 member.engine.table.decisions.step,
                 member.engine.table.pool.counts,
                 member.engine.table.pool.num_blank,
@@ -226,6 +227,7 @@ def test_a_simulated_replica_does_what_the_core_of_an_engine_does(policy: str) -
         expected = core_history(real, found)
         assert simulated_history(simulated, found) == expected
         assert simulated.table.counters.values() == real.core.counters.values()
+        assert simulated.table.standings.values() == real.core.table.standings.values()
         preempted += real.core.table.preemptions
         in_runs += simulated.work.steps_in_runs
     assert in_runs > 50

@@ -104,6 +104,7 @@ class History:
                     table.emitted(sequence, token_id)
         else:
             first_times = table.commit(shares, chosen)
+        table.settle(plan.room)
         for sequence in shares:
             if sequence.emitted_tokens >= sequence.submit.max_tokens:
                 table.finish(sequence)
@@ -115,6 +116,8 @@ class History:
             (plan.room.used_tokens, plan.room.used_context, plan.room.used_sequences, plan.room.tokens),
             table.counters.values(),
             table.counters.served_cost,
+            table.standings.values(),
+            table.standings.take_raised(),
             [
                 (each.sequence_id, each.state, list(each.block_table), each.computed_tokens,
                  each.ever_computed_tokens, each.recomputed_tokens, each.cursor.blocks)

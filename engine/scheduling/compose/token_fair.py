@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
 from engine.scheduling.compose.turns import by_tier, count_token, service_of, take_turns
-from engine.scheduling.room import Contest, Room
+from engine.scheduling.room import DecodeContest, Room
 from engine.sequence import Sequence
 
 PROMPT_PART = 4
@@ -188,7 +188,7 @@ class TokenFair:
         given: dict[str, int],
     ) -> list[Sequence]:
         """`slots` sequences of one tier, `kept` among them."""
-        room.contests.append(Contest(tier, line))
+        room.contests.append(DecodeContest(tier, line))
         ran = {each.submit.tenant_id for each in line if each not in room.placed}
         room.counters.contend(tier, ran, room.step)
         taken = set(kept)

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 
 from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST
 from engine.scheduling.counters import scaled
-from engine.scheduling.room import Contest, Room
+from engine.scheduling.room import DecodeContest, Room
 from engine.scheduling.step_counters import Standings
 from engine.sequence import KEPT_TENANTS, Sequence
 
@@ -145,7 +145,7 @@ def _add(counts: dict[str, int], tenants: Iterable[str]) -> None:
             del counts[tenant_id]
 
 
-def held_tenants(contest: Contest, room: Room) -> set[str]:
+def held_tenants(contest: DecodeContest, room: Room) -> set[str]:
     """Tenants of which a decoding sequence got no token."""
     return {each.submit.tenant_id for each in contest.sequences if each not in room.given}
 

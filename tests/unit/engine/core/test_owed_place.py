@@ -6,7 +6,10 @@ The engine core on virtual time; what tenants had is said as a gateway would.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from engine.core.core import EngineConfig
+from engine.core.places import SET_BACK_TOKENS
 from engine.messages import SequenceOutcome, Submit
 from engine.virtual.replica import VirtualReplica
 
@@ -120,7 +123,11 @@ def test_who_is_owed_a_place_does_not_lose_it_to_another_who_is() -> None:
     assert names(engine) == {"one", "two"}
 
 
-def test_a_sequence_loses_its_place_that_way_only_so_often() -> None:
+def pauses_by_share(outcomes: dict[str, SequenceOutcome], name: str) -> int:
+    return sum(each.rule == "place lost by share" for each in outcomes[name].decisions)
+
+
+def test_a_sequence_loses_its_place_that_way_only_so_often_without_its_tokens_between() -> None:
     engine = full()
     most = engine.core.table.max_displacements
     outcomes: dict[str, SequenceOutcome] = {}
@@ -128,9 +135,54 @@ def test_a_sequence_loses_its_place_that_way_only_so_often() -> None:
         engine.submit(submit(f"light {number}", "light", 10**9 + number, is_owed=True, max_tokens=2))
         outcomes |= step(engine) | step(engine)
     outcomes |= to_the_end(engine)
-    pauses = [
-        sum(each.rule == "place lost by share" for each in outcomes[name].decisions)
-        for name in ("one", "two")
-    ]
-    assert pauses == [most, most]
+    assert [pauses_by_share(outcomes, name) for name in ("one", "two")] == [most, most]
     assert len(outcomes) == 14
+
+
+def test_a_long_flood_does_not_become_immune_against_newcomers() -> None:
+    engine = VirtualReplica(
+        EngineConfig(policy="vtc", max_batched_tokens=64, max_sequences=1), num_blocks=400, block_tokens=4
+    )
+    tokens = 8 * SET_BACK_TOKENS
+    engine.submit(submit("flood", "flood", 10**12, max_tokens=tokens))
+    outcomes: dict[str, SequenceOutcome] = {}
+    waits: list[int] = []
+    number = 0
+    while "flood" not in outcomes:
+        number += 1
+        engine.submit(submit(f"light {number}", f"light {number}", 10**9, is_owed=True, max_tokens=1))
+        steps = 0
+        while f"light {number}" not in outcomes and "flood" not in outcomes:
+            outcomes |= step(engine)
+            steps += 1
+        waits.append(steps)
+        # One newcomer after another in every `SET_BACK_TOKENS` steps.
+        for _ in range(SET_BACK_TOKENS):
+            outcomes |= step(engine)
+    assert len(waits) > engine.core.table.max_displacements + 2
+    assert set(waits[:-1]) == {1}
+
+
+def test_an_owed_one_takes_the_place_of_an_equal_tenant_with_more_sequences() -> None:
+    engine = replica()
+    for name in ("one", "two"):
+        engine.submit(submit(name, "equal", 10**9, max_tokens=60))
+    engine.step()
+    standings = engine.core.table.standings
+    had = standings.value(1, "equal")
+    engine.submit(submit("light", "light", had, is_owed=True))
+    engine.step()
+    assert "light" in names(engine)
+    engine.submit(submit("further", "light", had, is_owed=True))
+    engine.step()
+    assert "further" not in names(engine), "each has one by then"
+
+
+def test_the_victim_is_who_had_most_not_who_was_charged_most() -> None:
+    engine = replica()
+    engine.submit(replace(submit("charged", "charged", 10**8, max_tokens=60), counter=10**13))
+    engine.submit(replace(submit("had", "had", 10**12, max_tokens=60), counter=10**12))
+    engine.step()
+    engine.submit(submit("light", "light", 10, is_owed=True))
+    engine.step()
+    assert names(engine) == {"charged", "light"}

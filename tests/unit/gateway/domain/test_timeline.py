@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from engine.messages import Decision, SequenceOutcome
+from engine.messages import Decision, DecodeShare, SequenceOutcome
 from gateway.domain.estimate import Times
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.timeline import (
@@ -85,6 +86,17 @@ def test_the_explanation_says_where_the_time_went() -> None:
         "200 prompt tokens were computed in 0.40 s, in 2 chunks, 100 more were in the cache",
         "20 tokens came in 1.9 s, one every 100 ms",
     ]
+
+
+def test_it_says_how_the_tokens_came_without_naming_any_tenant() -> None:
+    share = DecodeShare(12, 8, 3, 40, 5, {"rival": 40})
+    events = _whole(replace(_outcome(_decision("admit", 0.1)), decode=share))
+    (decoded,) = [each.as_json() for each in events if each.kind == TimelineKind.DECODED]
+    assert (decoded["floor_tokens"], decoded["turn_tokens"], decoded["sat_out_share_steps"]) == (12, 8, 40)
+    said = " ".join(explain(events))
+    assert "8 of them in turns by weight, with steps sat out: 3 for its tenant's other requests," in said
+    assert "40 for the share of other tenants, 5 for higher tiers" in said
+    assert "rival" not in f"{events} {said}"
 
 
 def test_pauses_say_whose_the_place_was() -> None:
@@ -213,7 +225,7 @@ def test_every_kind_and_every_outcome_has_its_place_for_good() -> None:
         "RECEIVED": 1, "QUOTED": 2, "RESERVED": 3, "QUEUED": 4, "MOVED": 5, "DISPATCHED": 6, "ADMITTED": 7,
         "PREFILLED": 8, "FIRST_TOKEN": 9, "PAUSED": 10, "RESUMED": 11, "SWAPPED": 12, "RESTORED": 13,
         "PREEMPTED": 14, "TOPPED_UP": 15, "STALLED": 16, "LAST_TOKEN": 17, "ENDED": 18, "SETTLED": 19,
-        "LEFT_OUT": 20,
+        "LEFT_OUT": 20, "DECODED": 21,
     }  # fmt: skip
     assert [each.value for each in OUTCOMES][:5] == [
         "completed", "disconnected", "cancelled", "slow_reader", "budget",

@@ -9,6 +9,7 @@ from itertools import pairwise
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.messages import DecodeShare
 from gateway.domain.estimate import Times
 from gateway.metrics.registry import Metrics
 from gateway.metrics.requests import BUCKETS_S, EndedRequests
@@ -93,6 +94,17 @@ def test_families_keep_their_types_and_help_texts() -> None:
             ("requests_total", "Requests that came to an end.", "counter"),
             ("tokens_total", "Tokens charged.", "counter"),
             ("cost_nanousd_total", "Nano-dollars charged.", "counter"),
+            (
+                "decode_tokens_total",
+                "Tokens by how they came: one each step (floor), or in turns by weight (turn).",
+                "counter",
+            ),
+            (
+                "decode_sat_out_steps_total",
+                "Steps without a token, by who had them: its tenant's other sequences, other tenants, "
+                "higher tiers.",
+                "counter",
+            ),
             ("wait_seconds", "Arrival to dispatch.", "histogram"),
             ("ttft_seconds", "Arrival to first token.", "histogram"),
             ("e2e_seconds", "Arrival to end.", "histogram"),
@@ -108,3 +120,18 @@ def test_a_tier_is_there_from_its_first_request_on() -> None:
     assert metrics.registry.get_sample_value("fairgate_cost_nanousd_total", labels) == 11
     assert metrics.registry.get_sample_value("fairgate_ttft_seconds_bucket", labels | {"le": "0.1"}) == 0
     assert metrics.registry.get_sample_value("fairgate_ttft_seconds_bucket", labels | {"le": "0.25"}) == 1
+
+
+def test_tokens_are_counted_by_the_way_they_came_and_steps_sat_out_by_cause() -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.ended.decoded("standard", DecodeShare(12, 8, 3, 40, 5, {"rival": 40}))
+    read = metrics.registry.get_sample_value
+    ways = [
+        read("fairgate_decode_tokens_total", {"way": way, "tier": "standard"}) for way in ("floor", "turn")
+    ]
+    causes = [
+        read("fairgate_decode_sat_out_steps_total", {"cause": cause, "tier": "standard"})
+        for cause in ("own", "share", "tier")
+    ]
+    assert (ways, causes) == ([24, 16], [6, 80, 10])
