@@ -27,6 +27,7 @@ from tests.mutants.flow import FLOW_MUTATIONS
 from tests.mutants.http import HTTP_MUTATIONS
 from tests.mutants.lua import LUA_MUTATIONS
 from tests.mutants.mutations import MUTATIONS, Mutation
+from tests.mutants.policy import POLICY_MUTATIONS
 from tests.support import services
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,14 @@ COPIED = ("engine", "gateway", "kernels", "migrations", "ops", "tenants", "tests
 LIMIT_S = 600
 END_S = 8.0
 """For a test run that is interrupted, to stop its servers."""
-EVERY = [*MUTATIONS, *FALLBACK_MUTATIONS, *FLOW_MUTATIONS, *HTTP_MUTATIONS, *LUA_MUTATIONS]
+EVERY = [
+    *MUTATIONS,
+    *FALLBACK_MUTATIONS,
+    *FLOW_MUTATIONS,
+    *HTTP_MUTATIONS,
+    *LUA_MUTATIONS,
+    *POLICY_MUTATIONS,
+]
 
 #: Nothing is rewritten, cached or spread over processes; what fails is not made smaller (tests/conftest.py).
 PYTEST = ("-q", "-x", "--assert=plain", "--tb=line", "--hypothesis-profile=mutants")
