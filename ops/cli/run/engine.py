@@ -34,6 +34,7 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
     from ops.serving.composition import engine_options
     from ops.serving.hub_model import ModelMissing, with_local_model
     from ops.serving.supervisor import engine_address
+    from tenants.errors import TenancyError
 
     try:
         datadir.ensure(settings.data_dir)
@@ -44,6 +45,6 @@ def engine(model: str | None, address: str | None, engine_id: str) -> None:
             address=address or engine_address(settings.data_dir, engine_id),
             data_dir=Path(settings.data_dir),
         )
-    except (datadir.DataDirRefused, ModelMissing, ValueError) as error:
+    except (datadir.DataDirRefused, ModelMissing, TenancyError, ValueError) as error:
         raise Failure(str(error)) from None
     sys.exit(run_engine(options))
