@@ -338,8 +338,12 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Of the step's token budget, what was not handed out."""
     waiting_decodes: dict[str, int] = {}
     """Decoding sequences that had no token."""
+    longest_gap_steps: dict[str, int] = {}
+    """Of those: the most steps in a row that one has gone without a token."""
     waiting_prompt_tokens: dict[str, int] = {}
     """Prompt tokens of running sequences that are left to compute after the step."""
+    waiting: dict[str, int] = {}
+    """Sequences that still waited for a place after the step; of at most 64 tenants."""
 
 
 class Step(Tagged, frozen=True, omit_defaults=True, tag="step"):

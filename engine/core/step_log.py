@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from engine.core.plan import Plan
 from engine.core.sequence_table import SequenceTable
@@ -12,6 +13,8 @@ from engine.messages import StepRecord
 from engine.sequence import Sequence
 
 KEPT_STEPS = 4096
+MOST_TENANTS = 64
+"""Tenants with waiting sequences that a record names."""
 
 
 class StepLog:
@@ -37,8 +40,9 @@ class StepLog:
                     if share.tokens > share.decoded_tokens
                 },
                 room.tokens,
-                _waiting_decodes(plan),
+                *_held(plan),
                 _left(table.prefills) if table.prefills else {},
+                dict(islice(table.waiting_tenants.items(), MOST_TENANTS)) if table.waiting_tenants else {},
             )
         )
 
@@ -47,11 +51,17 @@ class StepLog:
         return list(self._steps)[-steps:] if steps > 0 else []
 
 
-def _waiting_decodes(plan: Plan) -> dict[str, int]:
-    found: Counter[str] = Counter()
+def _held(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+    """By tenant: decoding sequences without a token, and the most steps that one has gone without."""
+    count: Counter[str] = Counter()
+    gaps: dict[str, int] = {}
     for contest in plan.room.contests:
-        found.update(each.tenant_id for each in contest.sequences if each not in plan.shares)
-    return dict(found)
+        for each in contest.sequences:
+            if each not in plan.shares:
+                tenant_id = each.submit.tenant_id
+                count[tenant_id] += 1
+                gaps[tenant_id] = max(gaps.get(tenant_id, 0), each.turns.missed)
+    return dict(count), gaps
 
 
 def _left(prefills: Iterable[Sequence]) -> dict[str, int]:

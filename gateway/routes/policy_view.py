@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from engine.scheduling.options import BadOption, parsed_options
 from engine.scheduling.policy import policy_names
 from engine.scheduling.reasons import reason
@@ -91,17 +93,5 @@ async def _engine(upstream: Upstream, decisions: int, steps: int) -> dict[str, A
         ]
         if decisions
         else [],
-        "steps": [
-            {
-                "step": each.step,
-                "at_s": each.at_s,
-                "slots": each.slots,
-                "decodes": each.decodes,
-                "prompts": each.prompts,
-                "left_tokens": each.left_tokens,
-                "waiting_decodes": each.waiting_decodes,
-                "waiting_prompt_tokens": each.waiting_prompt_tokens,
-            }
-            for each in explained.steps
-        ],
+        "steps": [asdict(each) for each in explained.steps],
     }
