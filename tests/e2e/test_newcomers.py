@@ -142,11 +142,11 @@ def longest_wait_steps(steps: Sequence[Step], tenant: str) -> int:
 def assert_small_ones_pass(flood: Server, small: Server, policy: str) -> None:
     flood.admin("POST", "/policy", {"policy": policy})
     names = [f"flood-{policy}", *(f"small-{policy}-{number}" for number in range(TENANTS))]
-    keys = {name: flood.tenant(name) for name in names}
+    ids = {name: flood.admin("POST", "/tenants", {"name": name})["id"] for name in names}
+    keys = {name: flood.key(name) for name in names}
     if flood is not small:
         until(lambda: all(_knows(small, key) for key in keys.values()))
         until(lambda: small.status()["policy"] == policy)
-    ids = {each["name"]: each["id"] for each in flood.status()["tenants"]}
     watch = asyncio.run(flooded(flood, small, keys, policy))
     assert not step_shares.lost_steps(watch.steps)
     assert not any(log.lost for log in watch.logs)

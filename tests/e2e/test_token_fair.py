@@ -35,6 +35,15 @@ def set_policy(server: Server, **options: Any) -> None:
     server.admin("POST", "/policy", {"policy": "hybrid", "options": options})
 
 
+def tenants(server: Server, **weights: float) -> tuple[dict[str, str], dict[str, str]]:
+    """Keys and ids by name."""
+    made = {
+        name: server.admin("POST", "/tenants", {"name": name, "weight": weight})["id"]
+        for name, weight in weights.items()
+    }
+    return {name: server.key(name) for name in made}, made
+
+
 class Log:
     """The steps of a server's engine, read while it runs."""
 
@@ -107,8 +116,7 @@ async def measured_turns(server: Server, keys: dict[str, str], ids: dict[str, st
 
 
 def test_turns_inside_steps_go_by_weight_and_without_slots_all_are_served(house: Server) -> None:
-    keys = {"light": house.tenant("light", weight=1), "heavy": house.tenant("heavy", weight=3)}
-    ids = {each["name"]: each["id"] for each in house.status()["tenants"] if each["name"] in keys}
+    keys, ids = tenants(house, light=1, heavy=3)
     set_policy(house, slots=SLOTS)
     fair = asyncio.run(measured_turns(house, keys, ids))
     assert all(sum(step["decodes"].values()) == SLOTS for step in fair)
@@ -125,8 +133,7 @@ def test_turns_inside_steps_go_by_weight_and_without_slots_all_are_served(house:
 
 
 def test_long_prompts_without_end_cost_another_tenant_nothing_but_their_share(house: Server) -> None:
-    keys = {"long": house.tenant("long"), "short": house.tenant("short")}
-    ids = {each["name"]: each["id"] for each in house.status()["tenants"] if each["name"] in keys}
+    keys, ids = tenants(house, long=1, short=1)
     rng = random.Random(3)
     prompts = [
         {"prompt": [rng.randint(1, 250) for _ in range(LONG_PROMPT_TOKENS)], "max_tokens": 4}
