@@ -60,7 +60,7 @@ _BROKEN: list[Broken] = [
         "short newcomers starve their tenant's long prompt",
         "        wanted[begun] = min(_left(begun), -(-tokens // FIRST_PART))\n",
         "        wanted[begun] = 0\n",
-        f"{STEPS_TEST}::test_a_tenants_newcomers_do_not_starve_its_own_unfinished_prompt",
+        f"{TURNS_TEST}::test_a_tenants_prompt_that_was_begun_first_has_a_quarter_beside_shorter_ones",
     ),
     (
         COUNTERS,

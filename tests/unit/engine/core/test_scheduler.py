@@ -16,8 +16,8 @@ from engine.messages import Submit
 from engine.scheduling.admit.reserve import prompt_only
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
-from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.policy import make_policy
+from engine.scheduling.step_counters import Standings
 from engine.sequence import Sequence, SequenceStatus
 
 PROMPT_ONLY = replace(make_policy("vtc"), admit=prompt_only())
@@ -227,7 +227,7 @@ class HighestTierVictim:
     name = "highest-tier"
     claims = frozenset[str]()
 
-    def victim(self, candidates: SequenceOf[Sequence], counters: ServiceCountersLike) -> Sequence:
+    def victim(self, candidates: SequenceOf[Sequence], counters: Standings) -> Sequence:
         return min(candidates, key=lambda sequence: sequence.tier)
 
 

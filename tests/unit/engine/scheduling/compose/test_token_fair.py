@@ -190,6 +190,13 @@ def test_what_the_prompts_leave_goes_to_those_without_a_slot() -> None:
     assert sum(shares.values()) == 20
 
 
+def test_a_tenants_prompt_that_was_begun_first_has_a_quarter_beside_shorter_ones() -> None:
+    running = [make_sequence("old", prompt=900, computed=300)]
+    running += [make_sequence(f"short{number}", prompt=40) for number in range(10)]
+    shares = dict(names(TokenFair().shares(running, make_room(100))))
+    assert shares == {"old": 25, "short0": 40, "short1": 35}
+
+
 def test_higher_tiers_have_their_slots_first() -> None:
     running = sequences("low", 4, tier=2) + sequences("high", 4, tier=0)
     shares = names(TokenFair(slots=6).shares(running, make_room(10)))
