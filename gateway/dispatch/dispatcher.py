@@ -121,6 +121,7 @@ class Dispatcher:
                         snapshot.step_time if snapshot is not None else PRIOR,
                         ready.max_batched_tokens,
                         pauses=bool(ready.policy),  # other servers name none
+                        reports=bool(ready.policy),
                         life=engine_life(ready),
                     )
                 )

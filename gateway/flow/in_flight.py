@@ -146,7 +146,7 @@ class InFlightRequests:
         """A request goes; its predicted cost is charged."""
         entry = flight.ticket.entry
         self._by_id[entry.entry_id] = flight
-        flight.is_reported = replica.pauses
+        flight.is_reported = replica.reports
         self._counters.charge(entry.tenant_id, entry.weight, flight.charged_cost)
         self.ahead.begin(entry.tenant_id, scaled(flight.charged_cost, entry.weight))
         if flight.by_reservation:

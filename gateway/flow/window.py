@@ -43,8 +43,9 @@ class Replica:
     """As last fitted."""
     max_batched_tokens: int = 512
     pauses: bool = True
-    """Its engine pauses a sequence to place a request that is owed service, and reports the service of each
-    step; foreign servers do neither."""
+    """Its engine pauses a sequence to place a request that is owed service; foreign servers do not."""
+    reports: bool = True
+    """Its engine reports the service of each step; of others it is known by progress and end."""
     life: str = ""
     """Of its engine: another one after a restart."""
 

@@ -177,6 +177,7 @@ class SimulatedPool:
             machine.num_blocks * machine.block_tokens,
             machine.step_time,
             machine.max_batched_tokens,
+            reports=False,
         )
         return Member(number, replica_id, engine, size)
 
@@ -420,7 +421,7 @@ class SimulatedPool:
         self.service[tenant] = self.service.get(tenant, 0) + cost
 
     def _settle_emitted(self, cause: Member | None) -> None:
-        """Reports output beyond its prediction to the flow controller: what lies below is charged already."""
+        """Reports output to the flow controller: what tenants had, and what passes its prediction."""
         progress = self.flow.progress
         for member in self.members:
             engine = member.engine
@@ -432,7 +433,7 @@ class SimulatedPool:
                 ahead = 1
             for sequence in engine.table.running:
                 emitted = len(sequence.token_ids) - sequence.prompt_tokens - ahead
-                if emitted > sequence.submit.predicted_output_tokens:
+                if emitted > 0:
                     progress(sequence.submit.sequence_id, emitted, 1)
 
     def service_by_now(self) -> dict[str, int]:

@@ -351,7 +351,7 @@ def test_two_gateways_do_what_one_controller_does(client: redis.Redis) -> None:
     run_state_machine_as_test(
         Histories,
         settings=settings(
-            max_examples=120,
+            max_examples=60,
             derandomize=True,
             stateful_step_count=40,
             deadline=None,

@@ -28,7 +28,7 @@ class House:
             window=WindowRule(0, 1.0),
             log_records=10,
         )
-        self.replicas = [Replica("a", 8, 1_000_000, pauses=reports, life=life)]
+        self.replicas = [Replica("a", 8, 1_000_000, reports=reports, life=life)]
         self.number = 0
 
     def arrive(self, tenant: str, *, tier: int = 1, weight: float = 1.0) -> str:
