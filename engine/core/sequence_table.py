@@ -248,6 +248,8 @@ class SequenceTable:
         # By tenant: a new object for each of hundreds of sequences would trigger the garbage collector.
         amounts: dict[str, int] = {}
         num_emitted = 0
+        beyond: dict[str, int] = {}
+        """What the owner of the counters did not charge ahead."""
         first_times: list[int] = []
         # One loop, nearly without calls: it visits every running sequence in every step.
         for (sequence, tokens), token_id in zip(shares.items(), chosen, strict=True):
@@ -265,7 +267,9 @@ class SequenceTable:
                 num_emitted += 1
                 tenant_id = sequence.submit.tenant_id
                 amounts[tenant_id] = amounts.get(tenant_id, 0) + sequence.token_charge
-        self.charges.emitted(amounts, num_emitted)
+                if len(token_ids) - sequence.prompt_tokens > sequence.submit.predicted_output_tokens:
+                    beyond[tenant_id] = beyond.get(tenant_id, 0) + sequence.token_charge
+        self.charges.emitted(amounts, num_emitted, beyond)
         return first_times
 
     # ------------------------------------------------------------ moves, for the scheduler and the core

@@ -55,8 +55,12 @@ class TenantCharges:
         amount = scaled(tokens * INPUT_TOKEN_COST, sequence.submit.weight)
         self.standings.serve(sequence.tenant_id, amount)
 
-    def emitted(self, amounts: dict[str, int], num_tokens: int) -> None:
-        """Charges `num_tokens` emitted tokens in one go, given by tenant as scaled cost."""
+    def emitted(self, amounts: dict[str, int], num_tokens: int, beyond: dict[str, int] | None = None) -> None:
+        """Charges `num_tokens` emitted tokens in one go, given by tenant as scaled cost; `beyond`: those past
+        their sequence's prediction, which no owner of the counters charged ahead."""
         self.standings.serve_all(amounts)
         own = [(tenant_id, amount) for tenant_id, amount in amounts.items() if tenant_id not in self._told]
+        own += [
+            (tenant_id, amount) for tenant_id, amount in (beyond or {}).items() if tenant_id in self._told
+        ]
         self.counters.charge_all(own, num_tokens * OUTPUT_TOKEN_COST)

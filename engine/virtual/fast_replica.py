@@ -262,6 +262,7 @@ class SimulatedReplica:
         blocks_before = pool.num_referenced
         block_tokens = table.block_tokens
         charges: dict[str, int] = {}
+        beyond: dict[str, int] = {}
         for sequence in table.running:
             token_ids = sequence.token_ids
             if len(token_ids) - sequence.prompt_tokens + count > sequence.predicted_output_tokens:
@@ -276,8 +277,11 @@ class SimulatedReplica:
                 pool.publish(sequence.block_table, sequence.cursor, token_ids, after)
             tenant_id = sequence.submit.tenant_id
             charges[tenant_id] = charges.get(tenant_id, 0) + sequence.token_charge * count
+            past = len(token_ids) - sequence.prompt_tokens - sequence.submit.predicted_output_tokens
+            if past > 0:
+                beyond[tenant_id] = beyond.get(tenant_id, 0) + sequence.token_charge * min(count, past)
         num_emitted = len(table.running) * count
-        table.charges.emitted(charges, num_emitted)
+        table.charges.emitted(charges, num_emitted, beyond)
         self.shapes.note(run.shape, len(table.running), count)
         work.steps += count
         work.runs += 1

@@ -13,7 +13,7 @@ from tests.support.virtual_gateway import Done, Job, VirtualGateway
 PLACES = 16
 STREAM_TOKENS = 1200
 SHORT_TOKENS = 5
-REQUESTS = 48
+REQUESTS = 50
 MOST_STEPS = 3
 """From the engine's receipt of a request to its first prompt token, at most."""
 

@@ -205,7 +205,10 @@ class VirtualGateway:
         result = self.replica.step()
         self.steps += 1
         service = {
-            each: TenantShare(had.computed_tokens, had.emitted_tokens) for each, had in result.service.items()
+            tenant_id: TenantShare(
+                share.total.computed_tokens, share.total.emitted_tokens, share.serials, share.lifts
+            )
+            for tenant_id, share in result.shares.items()
         }
         self.flow.heard(REPLICA_ID, LIFE, service)
         for deltas in result.deltas.values():
