@@ -315,8 +315,8 @@ class TenantShare(msgspec.Struct, frozen=True, array_like=True):
     emitted_tokens: int
     """Of this gateway's sequences."""
     serials: dict[int, int] = {}
-    """By tier: all service and lifts of the tenant at this engine so far (scaled, per weight). A gateway
-    returns the last one that it knows in `Submit.heard`, so that no token counts twice."""
+    """By tier, each of them: all service and lifts of the tenant at this engine so far (scaled, per weight).
+    A gateway returns the last one that it knows in `Submit.heard`, so that no token counts twice."""
     lifts: dict[int, int] = {}
     """By tier: what the step raised its counter by (scaled, per weight), because its sequences had all that
     they could take while others waited for a turn. Told to one gateway only."""

@@ -55,11 +55,8 @@ class PolicyOptions:
         " prompt at a time no prompt is long; with several, above 4 per cent of the model's length.",
     ] = 0
     long_chunk_permille: Annotated[
-        int | None,
-        Meta(ge=1, le=1000),
-        "Thousandths of the threshold that a step takes of a long prompt. Not set: the policy's own, mostly"
-        " 1,000.",
-    ] = None
+        int, Meta(ge=1, le=1000), "Thousandths of the threshold that a step takes of a long prompt."
+    ] = 1000
     target_step_s: Annotated[
         float | None,
         Seconds,

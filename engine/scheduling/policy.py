@@ -58,14 +58,11 @@ ORDERS: dict[str, Callable[[ServiceCountersLike], Order]] = {
 }
 """Orders by name."""
 
-HYBRID_OPTIONS = PolicyOptions(
-    max_num_partial_prefills=4, long_chunk_permille=400, target_step_s=0.2, small_lane_permille=75
-)
-"""Several prompts at a time, a long one in small chunks beside them, so that short ones hardly feel it; steps
-up to the token pace of MLPerf's conversational scenario; large ones leave small ones some memory."""
+HYBRID_OPTIONS = PolicyOptions(max_num_partial_prefills=4, target_step_s=0.2, small_lane_permille=75)
+"""Several prompts of a tenant at a time; steps up to the token pace of MLPerf's conversational scenario;
+large sequences leave small ones some memory."""
 OWN_OPTIONS = (
     "max_num_partial_prefills",
-    "long_chunk_permille",
     "target_step_s",
     "small_lane_permille",
 )
@@ -121,7 +118,7 @@ def _limits(options: PolicyOptions) -> PromptLimits:
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         target_step_s=options.target_step_s or 0.0,
         least_chunk_tokens=options.least_chunk_tokens,
-        long_chunk_permille=options.long_chunk_permille or 1000,
+        long_chunk_permille=options.long_chunk_permille,
     )
 
 

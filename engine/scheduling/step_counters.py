@@ -22,7 +22,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.messages import TIER_RANKS
 from engine.scheduling.counters import MAX_TENANTS, forget_smallest
+
+TIERS = tuple(TIER_RANKS.values())
 
 TierTenant = tuple[int, str]
 """A tier's rank, and a tenant's id."""
@@ -57,8 +60,6 @@ class StepCounters:
         self._lifts: dict[TierTenant, int] = {}
         self._offsets: dict[TierTenant, int] = {}
         """`had` - `heard` of the last word."""
-        self._tiers: dict[str, list[int]] = {}
-        """By tenant: the tiers of its lifts and words."""
         self._raised: dict[TierTenant, int] = {}
         """Lifts that were not reported yet."""
         self._contested: dict[int, int] = {}
@@ -79,19 +80,23 @@ class StepCounters:
         """All service of the tenant here, and its lifts in this tier."""
         return self._service.get(tenant_id, self._floor) + self._lifts.get((tier, tenant_id), 0)
 
+    def service(self, tenant_id: str) -> int:
+        """All service of the tenant here."""
+        return self._service.get(tenant_id, self._floor)
+
     def serials(self, tenant_id: str) -> dict[int, int]:
-        """The tenant's serials in the tiers in which it was heard of or lifted."""
-        tiers = self._tiers.get(tenant_id, ())
-        return {tier: self.serial(tier, tenant_id) for tier in tiers}
+        """The tenant's serials, of every tier: a gateway may be about to speak of any."""
+        service, lifts = self._service.get(tenant_id, self._floor), self._lifts
+        return {tier: service + lifts.get((tier, tenant_id), 0) for tier in TIERS}
 
     def knows(self, tier: int, tenant_id: str) -> bool:
         """Whether the owner of the counters has said where the tenant stands in this tier."""
         return (tier, tenant_id) in self._offsets
 
     def hear(self, tier: int, tenant_id: str, had: int, heard: int) -> None:
-        """Takes a word of the counters' owner."""
-        self._offsets[tier, tenant_id] = had - heard
-        self._note_tier(tier, tenant_id)
+        """Takes a word of the counters' owner. A serial beyond the tenant's own is of an engine before this
+        one (lives can have the same name): of this one nothing past its own can be contained in `had`."""
+        self._offsets[tier, tenant_id] = had - min(heard, self.serial(tier, tenant_id))
         # Where it stood before says nothing beside where it stands now.
         self._anchors.get(tier, {}).pop(tenant_id, None)
         self._forget()
@@ -115,7 +120,6 @@ class StepCounters:
             key = (tier, tenant_id)
             self._lifts[key] = self._lifts.get(key, 0) + amount
             self._raised[key] = self._raised.get(key, 0) + amount
-            self._note_tier(tier, tenant_id)
 
     def contend(self, tier: int, tenants: Collection[str], step: int) -> None:
         """Notes that `tenants`, all of which ran before, contend in this step. In the first step of a contest
@@ -157,11 +161,6 @@ class StepCounters:
         keys = self._lifts.keys() | self._offsets.keys() | {(1, tenant_id) for tenant_id in self._service}
         return {key: self.value(*key) for key in sorted(keys)}
 
-    def _note_tier(self, tier: int, tenant_id: str) -> None:
-        tiers = self._tiers.setdefault(tenant_id, [])
-        if tier not in tiers:
-            tiers.append(tier)
-
     def _forget(self) -> None:
         """Forgetting can cost a tenant credit, until the next word about it, and never hands it any."""
         if len(self._service) > self._max_tenants:
@@ -170,4 +169,3 @@ class StepCounters:
             # A tenant that has never been served here has no service to go by.
             self._offsets = {key: value for key, value in self._offsets.items() if key[1] in self._service}
             self._lifts = {key: value for key, value in self._lifts.items() if key[1] in self._service}
-            self._tiers = {key: tiers for key, tiers in self._tiers.items() if key in self._service}

@@ -3,6 +3,9 @@
 Three ready sets of numbers for a model of a given length, after widely used vLLM configurations: for
 interactive use (first tokens early), for throughput (offline and batch work), and for long contexts mixed
 with short requests (long prompts must not block the others).
+
+Those that say how long prompts are treated choose the composition `decode-first`, which goes by it: of
+`token-fair` the prompts are divided between tenants, and no prompt counts as long.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class TemplateSettings:
 
 def _interactive(context_tokens: int) -> TemplateSettings:
     options = PolicyOptions(
+        compose="decode-first",
         max_num_partial_prefills=2,
         max_long_partial_prefills=1,
         long_prefill_token_threshold=max(1, context_tokens * 4 // 100),
@@ -45,12 +49,13 @@ def _interactive(context_tokens: int) -> TemplateSettings:
 
 
 def _throughput(context_tokens: int) -> TemplateSettings:
-    options = PolicyOptions(max_num_partial_prefills=1, max_long_partial_prefills=1)
+    options = PolicyOptions(max_num_partial_prefills=1)
     return TemplateSettings("throughput", options, 4 * context_tokens, graph_sizes=GRAPH_SIZES)
 
 
 def _long_context(context_tokens: int) -> TemplateSettings:
     options = PolicyOptions(
+        compose="decode-first",
         max_num_partial_prefills=2,
         max_long_partial_prefills=1,
         long_prefill_token_threshold=max(1, context_tokens * 6 // 100),

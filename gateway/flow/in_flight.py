@@ -114,16 +114,13 @@ class Serials:
         known = self._engines.get(replica_id)
         if known is None or known[0] != life:
             known = self._engines[replica_id] = (life, Recent(MAX_TENANTS))
-        known[1].note(tenant_id, {**(known[1].get(tenant_id) or {}), **serials})
+        known[1].note(tenant_id, serials)
 
     def of(self, replica_id: str, life: str, tenant_id: str, tier: int) -> int:
-        """The tenant's last one; 0 where this life of the engine reported none. In a tier that was not named
-        nothing was lifted: there it is the lowest of the others."""
+        """The tenant's last one; 0 where this life of the engine reported none."""
         known = self._engines.get(replica_id)
         serials = known[1].get(tenant_id) if known is not None and known[0] == life else None
-        if not serials:
-            return 0
-        return serials.get(tier, min(serials.values()))
+        return serials.get(tier, 0) if serials else 0
 
 
 class InFlightRequests:

@@ -243,9 +243,10 @@ def test_no_eviction_policy_can_take_from_a_higher_tier() -> None:
 
 def displacements_of_the_fair_victim(max_displacements: int) -> int:
     """How often a sequence is preempted whose tenant has always had most, while others keep arriving."""
-    table = make_table(num_blocks=12, max_sequences=3, max_displacements=max_displacements)
+    table = make_table(num_blocks=12, max_sequences=3)
     # Where prompts are divided between tenants the others would be lifted to it.
-    table.set_policy(make_policy("vtc", PolicyOptions(admit="prompt-only", compose="decode-first")))
+    options = PolicyOptions(admit="prompt-only", compose="decode-first", max_displacements=max_displacements)
+    table.set_policy(make_policy("vtc", options))
     rich = add(table, "rich", tenant="rich", prompt=9, max_tokens=40)
     for number in range(200):
         table.counters.set("rich", 10**12)

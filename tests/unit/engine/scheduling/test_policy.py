@@ -58,12 +58,7 @@ def test_a_policy_describes_itself() -> None:
     assert described["evict"] == "latest-victim"
     assert described["options"] == {"compose": "token-fair", "slots": 32}
     assert described["claims"] == sorted(make_policy("fcfs", options).claims)
-    own = {
-        "max_num_partial_prefills": 4,
-        "long_chunk_permille": 400,
-        "target_step_s": 0.2,
-        "small_lane_permille": 75,
-    }
+    own = {"max_num_partial_prefills": 4, "target_step_s": 0.2, "small_lane_permille": 75}
     assert make_policy("hybrid").describe()["options"] == own
     changed = make_policy("hybrid", PolicyOptions(max_num_partial_prefills=1)).describe()["options"]
     assert changed == {**own, "max_num_partial_prefills": 1}

@@ -31,9 +31,18 @@ def test_a_lift_is_one_tiers_own_part_of_the_serial_and_told_once() -> None:
     counters.lift(1, "a", 9)
     counters.lift(1, "a", 8)
     assert (counters.value(1, "a"), counters.value(2, "a")) == (9, 5)
-    assert counters.serials("a") == {1: 9}
+    assert counters.serials("a") == {0: 5, 1: 9, 2: 5}, "of every tier: a word may come in any"
     assert counters.take_raised() == {(1, "a"): 4}
     assert counters.take_raised() == {}
+
+
+def test_a_serial_of_an_engine_before_this_one_takes_nothing_away() -> None:
+    counters = StepCounters()
+    counters.serve("a", 5)
+    counters.hear(1, "a", 1000, 70)
+    assert counters.value(1, "a") == 1000
+    counters.serve("a", 3)
+    assert counters.value(1, "a") == 1003
 
 
 def test_a_lift_that_the_owner_did_not_take_is_taken_back_by_its_next_word() -> None:

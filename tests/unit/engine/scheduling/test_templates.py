@@ -44,8 +44,11 @@ def test_every_template_makes_a_policy(name: str) -> None:
     settings = template(name, 4096)
     assert settings.name == name
     assert settings.policy == "fcfs"
-    for policy in (settings.policy, "hybrid"):
-        assert make_policy(policy, settings.options).compose.name == "decode-first"
+    assert make_policy(settings.policy, settings.options).compose.name == "decode-first"
+    # Where it says how long prompts are treated, whatever the policy.
+    treats_long = settings.options.long_prefill_token_threshold > 0
+    expected = "decode-first" if treats_long else "token-fair"
+    assert make_policy("hybrid", settings.options).compose.name == expected
 
 
 def test_an_unknown_template_is_named_with_those_that_exist() -> None:

@@ -151,7 +151,10 @@ def _options(tmp_path: Path, **fields: Any) -> EngineBenchOptions:
         ({"peers": ("openvino",)}, "peer 'openvino' is not installed in .*make bench-peers"),
         ({"peers": ("vllm",)}, "no peer 'vllm'; there are transformers, openvino"),
         ({"policy": "nonsense"}, "no policy 'nonsense'"),
-        ({"max_sequences": 64, "max_batched_tokens": 8}, r"max_sequences \(64\) must not exceed"),
+        (
+            {"policy": "fcfs", "max_sequences": 64, "max_batched_tokens": 8},
+            r"max_sequences \(64\) must not exceed",
+        ),
         ({"model": "huge"}, "'huge' is neither a model directory nor one of micro, tiny, small"),
         ({"workload": Path("none.json")}, r"none\.json cannot be read"),
     ],
