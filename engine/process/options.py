@@ -81,7 +81,7 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     max_waiting: Annotated[
         int,
         Meta(ge=1, le=1_000_000),
-        "Most sequences that wait at the engine for a place; further ones are refused. The gateway's queue has"
+        "Most sequences that wait at the engine for a place; more are refused. The gateway's queue has"
         " bounds of its own.",
     ] = 4096
     kv_watermark_permille: Annotated[

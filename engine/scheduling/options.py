@@ -116,7 +116,7 @@ class PolicyOptions:
         " allow, less a quarter for prompts.",
     ] = 0
     cap_tokens: Annotated[
-        int, Tokens, "Tokens of one prompt that a step of it takes at most, while other prompts wait."
+        int, Tokens, "Tokens of one prompt that a step of it takes at most, while other tenants have prompts."
     ] = 256
     ttft_target_s: Annotated[
         float,

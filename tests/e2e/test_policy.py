@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tests.support.server_process import MODEL, Server, until
+from tests.support.server_process import MODEL, Server, server_process, until
 
 
 def policy(server: Server, *arguments: str) -> Result:
@@ -160,3 +160,11 @@ def test_a_prompt_that_begins_like_an_earlier_one_of_its_tenant_is_found_in_the_
     assert cached(keys[0], "first") == 0
     assert cached(keys[0], "second") >= 16
     assert cached(keys[1], "third") == 0, "another tenant finds nothing of it"
+
+
+def test_without_prefix_caching_no_prompt_is_found_in_the_cache(tmp_path: Path, chat_model: Path) -> None:
+    with server_process(tmp_path / "data", chat_model, "--engine-prefix-caching", "no") as server:
+        key = server.tenant("uncached")
+        for rest in ("first", "second"):
+            usage = complete(server, key, "the same long beginning of every prompt, " + rest)["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
