@@ -146,6 +146,9 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             policy_options=policy_options,
             max_batched_tokens=steps.max_batched_tokens,
             max_sequences=steps.max_sequences,
+            max_waiting=options.max_waiting,
+            watermark_permille=options.kv_watermark_permille,
+            prefix_caching=options.prefix_caching,
         )
     except (ModelRefused, ValueError) as error:
         raise StartRefused(str(error)) from None

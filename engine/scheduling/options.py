@@ -47,15 +47,23 @@ class PolicyOptions:
         "Prompts that may be unfinished after a step that advanced them. Not set: the policy's own, mostly"
         " 1.",
     ] = None
-    max_long_partial_prefills: Annotated[int, Prompts, "Long prompts among those, at most."] = 1
+    max_long_partial_prefills: Annotated[
+        int,
+        Prompts,
+        "Long prompts among those, at most. Has no effect with the composition `token-fair`.",
+    ] = 1
     long_prefill_token_threshold: Annotated[
         int,
         Meta(ge=0, le=MOST_TOKENS),
         "A prompt is long above it, and a step takes at most that many of its tokens. 0: with one partial"
-        " prompt at a time no prompt is long; with several, above 4 per cent of the model's length.",
+        " prompt at a time no prompt is long; with several, above 4 per cent of the model's length. Has no"
+        " effect with the composition `token-fair`: see `cap_tokens`.",
     ] = 0
     long_chunk_permille: Annotated[
-        int, Meta(ge=1, le=1000), "Thousandths of the threshold that a step takes of a long prompt."
+        int,
+        Meta(ge=1, le=1000),
+        "Thousandths of the threshold that a step takes of a long prompt. Has no effect with the composition"
+        " `token-fair`.",
     ] = 1000
     target_step_s: Annotated[
         float | None,
@@ -104,10 +112,12 @@ class PolicyOptions:
     slots: Annotated[
         int,
         Meta(ge=0, le=MOST_TOKENS),
-        "Decode tokens that a step of the token-fair composition hands out at most. 0: what its tokens"
-        " allow.",
+        "Decode tokens that a step of the composition `token-fair` hands out at most. 0: what its tokens"
+        " allow, less a quarter for prompts.",
     ] = 0
-    cap_tokens: Annotated[int, Tokens, "Tokens of one prompt that a step of it takes at most."] = 256
+    cap_tokens: Annotated[
+        int, Tokens, "Tokens of one prompt that a step of it takes at most, while other tenants have prompts."
+    ] = 256
     ttft_target_s: Annotated[
         float,
         Seconds,

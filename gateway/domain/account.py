@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.messages import Decision
+from engine.messages import Decision, DecodeShare
 from gateway.domain.estimate import Estimate, Times
 from tenants.types import Amounts, Tier
 
@@ -54,6 +55,8 @@ class Account(msgspec.Struct, frozen=True):
     """The counter of its tokens, see `gateway.upstream.base.CountedOutcome`; `engine`: our own."""
     decisions: Sequence[Decision] = ()
     """What the engines' schedulers decided about it."""
+    decode: DecodeShare | None = None
+    """How its tokens came; None: an upstream that says nothing of it computed them, or none did."""
     moves: Sequence[TierMove] = ()
     """Between tiers, while it waited."""
     redemption: Redemption | None = None
@@ -91,6 +94,7 @@ class Account(msgspec.Struct, frozen=True):
                 for each in self.decisions
             ],
             "displaced": _displaced(self.decisions),
+            "decode": None if self.decode is None else decode_as_json(self.decode),
             "moves": [
                 {
                     "from": each.before.value,
@@ -113,6 +117,31 @@ class Account(msgspec.Struct, frozen=True):
         if self.stop_cause is not None:
             shown["stop_cause"] = self.stop_cause
         return shown
+
+
+def decode_together(shares: Iterable[DecodeShare]) -> DecodeShare:
+    """The sum over the sequences of a request; a step that two sat out counts twice."""
+    listed = list(shares)
+    sat_out_for: Counter[str] = Counter()
+    for each in listed:
+        sat_out_for.update(each.sat_out_for)
+    return DecodeShare(
+        floor_tokens=sum(each.floor_tokens for each in listed),
+        turn_tokens=sum(each.turn_tokens for each in listed),
+        sat_out_own=sum(each.sat_out_own for each in listed),
+        sat_out_share=sum(each.sat_out_share for each in listed),
+        sat_out_tier=sum(each.sat_out_tier for each in listed),
+        sat_out_for=dict(sat_out_for),
+    )
+
+
+def decode_as_json(share: DecodeShare) -> dict[str, Any]:
+    """How tokens came, without the names of other tenants."""
+    return {
+        "floor_tokens": share.floor_tokens,
+        "turn_tokens": share.turn_tokens,
+        "sat_out": {"own": share.sat_out_own, "share": share.sat_out_share, "tier": share.sat_out_tier},
+    }
 
 
 def _displaced(decisions: Sequence[Decision]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from gateway.domain.timeline import (
     unpack,
     wait_span,
 )
+from tenants.ledger.rows import LedgerRow
 from tenants.ledger.timelines import StoredTimeline
 
 if TYPE_CHECKING:
@@ -366,3 +367,16 @@ async def explained(
             for each in missed
         ]
     }
+
+
+async def sat_out_for(admin: Admin, settled: LedgerRow) -> list[dict[str, Any]]:
+    """For operators: the tenants that had the turns which a request's sequences sat out, most steps first.
+    Raises `DatabaseUnavailable`."""
+    steps: dict[str, int] = settled.detail.get("sat_out_for") or {}
+    if not steps:
+        return []
+    names = {each.tenant_id: each.name for each in await admin.list_tenants()}
+    return [
+        {"tenant_id": tenant_id, "tenant": names.get(tenant_id, ""), "steps": count}
+        for tenant_id, count in sorted(steps.items(), key=lambda item: (-item[1], item[0]))
+    ]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gateway.budget.holds import Holds
 from gateway.budget.stream_limiter import StreamLimiter
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.domain.account import Account
+from gateway.domain.account import Account, decode_together
 from gateway.domain.outcomes import RequestOutcome
 from gateway.domain.quote_redemption import Redemption, redemption_of
 from gateway.domain.timeline import TimelineKind
@@ -175,6 +175,8 @@ class RequestFinisher:
                 for decision in each.decisions
                 if decision.displaced_tokens
             ],
+            # Tenants that had the turns which it sat out, by id: for operators.
+            "sat_out_for": decode_together(each.decode for each in outcomes).sat_out_for,
             # Without the engine's final word what reached us counts; it may have emitted up to its lease.
             "basis": basis_of(outcomes) if is_known else "gateway",
             "upstream": served_by(upstream, outcomes),
@@ -250,6 +252,7 @@ def _account(
     call, turn = run.call, run.turn
     outcomes = [each.outcome for each in run.uses if each.outcome is not None]
     is_known = turn is None or len(outcomes) == len(run.uses)
+    basis = basis_of(outcomes) if is_known else "gateway"
     return Account(
         request_id=call.request_id,
         tenant=call.principal.tenant_name,
@@ -264,7 +267,8 @@ def _account(
         cached_tokens=use.cached_tokens,
         preemptions=sum(each.preemptions for each in outcomes),
         upstream=served_by(turn.upstream if turn is not None else None, outcomes),
-        basis=basis_of(outcomes) if is_known else "gateway",
+        basis=basis,
+        decode=decode_together(each.decode for each in outcomes) if outcomes and basis == "engine" else None,
         decisions=[decision for each in outcomes for decision in each.decisions],
         moves=run.moves,
         redemption=redemption,

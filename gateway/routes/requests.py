@@ -14,7 +14,7 @@ from litestar.params import FromPath
 
 from gateway import errors
 from gateway.domain.tiers import tier_named, tier_of
-from gateway.explain.explanation import explained
+from gateway.explain.explanation import explained, sat_out_for
 from gateway.http.authentication import principal_of
 from gateway.pools.request_actions import (
     CANCEL,
@@ -123,9 +123,15 @@ async def move_request(request: Request[Any, Any, Any], request_id: FromPath[str
     "/admin/v1/requests/{request_id:str}",
     opt=READ | ELSEWHERE,
     summary="Show any tenant's request, as its tenant sees it",
+    description="And, of one that has ended, `sat_out_for`: the tenants (`tenant_id`, `tenant`) that had the"
+    " turns which its sequences sat out, with the number of `steps`.",
 )
 async def show_any(request: Request[Any, Any, Any], request_id: FromPath[str]) -> Response[bytes]:
-    return json_response(await _shown(request, RequestAction(SHOW, request_id)))
+    ask = RequestAction(SHOW, request_id)
+    shown = await _shown(request, ask)
+    if shown["status"] == "ended":
+        shown["sat_out_for"] = await sat_out_for(gateway_of(request).deps.admin, await _ended(request, ask))
+    return json_response(shown)
 
 
 @delete(

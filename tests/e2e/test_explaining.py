@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ops.cli.main import cli
 from tests.support.server_process import MODEL, Server, until
 
 
@@ -95,6 +98,50 @@ def test_a_missed_target_is_counted_explained_and_reported(server: Server, keys:
     with server.http() as client:
         page = client.get("/metrics").text
     assert 'fairgate_slo_misses_total{cause="request",metric="ttft",tier="standard"}' in page
+
+
+def test_an_account_says_how_its_tokens_came_and_names_others_to_operators_only(server: Server) -> None:
+    names = ("turns-one", "turns-two")
+    keys = [server.tenant(name) for name in names]
+    ids = {each["name"]: each["id"] for each in server.admin("GET", "/tenants")["data"]}
+    tokens = 300
+
+    def answered(key: str, **fields: Any) -> Any:
+        body = {"model": MODEL, "prompt": "mine, then yours", "max_tokens": tokens, "ignore_eos": True}
+        with server.http(key) as client:
+            return client.post("/v1/completions", json=body | fields).json()["fairgate"]
+
+    server.admin("POST", "/policy", {"policy": "hybrid", "options": {"slots": 1}})
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            both = list(threads.map(answered, keys))
+        until(server.is_idle)
+        alone = answered(keys[0], n=2)
+    finally:
+        server.admin("POST", "/policy", {"from_settings": True})
+
+    for account in both:
+        came = account["decode"]
+        assert came["floor_tokens"] + came["turn_tokens"] == tokens
+        assert came["turn_tokens"] > tokens / 2
+        assert came["sat_out"]["share"] > tokens / 3
+        assert (came["sat_out"]["own"], came["sat_out"]["tier"]) == (0, 0)
+    assert alone["decode"]["sat_out"]["own"] > tokens / 2
+    assert alone["decode"]["sat_out"]["share"] == 0
+
+    request_id, steps = both[0]["request_id"], both[0]["decode"]["sat_out"]["share"]
+    shown = server.admin("GET", f"/requests/{request_id}")
+    assert shown["sat_out_for"] == [{"tenant_id": ids[names[1]], "tenant": names[1], "steps": steps}]
+    assert server.admin("GET", f"/requests/{alone['request_id']}")["sat_out_for"] == []
+    with server.http(keys[0]) as client:
+        own_view = client.get(f"/v1/requests/{request_id}")
+    for told in (json.dumps(both[0]), own_view.text):
+        assert names[1] not in told
+        assert ids[names[1]] not in told
+    assert "sat_out_for" not in own_view.json()
+    text = CliRunner().invoke(cli, ["request", "show", request_id, "--data-dir", str(server.data_dir)]).output
+    assert f"steps sat out: {steps:,} for the share of other tenants" in text
+    assert f"- steps sat out while others had the turns: {names[1]} {steps:,}" in text
 
 
 def test_an_operator_asks_what_if_of_what_was_served(server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ops.cli.main import cli
-from tests.support.server_process import MODEL, Server
+from tests.support.server_process import MODEL, Server, server_process, until
 
 
 def policy(server: Server, *arguments: str) -> Result:
@@ -59,6 +59,43 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
     assert "the settings say hybrid" in told
     back = json.loads(policy(server, "set", "--from-settings", "--json").stdout)
     assert (back["policy"], back["from"], back["engines"][0]["options"]) == ("hybrid", "settings", {})
+
+
+@pytest.mark.usefixtures("back_to_settings")
+def test_the_last_steps_are_shown_with_their_tokens_by_tenant(server: Server) -> None:
+    key = server.tenant("steps")
+    tenant = next(each["id"] for each in server.admin("GET", "/tenants")["data"] if each["name"] == "steps")
+    assert policy(server, "set", "hybrid", "--option", "slots=1").exit_code == 0
+    until(server.is_idle)
+    prompts, tokens = ([7] * 20, [8] * 19), 12
+    with server.http(key) as client:
+        body = {"model": MODEL, "prompt": prompts, "max_tokens": tokens, "ignore_eos": True}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    until(server.is_idle)
+    [engine] = server.admin("GET", "/policy?decisions=0&steps=40")["engines"]
+    assert engine["decisions"] == []
+    steps = [each for each in engine["steps"] if tenant in each["decodes"] or tenant in each["prompts"]]
+    assert [each["step"] for each in steps] == list(range(steps[0]["step"], steps[0]["step"] + len(steps)))
+    assert sum(each["prompts"].get(tenant, 0) for each in steps) == sum(map(len, prompts))
+    # The first token of each answer comes with the end of its prompt.
+    assert sum(each["decodes"].get(tenant, 0) for each in steps) == 2 * (tokens - 1)
+    turns = [each for each in steps if each["waiting_decodes"].get(tenant)]
+    assert len(turns) >= tokens
+    assert all((each["slots"], each["decodes"]) == (1, {tenant: 1}) for each in turns)
+    assert all(each["longest_gap_steps"] == {tenant: 1} for each in turns)
+    shown = json.loads(policy(server, "show", "--decisions", "0", "--steps", "40", "--json").stdout)
+    assert shown["engines"][0]["steps"] == engine["steps"]
+    text = policy(server, "show", "--decisions", "0", "--steps", "5").stdout
+    assert "last steps, tokens by tenant" in text
+    assert "last decisions" not in text
+    for each in engine["steps"][-5:]:
+        assert str(each["step"]) in text
+    assert engine["steps"][-6]["step"] not in [int(word) for word in text.split() if word.isdigit()]
+    assert policy(server, "show", "--steps", "4097").exit_code == 2
+    with server.http() as client:
+        refused = client.get("/admin/v1/policy?steps=4097")
+    assert refused.status_code == 400
+    assert "at most 4096" in refused.json()["error"]["message"]
 
 
 def test_a_policy_that_does_not_exist_is_named_and_nothing_changes(server: Server) -> None:
@@ -123,3 +160,11 @@ def test_a_prompt_that_begins_like_an_earlier_one_of_its_tenant_is_found_in_the_
     assert cached(keys[0], "first") == 0
     assert cached(keys[0], "second") >= 16
     assert cached(keys[1], "third") == 0, "another tenant finds nothing of it"
+
+
+def test_without_prefix_caching_no_prompt_is_found_in_the_cache(tmp_path: Path, chat_model: Path) -> None:
+    with server_process(tmp_path / "data", chat_model, "--engine-prefix-caching", "no") as server:
+        key = server.tenant("uncached")
+        for rest in ("first", "second"):
+            usage = complete(server, key, "the same long beginning of every prompt, " + rest)["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0

@@ -30,7 +30,8 @@ STEP_TOKENS = 64
 PLACES = 4
 POOL_TOKENS = 1536
 SIZES = ["--engine-max-batched-tokens", str(STEP_TOKENS), "--engine-max-sequences", str(PLACES)]
-SIZES += ["--engine-kv-blocks", str(POOL_TOKENS // 16), "--gateway-quote-credit", "0"]
+SIZES += ["--engine-kv-blocks", str(POOL_TOKENS // 16), "--engine-context", str(POOL_TOKENS)]
+SIZES += ["--engine-host-kv-blocks", "0", "--gateway-quote-credit", "0"]
 
 
 class ServedEngine:
@@ -103,6 +104,18 @@ class ServedEngine:
             for each in found
             if each["sequence_id"].startswith(request_id) and kind in ("", each["kind"])
         ]
+
+    def records(self, after: int = 0) -> list[dict[str, Any]]:
+        """What the last steps computed, by tenant; those after step `after`."""
+        shown = self.client.get("/admin/v1/policy?decisions=0&steps=4096", headers=self.owner).json()
+        return [each for each in shown["engines"][0]["steps"] if each["step"] > after]
+
+    def most_decodes(self, *prompts: int, **asked: Any) -> int:
+        """Most tokens of answers in one step of a request."""
+        until(self.server.is_idle)
+        last = self.records()[-1:]
+        self.run(*prompts, **asked)
+        return max(sum(each["decodes"].values()) for each in self.records(last[0]["step"] if last else 0))
 
     def admitted(self, request_id: str) -> list[int]:
         """The steps in which its sequences were first admitted."""
@@ -218,6 +231,12 @@ def test_order_priority(served: ServedEngine) -> None:
     served.set("vtc", order="priority")
     # The length counts the more, the more wait.
     assert served.lined_up(ALIKE, LONG, SHORT) == [0, 2, 1]
+
+
+def test_order_edf(served: ServedEngine) -> None:
+    served.set("vtc", order="edf")
+    # Inside a tenant its client's word counts; without one it is due after 30 seconds.
+    assert served.lined_up(ALIKE, ALIKE | {"timeout_s": 20.0}) == [1, 0]
 
 
 def least_served_first(served: ServedEngine, order: str) -> None:
@@ -409,6 +428,19 @@ def test_peak_quantile_permille(served: ServedEngine) -> None:
     assert near < 20 < far, "room for all that the answers may be"
 
 
+def test_peak_jump_permille(served: ServedEngine) -> None:
+    apart = {}
+    for jump in (0, 500):
+        until(served.server.is_idle)
+        served.set("vtc", admit="peak", peak_quantile_permille=500, peak_jump_permille=jump)
+        # Both together do not fit to their ends: one loses its memory.
+        served.apart(420, 420, answer=360, ignore_eos=False, tenant=f"jump-before-{jump}")
+        until(served.server.is_idle)
+        assert served.decisions(kind="preempt") + served.decisions(kind="swap")
+        apart[jump] = served.apart(420, 420, answer=360, ignore_eos=False, tenant=f"jump-after-{jump}")
+    assert 2 * apart[0] < apart[500], "having let too much in, it goes by a higher quantile"
+
+
 def test_small_lane_permille(served: ServedEngine) -> None:
     # 46 blocks, 3 and 46: one of 96 is left over, and the small one holds two.
     prompts = (719, 20, 719)
@@ -454,23 +486,45 @@ def test_compose_decode_first(served: ServedEngine) -> None:
     assert 5 <= served.steps(300) <= 7
 
 
+def beside_several(served: ServedEngine, **options: Any) -> set[int]:
+    """Tokens of a tenant's long prompt in steps in which three prompts of another tenant had more to come."""
+    until(served.server.is_idle)
+    served.run(1, tenant="one-prompt")
+    served.set("vtc", max_num_partial_prefills=3, **options)
+    after = served.records()[-1]["step"]
+    with served.held():
+        running = [served.begin(500, tenant="one-prompt")]
+        served.until_running(1)
+        running.append(served.begin(250, 250, 250, tenant="several-prompts"))
+        served.until_running(2)
+    for each in running:
+        each.result(60)
+    ids = {each["name"]: each["id"] for each in served.server.admin("GET", "/tenants")["data"]}
+    one, several = ids["one-prompt"], ids["several-prompts"]
+    contested = [
+        each["prompts"].get(one, 0)
+        for each in served.records(after)
+        if each["waiting_prompt_tokens"].get(one) and each["waiting_prompt_tokens"].get(several, 0) > 300
+    ]
+    assert len(contested) > 5
+    return set(contested[2:])
+
+
 def test_cap_tokens(served: ServedEngine) -> None:
-    served.set("vtc", compose="token-fair", cap_tokens=16)
-    assert 19 <= served.steps(300) <= 21
+    assert min(beside_several(served)) > 16, "by weight: about half of each step"
+    assert beside_several(served, cap_tokens=16) == {16}
 
 
 def test_slots(served: ServedEngine) -> None:
-    served.set("vtc", compose="token-fair", slots=2)
-    two = served.steps(8, 8, answer=40)
-    served.set("vtc", compose="token-fair", slots=1)
-    assert served.steps(8, 8, answer=40) >= 1.8 * two
+    for slots in (0, 2, 1):
+        served.set("vtc", slots=slots)
+        assert served.most_decodes(8, 8, 8, 8, answer=40) == (slots or 4)
 
 
 def test_compose_token_fair(served: ServedEngine) -> None:
-    served.set("vtc", compose="decode-first", slots=1)
-    all_at_once = served.steps(8, 8, answer=40)
-    served.set("vtc", compose="token-fair", slots=1)
-    assert served.steps(8, 8, answer=40) >= 1.8 * all_at_once
+    for compose, tokens in (("decode-first", 2), ("token-fair", 1)):
+        served.set("vtc", compose=compose, slots=1)
+        assert served.most_decodes(8, 8, answer=40) == tokens
 
 
 def test_compose_lanes(served: ServedEngine) -> None:
@@ -564,6 +618,24 @@ def test_max_displacements(served: ServedEngine) -> None:
             newcomer = served.run(8, tier="interactive")
         lost = [each for each in served.decisions(kind="pause") if newcomer in str(each["others"])]
         assert len(lost) == (1 if most else 0)
+
+
+def test_paused_keep_s(served: ServedEngine) -> None:
+    taken = {}
+    for keep_s in (0.0, 3600):
+        until(served.server.is_idle)
+        served.set("vtc", admit="prompt-only", paused_keep_s=keep_s, **SEVERAL)
+        with served.full(prompt=300, answer=100):
+            # One gives its place to a higher tier, and the others grow to more than is free.
+            with served.held():
+                higher = served.begin(8, answer=150, tier="interactive")
+                served.until_there(2)
+            higher.result(60)
+        ran = {each["sequence_id"] for each in served.decisions(kind="admit")[-PLACES - 1 :]}
+        lost = [each for each in served.decisions(kind="preempt") if each["sequence_id"] in ran]
+        taken[keep_s] = [each["rule"] for each in lost].count("paused")
+    assert taken[0.0] > 0
+    assert taken[3600] == 0, "the memory of one that runs is taken instead"
 
 
 def victims(served: ServedEngine, evict: str, *prompts: int) -> set[str]:

@@ -40,18 +40,11 @@ def test_invariants_name_tests_that_exist() -> None:
     assert missing == []
 
 
-NOT_YET_SHOWN = {
-    "test_order_edf",
-    "test_peak_jump_permille",
-    "test_paused_keep_s",
-}
-
-
 def test_the_options_of_policies_are_those_of_the_code_and_each_is_shown_on_a_served_engine() -> None:
     """On a difference: `python -m ops.settings.policy_document`."""
     text = policy_document.PAGE.read_text()
     assert policy_document.page(text) == text
     shown = set(re.findall(r"`(test_\w+)` \|\n", policy_document.table()))
     existing = set(re.findall(r"^def (test_\w+)\(", (ROOT / policy_document.TESTS).read_text(), re.M))
-    assert shown - existing == NOT_YET_SHOWN
+    assert shown - existing == set()
     assert existing - shown == set(), "each test shows one choice or option"

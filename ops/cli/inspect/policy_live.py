@@ -41,7 +41,8 @@ def show(decisions: int, steps: int) -> None:
        "decisions": [{"step": 17, "at_s": 3.2, "kind": "admit", "sequence_id": "...", "rule": "...",
        "rank": [1, 0, 12.5], "reason": "tier standard; then ...", "others": []}],
        "steps": [{"step": 17, "at_s": 3.2, "slots": 16, "decodes": {"ten_1": 4}, "prompts": {},
-       "left_tokens": 508, "waiting_decodes": {}, "waiting_prompt_tokens": {}}]}]}
+       "left_tokens": 508, "waiting_decodes": {}, "longest_gap_steps": {}, "waiting_prompt_tokens": {},
+       "waiting": {}}]}]}
     """
     _print(_ask("GET", f"?decisions={decisions}&steps={steps}"))
 
@@ -175,7 +176,9 @@ def _print(shown: dict[str, Any]) -> None:
                         "prompts",
                         "left",
                         "answers that waited",
+                        "longest gap, steps",
                         "prompt tokens to come",
+                        "in line for a place",
                     ),
                     [
                         (
@@ -185,7 +188,9 @@ def _print(shown: dict[str, Any]) -> None:
                             _by_tenant(each["prompts"]),
                             each["left_tokens"],
                             _by_tenant(each["waiting_decodes"]),
+                            _by_tenant(each["longest_gap_steps"]),
                             _by_tenant(each["waiting_prompt_tokens"]),
+                            _by_tenant(each["waiting"]),
                         )
                         for each in engine["steps"]
                     ],

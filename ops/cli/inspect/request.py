@@ -49,7 +49,9 @@ def show(request_id: str, events: bool) -> None:
        "output_tokens": 48, "cost_nanousd": 38400, "explanation": ["waited 2.0 s in line: …", …],
        "waits": {"limits_s": 0.0, "queue_s": 2.0, …}, "stages": [{"name": "queue", "start_s": 0.001, …}],
        "timeline": [{"event": "received", "at_s": 0.0, "input_tokens": 64, …}, …],
-       "misses": [{"metric": "ttft", "target_s": 0.5, "actual_s": 2.1, "cause": "quota", "evidence": {…}}]}
+       "misses": [{"metric": "ttft", "target_s": 0.5, "actual_s": 2.1, "cause": "quota", "evidence": {…}}],
+       "sat_out_for": [{"tenant_id": "ten_…", "tenant": "acme", "steps": 12}]}
+    `sat_out_for`, the tenants that had the turns which it sat out, is for operators only.
     """
     shown = _ask(request_id)
 
@@ -58,6 +60,8 @@ def show(request_id: str, events: bool) -> None:
         _waterfall(shown.get("stages") or [])
         for sentence in shown.get("explanation") or []:
             click.echo(f"- {sentence}")
+        if others := shown.get("sat_out_for"):
+            click.echo(f"- steps sat out while others had the turns: {_others(others)}")
         if shown["status"] == "ended" and shown.get("timeline") is None:
             click.echo("its timeline is not kept (any more)")
         for miss in shown.get("misses") or []:
@@ -96,7 +100,7 @@ def _ask(request_id: str) -> dict[str, Any]:
 
 async def _read(request_id: str) -> dict[str, Any]:
     """The ended request, from the database."""
-    from gateway.explain.explanation import explained
+    from gateway.explain.explanation import explained, sat_out_for
     from gateway.routes.requests import ended_request
     from ops.serving import datadir
     from tenants.admin.admin import Admin
@@ -117,7 +121,8 @@ async def _read(request_id: str) -> dict[str, Any]:
             raise Failure(f"request {request_id[:80]} {what}")
         admin = Admin(database, datadir.pepper(settings, create=True))
         explanation = await explained(lambda one: timelines.find(database, one), admin, request_id)
-        return ended_request(settled) | explanation
+        others = await sat_out_for(admin, settled)
+        return ended_request(settled) | explanation | {"sat_out_for": others}
     except (TenancyError, datadir.DataDirRefused) as error:
         raise Failure(str(error)) from None
     finally:
@@ -173,6 +178,14 @@ def _list_events(timeline: Sequence[Mapping[str, Any]]) -> None:
 def _evidence(evidence: Mapping[str, float | None]) -> str:
     said = [f"{name} {value:g}" for name, value in evidence.items() if value]
     return ", ".join(said) or "no counterfactuals"
+
+
+def _others(sat_out_for: Sequence[Mapping[str, Any]]) -> str:
+    """`acme 40, a tenant that is gone (ten_2) 3`."""
+    return ", ".join(
+        f"{each['tenant'] or 'a tenant that is gone (' + each['tenant_id'] + ')'} {each['steps']:,}"
+        for each in sat_out_for
+    )
 
 
 def _seconds(value: float) -> str:
