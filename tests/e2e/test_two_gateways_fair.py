@@ -251,4 +251,4 @@ def test_a_policy_that_cannot_be_shared_is_refused_with_the_way_out(house: tuple
     assert answer.status_code == 400, answer.text
     assert "fcfs, vtc, hybrid, not drr" in answer.text
     assert "gateway_queue=own" in answer.text
-    assert one.status()["policy"] == "vtc"
+    assert one.status()["policy"] == "hybrid"
