@@ -69,7 +69,7 @@ def _runners_above_share(
     table: SequenceTable, sequence: Sequence, placed: Collection[Sequence]
 ) -> list[Sequence]:
     """Runners of its tier whose tenants have had more service per weight, or as much with more sequences per
-    weight, and are not owed a place themselves."""
+    weight; also those that were owed their place once."""
     tier, weight = sequence.tier, sequence.submit.weight
     standings = table.standings.of_tier(tier)
     had = standings.value(sequence.tenant_id)
@@ -86,7 +86,6 @@ def _runners_above_share(
         runner
         for runner in table.running
         if runner.tier == tier
-        and not runner.submit.is_owed
         and runner not in placed
         and (runner.times_set_back < table.max_displacements or _has_recovered(runner))
         and stands_above(runner)

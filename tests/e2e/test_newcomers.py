@@ -100,7 +100,8 @@ async def flooded(flood: Server, small: Server, keys: dict[str, str], policy: st
 
     async def stream() -> None:
         while True:
-            assert (await flooding.post("/v1/completions", json=long)).status_code == 200
+            answer = await flooding.post("/v1/completions", json=long)
+            assert answer.status_code == 200, answer.text
 
     tasks = [asyncio.create_task(stream()) for _ in range(FLOOD)]
     try:
@@ -110,7 +111,7 @@ async def flooded(flood: Server, small: Server, keys: dict[str, str], policy: st
             answer = await asking.post("/v1/completions", json=short, headers=key)
             assert answer.status_code == 200, answer.text
             await watch.read()
-        assert not any(task.done() for task in tasks), "a client of the flood failed"
+        assert [task.exception() for task in tasks if task.done()] == [], "clients of the flood failed"
     finally:
         for task in tasks:
             task.cancel()

@@ -94,13 +94,6 @@ _BROKEN: list[Broken] = [
         "",
         OWED,
     ),
-    (
-        "engine/core/places.py",
-        "who is owed a place loses it again",
-        "        and not runner.submit.is_owed\n",
-        "",
-        OWED,
-    ),
     # ---- ageing
     (
         "gateway/flow/ageing.py",

@@ -113,14 +113,18 @@ def test_a_higher_tier_does_not_give_way() -> None:
     assert names(engine) == {"one", "two"}
 
 
-def test_who_is_owed_a_place_does_not_lose_it_to_another_who_is() -> None:
+def test_of_those_that_were_owed_their_place_the_tenant_that_had_more_gives_way() -> None:
+    """A flood that came first was owed its places: they are no harder to take for it."""
     engine = replica()
     for name in ("one", "two"):
         engine.submit(submit(name, "flood", 10**12, is_owed=True, max_tokens=60))
     engine.step()
     engine.submit(submit("light", "light", 10**9, is_owed=True))
     engine.step()
-    assert names(engine) == {"one", "two"}
+    assert "light" in names(engine)
+    engine.submit(submit("lighter", "lighter", 10**9, is_owed=True))
+    engine.step()
+    assert names(engine) == {"light", "lighter"}, "the flood's other one gives way, not the one that came"
 
 
 def pauses_by_share(outcomes: dict[str, SequenceOutcome], name: str) -> int:
