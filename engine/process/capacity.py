@@ -204,7 +204,7 @@ def _too_small(
     else:
         more = f"free memory, or set engine.kv_memory to at least {least}"
     tokens = num_blocks * block_tokens
-    shorter = f"; or serve shorter contexts on purpose with --context {tokens + 1}" if num_blocks else ""
+    shorter = f"; or serve shorter contexts on purpose with --context {tokens}" if num_blocks else ""
     whose = "engine.context" if wanted.context_tokens else "the model's context"
     return (
         f"the KV cache holds {tokens} tokens ({num_blocks} blocks of {block_tokens}: {why}), but {whose} is"

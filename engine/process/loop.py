@@ -227,6 +227,7 @@ class EngineLoop:
             log.info("gateway %s connected", answer.session.gateway_id)
             if answer.superseded is not None:
                 self._abandon(answer.superseded, "connected anew")
+            self._core.table.standings.begin_words()
             self._send(answer.session, messages.encode(self._ready))
 
     def _start(

@@ -7,7 +7,9 @@ the gateway (`Submit`) carries `had`, and in `heard` the last *serial* of this e
     serial = all service of the tenant here, in every tier, + its lifts in this tier
     step counter = had - heard + serial now
 
-so that no token counts twice and none is lost between. Without a word the step counter is the serial.
+so that no token counts twice and none is lost between. Without a word the step counter is the serial. A gateway
+that has heard of none (`heard` is 0: it began after the engine did) has counted nothing that came before its
+first word.
 
 Nothing is saved up. A tenant whose sequences got all that they could take while others of its tier were held
 back is raised to the lowest of those (`settle`). In the first step of a contest the tenants that were served
@@ -60,6 +62,8 @@ class StepCounters:
         self._lifts: dict[TierTenant, int] = {}
         self._offsets: dict[TierTenant, int] = {}
         """`had` - `heard` of the last word."""
+        self._unheard: dict[TierTenant, int] = {}
+        """The serial at the first of the words, up to the last one, that contain none."""
         self._raised: dict[TierTenant, int] = {}
         """Lifts that were not reported yet."""
         self._contested: dict[int, int] = {}
@@ -94,12 +98,23 @@ class StepCounters:
         return (tier, tenant_id) in self._offsets
 
     def hear(self, tier: int, tenant_id: str, had: int, heard: int) -> None:
-        """Takes a word of the counters' owner. A serial beyond the tenant's own is of an engine before this
-        one (lives can have the same name): of this one nothing past its own can be contained in `had`."""
-        self._offsets[tier, tenant_id] = had - min(heard, self.serial(tier, tenant_id))
+        """Takes a word of the counters' owner. `heard` 0: it has heard of no serial. A serial beyond the
+        tenant's own is of an engine before this one (lives can have the same name): of this one nothing past
+        its own can be contained in `had`."""
+        key = (tier, tenant_id)
+        if heard:
+            self._unheard.pop(key, None)
+            heard = min(heard, self.serial(tier, tenant_id))
+        else:
+            heard = self._unheard.setdefault(key, self.serial(tier, tenant_id))
+        self._offsets[key] = had - heard
         # Where it stood before says nothing beside where it stands now.
         self._anchors.get(tier, {}).pop(tenant_id, None)
         self._forget()
+
+    def begin_words(self) -> None:
+        """A gateway begins anew: it has counted nothing of what it has not heard of."""
+        self._unheard.clear()
 
     def serve(self, tenant_id: str, amount: int) -> None:
         """Adds service (scaled, per weight)."""
@@ -169,3 +184,4 @@ class StepCounters:
             # A tenant that has never been served here has no service to go by.
             self._offsets = {key: value for key, value in self._offsets.items() if key[1] in self._service}
             self._lifts = {key: value for key, value in self._lifts.items() if key[1] in self._service}
+            self._unheard = {key: value for key, value in self._unheard.items() if key in self._offsets}

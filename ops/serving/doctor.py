@@ -225,7 +225,7 @@ async def _sizes(settings: Settings) -> Finding:
         return Finding("sizes", False, str(error), "name another --model (FAIRGATE_MODEL)")
     except CapacityRefused as error:
         return Finding("sizes", False, str(error), "change the sizes; docs/operating.md has a table")
-    return Finding("sizes", True, "; ".join(sizes.lines()))
+    return Finding("sizes", True, f"with these settings: {'; '.join(sizes.lines())}")
 
 
 async def _speed(settings: Settings) -> Finding:

@@ -196,7 +196,7 @@ def test_a_kv_cache_smaller_than_one_context_stops_the_start(tmp_path: Path) -> 
         "fairgate serve: the engine did not start: the KV cache holds 160 tokens (10 blocks of 16:"
         " engine.kv_blocks), but the model's context is 2048 tokens, which take 128 blocks: set"
         " engine.kv_blocks to at least 128 (6MiB), or leave it out; or serve shorter contexts on purpose with"
-        " --context 161"
+        " --context 160"
     )
     assert "Traceback" not in done.stderr
 
@@ -221,7 +221,7 @@ def test_a_shorter_context_is_served_on_purpose_and_the_doctor_says_the_sizes(
     monkeypatch.setenv("FAIRGATE_ENGINE_KV_BLOCKS", "10")
     found = finding()
     assert not found["ok"]
-    assert "--context 161" in found["detail"]
+    assert "--context 160" in found["detail"]
     monkeypatch.setenv("FAIRGATE_ENGINE_CONTEXT", "161")
     found = finding()
     assert found["ok"]

@@ -65,8 +65,22 @@ _BROKEN: list[Broken] = [
     (
         COUNTERS,
         "a token counts twice",
-        "        self._offsets[tier, tenant_id] = had - heard\n",
-        "        self._offsets[tier, tenant_id] = had\n",
+        "        self._offsets[key] = had - heard\n",
+        "        self._offsets[key] = had\n",
+        COUNTERS_TEST,
+    ),
+    (
+        COUNTERS,
+        "a restarted gateway's tenants owe all that they had before",
+        "            heard = self._unheard.setdefault(key, self.serial(tier, tenant_id))\n",
+        "            heard = 0\n",
+        COUNTERS_TEST,
+    ),
+    (
+        COUNTERS,
+        "what came after a first word is lost",
+        "            heard = self._unheard.setdefault(key, self.serial(tier, tenant_id))\n",
+        "            heard = self.serial(tier, tenant_id)\n",
         COUNTERS_TEST,
     ),
     (

@@ -112,7 +112,7 @@ def test_a_cache_smaller_than_one_context_is_refused_with_the_numbers_and_both_w
     assert "holds 160 tokens (10 blocks of 16" in message
     assert "the model's context is 2048 tokens, which take 128 blocks" in message
     assert "engine.kv_blocks to at least 128 (6MiB)" in message
-    assert "--context 161" in message
+    assert "--context 160" in message
     assert sizes(cpu(16 * GIB), num_blocks=10, context_tokens=161).context_tokens == 161
     assert "engine.context is 162 tokens" in refusal(cpu(16 * GIB), num_blocks=10, context_tokens=162)
 

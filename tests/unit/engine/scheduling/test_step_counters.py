@@ -25,6 +25,28 @@ def test_a_word_and_what_came_after_it() -> None:
     assert counters.value(1, "a") == 1010, "the views meet"
 
 
+def test_a_gateway_that_heard_of_no_service_has_counted_none_before_its_first_word() -> None:
+    counters = StepCounters()
+    counters.serve_all({"much": 10_000, "little": 10})
+    for tenant_id in ("much", "little"):
+        counters.hear(1, tenant_id, 3, 0)
+        assert counters.value(1, tenant_id) == 3, "a restarted gateway's counters begin anew"
+    counters.serve("much", 5)
+    counters.hear(1, "much", 4, 0)
+    assert counters.value(1, "much") == 9, "what came after its first word counts"
+    counters.hear(1, "much", 9, counters.serial(1, "much"))
+    assert counters.value(1, "much") == 9
+
+
+def test_each_gateway_that_connects_begins_anew() -> None:
+    counters = StepCounters()
+    counters.hear(1, "a", 3, 0)
+    counters.serve("a", 50)
+    counters.begin_words()
+    counters.hear(1, "a", 3, 0)
+    assert counters.value(1, "a") == 3
+
+
 def test_a_lift_is_one_tiers_own_part_of_the_serial_and_told_once() -> None:
     counters = StepCounters()
     counters.serve("a", 5)

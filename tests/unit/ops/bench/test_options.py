@@ -27,7 +27,7 @@ from ops.cli.bench import gateway as gateway_cli
     [
         (engine_cli.engine, EngineBenchOptions, {"no_roofline"}),
         (engine_cli.scheduler, scheduler_cost.run, {"no_granularity"}),
-        (fairness_cli.fairness, live.run, {"virtual"}),
+        (fairness_cli.fairness, live.run, {"virtual", "decode"}),
         (fairness_cli.estimates, estimates.run, set()),
         (gateway_cli.contract, BudgetBenchOptions, {"json_file"}),
         (gateway_cli.gateway, GatewayBenchOptions, {"json_file"}),
