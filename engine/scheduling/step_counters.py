@@ -7,9 +7,9 @@ the gateway (`Submit`) carries `had`, and in `heard` the last *serial* of this e
     serial = all service of the tenant here, in every tier, + its lifts in this tier
     step counter = had - heard + serial now
 
-so that no token counts twice and none is lost between. Without a word the step counter is the serial. A gateway
-that has heard of none (`heard` is 0: it began after the engine did) has counted nothing that came before its
-first word.
+so that no token counts twice and none is lost between. Without a word the step counter is the serial. A
+gateway that has heard of none (`heard` is 0: it began after the engine did) has counted nothing that came
+before its first word.
 
 Nothing is saved up. A tenant whose sequences got all that they could take while others of its tier were held
 back is raised to the lowest of those (`settle`). In the first step of a contest the tenants that were served
@@ -83,10 +83,6 @@ class StepCounters:
     def serial(self, tier: int, tenant_id: str) -> int:
         """All service of the tenant here, and its lifts in this tier."""
         return self._service.get(tenant_id, self._floor) + self._lifts.get((tier, tenant_id), 0)
-
-    def service(self, tenant_id: str) -> int:
-        """All service of the tenant here."""
-        return self._service.get(tenant_id, self._floor)
 
     def serials(self, tenant_id: str) -> dict[int, int]:
         """The tenant's serials, of every tier: a gateway may be about to speak of any."""

@@ -184,7 +184,7 @@ def test_service_that_is_heard_of_goes_with_the_next_words_and_once() -> None:
     session.message(0.0, REPLICAS)
     session.answered(answer(turn("runs", life)), 0.0)
     for serial in (7, 9):
-        share = {"acme": TenantShare(3, 1, {1: serial}, {1: 500})}
+        share = {"acme": TenantShare(3, 1, dict.fromkeys(range(3), serial), {1: 500})}
         session.mirror.heard("engine-0", "engine/1", share)
     assert not session.has_news, "no news by itself"
     _, _, acts = said(session.message(1.0, REPLICAS))
@@ -201,7 +201,7 @@ def test_who_joins_again_says_what_running_requests_had() -> None:
     arrive(session, "runs")
     session.message(0.0, REPLICAS)
     session.answered(answer(turn("runs", life)), 0.0)
-    session.mirror.heard("engine-0", "", {"acme": TenantShare(3, 1, {1: 7})})
+    session.mirror.heard("engine-0", "", {"acme": TenantShare(3, 1, dict.fromkeys(range(3), 7))})
     session.message(1.0, REPLICAS)
     session.answered(answer(status="lost"), 1.0)
     _, _, acts, _ = said(session.message(2.0, REPLICAS))

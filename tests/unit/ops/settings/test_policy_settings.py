@@ -107,7 +107,7 @@ def test_the_default_is_hybrid_with_its_own_options() -> None:
 def test_a_template_sets_what_nothing_else_did() -> None:
     settings = load({"policy.template": "interactive"}).templated(8000)
     assert settings.policy.options == PolicyOptions(
-        max_num_partial_prefills=2, long_prefill_token_threshold=320
+        compose="decode-first", max_num_partial_prefills=2, long_prefill_token_threshold=320
     )
     assert (settings.engine.max_batched_tokens, settings.engine.max_sequences) == (16_000, 128)
     given = {
@@ -116,7 +116,8 @@ def test_a_template_sets_what_nothing_else_did() -> None:
         "engine.max_sequences": "9",
     }
     mixed = load(given).templated(8000)
-    assert mixed.policy.options == PolicyOptions(max_num_partial_prefills=2), "also where it is the default"
+    wanted = PolicyOptions(compose="decode-first", max_num_partial_prefills=2)
+    assert mixed.policy.options == wanted, "also where it is the default"
     assert (mixed.engine.max_batched_tokens, mixed.engine.max_sequences) == (16_000, 9)
     assert load({"policy.template": "throughput"}).templated(1 << 20).engine.max_batched_tokens == 131_072
     assert load().templated(8000) == load()
