@@ -1,8 +1,8 @@
 """Places: whose place a sequence may take when all are taken.
 
-A sequence takes the place of a lower tier's; within its tier that of a tenant that has had more service per
-weight, if its own is owed some (`Submit.is_owed`), or as much with more sequences running per weight; else
-as the policy's order says.
+A sequence takes the place of a lower tier's; within its tier, if its tenant is owed some (`Submit.is_owed`),
+that of a tenant that has had more service per weight, or has more sequences running per weight, also with a
+place less; else as the policy's order says.
 
 Bound. A sequence loses its place to an owed one at most `max_displacements` times, not counting losses after
 which it had `SET_BACK_TOKENS` of service: such a loss can be repeated, so that a flood by one tenant never
@@ -69,7 +69,11 @@ def _runners_above_share(
     table: SequenceTable, sequence: Sequence, placed: Collection[Sequence]
 ) -> list[Sequence]:
     """Runners of its tier whose tenants have had more service per weight, or as much with more sequences per
-    weight; also those that were owed their place once."""
+    weight, or have more sequences per weight also with a place less; also those that were owed their place
+    once.
+
+    By places: a tenant that has few of them and was idle for a moment begins where those stand that wait, and
+    may have had a little more than they by the time that its next request comes."""
     tier, weight = sequence.tier, sequence.submit.weight
     standings = table.standings.of_tier(tier)
     had = standings.value(sequence.tenant_id)
@@ -77,10 +81,14 @@ def _runners_above_share(
 
     def stands_above(runner: Sequence) -> bool:
         value = standings.value(runner.tenant_id)
-        if value != had:
-            return value > had
-        its = table.running_tenants.get((tier, runner.tenant_id), 0)
-        return runner.tenant_id != sequence.tenant_id and count * runner.submit.weight < its * weight
+        if value > had:
+            return True
+        if runner.tenant_id == sequence.tenant_id:
+            return False
+        its, its_weight = table.running_tenants.get((tier, runner.tenant_id), 0), runner.submit.weight
+        if value == had and count * its_weight < its * weight:
+            return True
+        return (count + 1) * its_weight <= (its - 1) * weight
 
     return [
         runner

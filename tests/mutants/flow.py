@@ -94,6 +94,13 @@ _BROKEN: list[Broken] = [
         "",
         OWED,
     ),
+    (
+        "engine/core/places.py",
+        "a place that a tenant's part of them gives is refused by the engine",
+        "        return (count + 1) * its_weight <= (its - 1) * weight\n",
+        "        return False\n",
+        OWED,
+    ),
     # ---- ageing
     (
         "gateway/flow/ageing.py",

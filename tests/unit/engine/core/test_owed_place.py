@@ -92,11 +92,26 @@ def test_without_being_owed_it_waits_for_a_place() -> None:
     assert names(engine) == {"one", "two"}
 
 
-def test_nobody_gives_way_who_has_not_had_more() -> None:
-    engine = full()
+def test_nobody_gives_way_who_has_neither_had_more_nor_more_places() -> None:
+    engine = replica()
+    for name in ("one", "two"):
+        engine.submit(submit(name, name, 10**12, max_tokens=60))
+    engine.step()
     engine.submit(submit("late", "late", 10**13, is_owed=True))
     engine.step()
     assert names(engine) == {"one", "two"}
+
+
+def test_who_has_more_places_gives_one_to_a_tenant_that_had_a_little_more() -> None:
+    """It was idle for a moment and began where the other stands: by places it is owed one all the same."""
+    engine = full()
+    engine.submit(submit("light", "light", 10**12 + 10**9, is_owed=True))
+    engine.step()
+    assert "light" in names(engine)
+    engine.submit(submit("second", "light", 10**12 + 2 * 10**9, is_owed=True))
+    for _ in range(3):
+        engine.step()
+        assert "second" not in names(engine), "both have as many then"
 
 
 def test_a_tenant_does_not_push_out_its_own() -> None:
