@@ -115,7 +115,8 @@ class ServedEngine:
         until(self.server.is_idle)
         last = self.records()[-1:]
         self.run(*prompts, **asked)
-        return max(sum(each["decodes"].values()) for each in self.records(last[0]["step"] if last else 0))
+        after: int = last[0]["step"] if last else 0
+        return max(sum(map(int, each["decodes"].values())) for each in self.records(after))
 
     def admitted(self, request_id: str) -> list[int]:
         """The steps in which its sequences were first admitted."""
