@@ -114,7 +114,10 @@ class ServedEngine:
         """Most tokens of answers in one step of a request."""
         until(self.server.is_idle)
         last = self.records()[-1:]
-        self.run(*prompts, **asked)
+        with self.held():  # so that all its prompts are there before the first step
+            running = self.begin(*prompts, **asked)
+            self.until_running(1)
+        running.result(60)
         after: int = last[0]["step"] if last else 0
         return max(sum(map(int, each["decodes"].values())) for each in self.records(after))
 
