@@ -82,11 +82,15 @@ class StepCounters:
 
     def serial(self, tier: int, tenant_id: str) -> int:
         """All service of the tenant here, and its lifts in this tier."""
-        return self._service.get(tenant_id, self._floor) + self._lifts.get((tier, tenant_id), 0)
+        return self.service(tenant_id) + self._lifts.get((tier, tenant_id), 0)
+
+    def service(self, tenant_id: str) -> int:
+        """All service of the tenant here."""
+        return self._service.get(tenant_id, self._floor)
 
     def serials(self, tenant_id: str) -> dict[int, int]:
         """The tenant's serials, of every tier: a gateway may be about to speak of any."""
-        service, lifts = self._service.get(tenant_id, self._floor), self._lifts
+        service, lifts = self.service(tenant_id), self._lifts
         return {tier: service + lifts.get((tier, tenant_id), 0) for tier in TIERS}
 
     def knows(self, tier: int, tenant_id: str) -> bool:

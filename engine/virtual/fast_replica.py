@@ -25,6 +25,7 @@ from engine.core.scheduler import schedule
 from engine.messages import StepTime, Submit, TenantService
 from engine.scheduling.admit.base import Defer
 from engine.scheduling.admit.batch_gate import RUNS
+from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence
 from engine.sizes import blocks_for
 from engine.virtual.replica import VirtualClock, VirtualRunner, VirtualTexts
@@ -54,6 +55,8 @@ class StepsTaken:
     num_tokens: int = 0
     service: Mapping[str, TenantService] | None = None
     """By tenant, where the replica counts it."""
+    lifts: Mapping[TierTenant, int] = field(default_factory=dict)
+    """See `TenantShare.lifts`."""
 
 
 @dataclass(slots=True)
@@ -169,6 +172,7 @@ class SimulatedReplica:
                 happened.first.append(sequence)
         table.commit(shares, chosen)
         table.settle(plan.room)
+        happened.lifts = table.standings.take_raised()
         self._note_blocks(step_s)
         ends = self._ends
         for sequence in [each for each in shares if len(each.token_ids) == ends[each]]:
@@ -240,6 +244,15 @@ class SimulatedReplica:
         """Steps of the run that ended before `now_s`, or with `at_now` exactly then."""
         assert self._run is not None, "no run is under way"
         return bisect_right(self._run.ends_s, now_s) if at_now else bisect_left(self._run.ends_s, now_s)
+
+    def service_of_run(self, steps: int) -> dict[str, int]:
+        """What so many steps of the run give each tenant, scaled and per weight."""
+        service: dict[str, int] = {}
+        if steps:
+            for sequence in self.table.running:
+                tenant_id = sequence.submit.tenant_id
+                service[tenant_id] = service.get(tenant_id, 0) + sequence.token_charge * steps
+        return service
 
     @property
     def in_run(self) -> bool:

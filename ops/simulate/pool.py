@@ -17,14 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.core import EngineConfig
-from engine.entry import INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
-from engine.messages import SamplingParams, Submit
+from engine.entry import COUNTER_SCALE, INPUT_TOKEN_COST, OUTPUT_TOKEN_COST, QueueEntry
+from engine.messages import SamplingParams, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy
+from engine.scheduling.step_counters import TierTenant
 from engine.sequence import Sequence
 from engine.virtual.fast_replica import SimulatedReplica, StepsTaken
 from engine.virtual.step_shapes import make_shapes
+from gateway.domain.targets import NO_TARGETS, RequestTargets, targets_of
 from gateway.flow.controller import Dispatch, FlowController, Ticket
 from gateway.flow.window import NUM_RANKS, Replica, WindowRule
 from ops.simulate.machines.machines import Machine
@@ -67,6 +69,12 @@ class Member:
     longest_idle_s: float = 0.0
     waits_until_s: float | None = None
     """The policy waits on purpose."""
+    before: dict[str, int] = field(default_factory=dict)
+    """Service of its tenants (scaled, per weight) before the step under way, which the engine counts."""
+    heard: dict[str, int] = field(default_factory=dict)
+    """Service of its tenants that the gateway knows of."""
+    lifts: dict[TierTenant, int] = field(default_factory=dict)
+    """Lifts of the steps that ended, which the gateway does not know of."""
 
 
 @dataclass(slots=True)
@@ -177,7 +185,6 @@ class SimulatedPool:
             machine.num_blocks * machine.block_tokens,
             machine.step_time,
             machine.max_batched_tokens,
-            reports=False,
         )
         return Member(number, replica_id, engine, size)
 
@@ -216,9 +223,12 @@ class SimulatedPool:
         if member.is_busy:
             member.idle_since_s = self.now_s
         member.is_busy, member.happened = False, None
+        member.before = {}
         if engine.in_run:
             engine.end_run()
         if happened is not None:
+            for key, amount in happened.lifts.items():
+                member.lifts[key] = member.lifts.get(key, 0) + amount
             for sequence in happened.first:
                 self._first(sequence)
             if happened.service is not None:
@@ -242,7 +252,11 @@ class SimulatedPool:
         """The gateway's decision after an arrival, or after answers that ended at `member`: dispatches what
         may go."""
         if arriving is not None or len(self.flow):
+            for each in self.members:
+                self._hear(each, member, finished if each is member else ())
             self._settle_emitted(member)
+        elif member is not None:
+            self._hear(member, member, finished)
         for sequence in finished:
             self._finish(sequence)
         if arriving is not None:
@@ -268,6 +282,11 @@ class SimulatedPool:
         if steps:
             ends_s = engine.begin_run(steps)[-1]
         else:
+            standings = engine.table.standings
+            member.before = {
+                tenant_id: standings.service(tenant_id)
+                for tenant_id in {each.submit.tenant_id for each in engine.table.sequences.values()}
+            }
             happened = engine.step()
             if not happened.num_tokens:
                 self._wait(member, happened)
@@ -320,6 +339,7 @@ class SimulatedPool:
             request.tier,
             request.weight,
             high,
+            deadline_s=_targets(request, median).deadline_s,
         )
         ticket = Ticket(
             entry,
@@ -340,6 +360,45 @@ class SimulatedPool:
         room = min(machine.context_tokens, machine.num_blocks * machine.block_tokens + 1)
         return max(request.output_tokens, min(self._declared_tokens, room - request.input_tokens))
 
+    def _hear(self, member: Member, cause: Member | None, finished: Iterable[Sequence]) -> None:
+        """What the steps of a replica that have ended reported, as far as the gateway has not heard of it."""
+        engine = member.engine
+        standings = engine.table.standings
+        ended = engine.steps_ended(self.now_s, at_now=_is_before(member, cause)) if engine.in_run else 0
+        in_run = engine.service_of_run(ended)
+        under_way = member.happened
+        weights = {
+            each.submit.tenant_id: each.submit.weight
+            for line in (
+                engine.table.sequences.values(),
+                finished,
+                under_way.finished if under_way is not None else (),
+            )
+            for each in line
+        }
+        lifts: dict[str, dict[int, int]] = {}
+        for (tier, tenant_id), amount in member.lifts.items():
+            lifts.setdefault(tenant_id, {})[tier] = amount
+        member.lifts = {}
+        shares: dict[str, TenantShare] = {}
+        for tenant_id in weights.keys() | lifts.keys():
+            counted = standings.service(tenant_id)
+            service = member.before.get(tenant_id, counted) + in_run.get(tenant_id, 0)
+            grown = service - member.heard.get(tenant_id, 0)
+            if not grown and tenant_id not in lifts:
+                continue
+            member.heard[tenant_id] = service
+            serials = {
+                tier: serial - counted + service for tier, serial in standings.serials(tenant_id).items()
+            }
+            if under_way is not None:
+                for tier in serials:
+                    serials[tier] -= under_way.lifts.get((tier, tenant_id), 0)
+            cost = round(grown * weights.get(tenant_id, 1.0) / COUNTER_SCALE)
+            shares[tenant_id] = TenantShare(cost, 0, serials, lifts.get(tenant_id, {}))
+        if shares:
+            self.flow.heard(member.replica_id, "", shares)
+
     def _send(self, turn: Dispatch, cause: Member | None) -> None:
         entry = turn.ticket.entry
         row, request = self._live[entry.entry_id]
@@ -352,7 +411,14 @@ class SimulatedPool:
         self.records.replica[row] = member.number
         engine = member.engine
         if engine.in_run:
-            steps = engine.steps_begun(self.now_s, at_now=_is_before(member, cause))
+            at_now = _is_before(member, cause)
+            steps = engine.steps_begun(self.now_s, at_now=at_now)
+            ended = engine.service_of_run(engine.steps_ended(self.now_s, at_now=at_now))
+            standings = engine.table.standings
+            member.before = {
+                tenant_id: standings.service(tenant_id) + ended.get(tenant_id, 0)
+                for tenant_id in {each.submit.tenant_id for each in engine.table.running}
+            }
             member.ticket += 1
             heapq.heappush(self._events, (engine.end_run(steps), member.number, member.ticket))
             member.happened = None
@@ -371,9 +437,12 @@ class SimulatedPool:
                 tier=turn.tier,
                 weight=request.weight,
                 counter=turn.counter,
+                had=turn.had,
+                heard=turn.heard,
                 is_owed=turn.is_owed,
                 predicted_output_tokens=entry.predicted_output_tokens,
                 predicted_high_tokens=entry.predicted_high_tokens,
+                **_targets(request, entry.predicted_output_tokens).for_engine(self.now_s),
             ),
             request.output_tokens,
         )
@@ -453,6 +522,14 @@ class SimulatedPool:
 
 SAMPLING = SamplingParams(seed=None)
 _OWN_TOKENS = 1 << 30
+
+
+def _targets(request: SimulatedRequest, output_tokens: int) -> RequestTargets:
+    """As a gateway takes them from its tenant's SLO."""
+    if request.e2e_target_s is None:
+        return NO_TARGETS
+    slo_s = {"e2e": request.e2e_target_s}
+    return targets_of(slo_s, None, since_s=request.arrival_s, expires_s=None, output_tokens=output_tokens)
 
 
 def _is_before(member: Member, cause: Member | None) -> bool:

@@ -45,7 +45,14 @@ class SteppedReplica(SimulatedReplica):
         result = self.core.step()
         self.now_s = self.clock.now_s
         taken = StepsTaken(
-            wait_until_s=result.wait_until_s, num_tokens=result.num_tokens, service=result.service
+            wait_until_s=result.wait_until_s,
+            num_tokens=result.num_tokens,
+            service=result.service,
+            lifts={
+                (tier, tenant_id): amount
+                for tenant_id, share in result.shares.items()
+                for tier, amount in share.lifts.items()
+            },
         )
         for delta in result.deltas.get(GATEWAY_ID, ()):
             sequence = known[delta.sequence_id]

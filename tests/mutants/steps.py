@@ -10,6 +10,7 @@ COUNTERS_TEST = "tests/unit/engine/scheduling/test_step_counters.py"
 CORE_TEST = "tests/unit/engine/core/test_core.py"
 OWED_TEST = "tests/unit/engine/core/test_owed_place.py"
 STEPS_TEST = "tests/unit/engine/core/test_token_fair_steps.py"
+TOGETHER_TEST = "tests/property/test_step_fairness.py"
 TURNS_TEST = "tests/unit/engine/scheduling/compose/test_token_fair.py"
 
 _BROKEN: list[Broken] = [
@@ -61,6 +62,20 @@ _BROKEN: list[Broken] = [
         "        wanted[begun] = min(_left(begun), -(-tokens // FIRST_PART))\n",
         "        wanted[begun] = 0\n",
         f"{TURNS_TEST}::test_a_tenants_prompt_that_was_begun_first_has_a_quarter_beside_shorter_ones",
+    ),
+    (
+        COUNTERS,
+        "the steps go by a counter of their own",
+        "        return self._offsets.get((tier, tenant_id), 0) + self.serial(tier, tenant_id)\n",
+        "        return self.serial(tier, tenant_id)\n",
+        TOGETHER_TEST,
+    ),
+    (
+        "gateway/flow/controller.py",
+        "the queue does not take over what the steps lifted",
+        "                self.queue.raise_by(tenant_id, tier, amount)\n",
+        "                pass\n",
+        f"{TOGETHER_TEST}::test_a_tenant_that_was_served_whole_has_saved_nothing_up",
     ),
     (
         COUNTERS,

@@ -19,7 +19,7 @@ from engine.scheduling.counters import ServiceCounters
 from gateway.flow.ageing import effective_tier
 from gateway.flow.controller import Dispatch, FlowController, QueueFull, Ticket
 from gateway.flow.lanes import LaneRule
-from gateway.flow.window import Replica, WindowRule
+from gateway.flow.window import OWED_KV_PART, OWED_PART, Replica, WindowRule
 
 MAX_QUEUED = 12
 MAX_QUEUED_PER_TENANT = 5
@@ -154,7 +154,9 @@ class Histories(RuleBasedStateMachine):
             self.cost[entry.tenant_id] += entry.predicted_cost
             MET["dispatched"] += 1
         for turn in turns:
-            self._check_window(turn)
+            self._check_window(
+                turn, any(each.is_owed for each in turns if each.replica_id == turn.replica_id)
+            )
         if not turns and self.waiting and replicas:
             MET["blocked"] += 1
             # Work conservation: the head of the queue finds no room anywhere.
@@ -192,7 +194,7 @@ class Histories(RuleBasedStateMachine):
             assert self.ranks[each.entry_id] > turn.tier, "a request displaces one of its own tier"
             MET["displaced"] += 1
 
-    def _check_window(self, turn: Dispatch) -> None:
+    def _check_window(self, turn: Dispatch, is_wider: bool) -> None:
         rank = turn.tier
         size = next(replica for replica in self.replicas if replica.replica_id == turn.replica_id)
         mates = [each for each in self.running_of(turn.replica_id) if self.ranks[each.entry.entry_id] <= rank]
@@ -200,8 +202,14 @@ class Histories(RuleBasedStateMachine):
             MET["passed lower work"] += 1
         if mates:
             live = self.flow.load(turn.replica_id).ahead_of(rank)
-            assert live[0] <= size.max_sequences + LOOKAHEAD, "too many sequences in the window"
-            assert live[1] <= size.kv_tokens or turn.ticket.kv_tokens > size.kv_tokens, "too many KV tokens"
+            # With this turn, or one after it, for a tenant that is owed service.
+            places, kv_tokens = size.max_sequences + LOOKAHEAD, size.kv_tokens
+            if is_wider:
+                MET["wider for one owed"] += live[0] > places or live[1] > kv_tokens
+                places += size.max_sequences // OWED_PART
+                kv_tokens += size.kv_tokens // OWED_KV_PART
+            assert live[0] <= places, "too many sequences in the window"
+            assert live[1] <= kv_tokens or turn.ticket.kv_tokens > size.kv_tokens, "too many KV tokens"
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -327,6 +335,7 @@ def test_the_histories_met_what_they_are_about() -> None:
         "expired",
         "beyond prediction",
         "passed lower work",
+        "wider for one owed",
         "with others waiting",
         "by reservation",
         "aged",

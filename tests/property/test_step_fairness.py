@@ -1,125 +1,150 @@
 """Queue and steps together share service by weight on random histories.
 
-A queue that charges the predicted cost when it dispatches, in front of an engine core on virtual time whose
-steps have fewer slots than sequences. Slots change, some sequences have TPOT targets, answers are longer or
-shorter than predicted. All tenants are backlogged all the time.
+The flow controller that serves, in front of the core of an engine on virtual time whose steps have fewer
+slots than sequences: both decide, by the one counter of each tenant. Slots, the cap and the time of a step
+change, some sequences have TPOT targets, answers are longer or shorter than predicted.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 
-from engine.core.core import EngineConfig
 from engine.entry import COUNTER_SCALE
-from engine.messages import Submit
-from engine.scheduling.compose.token_fair import TokenFair
-from engine.scheduling.counters import scaled
 from engine.scheduling.options import PolicyOptions
-from engine.virtual.replica import VirtualReplica, virtual_prompt
+from engine.scheduling.policy import make_policy
+from tests.support.virtual_gateway import Job, VirtualGateway, service
 
 PLACES = 12
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
-STEPS = 400
+BOUND = 2 * (LONGEST_PROMPT + 2 * LONGEST_OUTPUT)
+"""Twice a request's cost, per weight of the lightest tenant. The bound of the queue alone, by the cost of all
+that runs (invariant 8), is eighteen times as much."""
+STEPS = 800
+TENANTS = ("a", "b", "c")
 
 
-class QueueAndEngine:
-    """One writer of the counters, as a gateway is, with the two views of them."""
+@dataclass
+class Together:
+    """A gateway and an engine; tenants always have requests waiting, but for `modest` and `absent`."""
 
-    def __init__(self, seed: int, *, compose: str = "") -> None:
-        self.rng = random.Random(seed)
+    seed: int
+    policy: str
+    modest: str = ""
+    """A tenant with one stream at a time."""
+    absent: tuple[str, ...] = ()
+    """Tenants without any."""
+    slots: tuple[int, ...] = (1, 3, 5, 8, 0)
+    rng: random.Random = field(init=False)
+    weights: dict[str, float] = field(init=False)
+    gateway: VirtualGateway = field(init=False)
+    contested: int = 0
+    """Steps in which a decoding sequence had no token."""
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
         self.weights = {"a": 1.0, "b": self.rng.choice((1.0, 3.0)), "c": 2.0}
-        options = PolicyOptions(compose=compose, slots=0 if compose else 4, cap_tokens=32)
-        config = EngineConfig(
-            policy="vtc", policy_options=options, max_batched_tokens=48, max_sequences=PLACES
+        self.gateway = VirtualGateway(
+            policy=self.policy, options=self.options(), max_sequences=PLACES, max_batched_tokens=48
         )
-        self.engine = VirtualReplica(config, num_blocks=4096)
-        self.charged = dict.fromkeys(self.weights, 0)
-        self.ahead = dict.fromkeys(self.weights, 0)
-        self.heard = dict.fromkeys(self.weights, 0)
-        self.had: Counter[str] = Counter()
-        """Cost tokens computed for each."""
-        self.sizes: dict[str, tuple[str, int, int]] = {}
-        """Of those in flight: tenant, prompt tokens, predicted output tokens."""
-        self.number = 0
-        self.spread = 0.0
 
-    def dispatch(self) -> None:
-        """The lowest counter goes next, while there are places."""
-        while len(self.sizes) < PLACES + 1:
-            tenant = min(self.weights, key=lambda each: (self.charged[each], each))
-            prompt, predicted = self.rng.randint(1, LONGEST_PROMPT), self.rng.randint(5, LONGEST_OUTPUT)
-            self.number += 1
-            name, weight = f"s{self.number}", self.weights[tenant]
-            self.change(tenant, prompt + 2 * predicted)
-            self.sizes[name] = (tenant, prompt, predicted)
-            output = self.rng.randint(1, LONGEST_OUTPUT)
-            submit = Submit(
-                sequence_id=name,
-                request_id=name,
-                tenant_id=tenant,
-                prompt_token_ids=virtual_prompt(name, prompt),
-                max_tokens=output,
-                lease_tokens=output,
-                weight=weight,
-                counter=self.charged[tenant],
-                had=self.charged[tenant] - self.ahead[tenant],
-                heard=self.heard[tenant],
-                predicted_output_tokens=predicted,
-                tpot_target_s=self.rng.choice((0.0, 0.0, 0.004)) if tenant == "a" else 0.0,
-            )
-            assert self.engine.submit(submit) is None
+    def options(self) -> PolicyOptions:
+        return PolicyOptions(
+            slots=self.rng.choice(self.slots),
+            cap_tokens=self.rng.choice((16, 32)),
+            target_step_s=self.rng.choice((0.0, 0.003, 0.01)),
+        )
 
-    def change(self, tenant: str, cost: int) -> None:
-        self.charged[tenant] += scaled(cost, self.weights[tenant])
-        self.ahead[tenant] += scaled(cost, self.weights[tenant])
+    def job(self, tenant: str) -> Job:
+        return Job(
+            tenant,
+            self.rng.randint(1, LONGEST_PROMPT),
+            self.rng.randint(1, LONGEST_OUTPUT),
+            weight=self.weights[tenant],
+            max_tokens=LONGEST_OUTPUT,
+            tpot_target_s=self.rng.choice((0.0, 0.0, 0.004)) if tenant == "a" else 0.0,
+        )
 
-    def step(self) -> None:
-        compose = self.engine.core.table.policy.compose
-        if isinstance(compose, TokenFair) and self.rng.random() < 0.1:
-            compose.slots = self.rng.choice((1, 3, 5, 8, 0))
-        result = self.engine.step()
-        for tenant, share in result.shares.items():
-            # Its requests wait: a lift is not taken over.
-            self.heard[tenant] = share.serials.get(1, self.heard[tenant])
-            cost = share.total.computed_tokens + 2 * share.total.emitted_tokens
-            self.ahead[tenant] -= scaled(cost, self.weights[tenant])
-            self.had[tenant] += cost
-        for delta in result.deltas.get("virtual", []):
-            if delta.outcome is not None:
-                tenant, _, predicted = self.sizes.pop(delta.sequence_id)
-                self.change(tenant, 2 * (delta.outcome.emitted_tokens - predicted))
-        per_weight = [self.had[tenant] / weight for tenant, weight in self.weights.items()]
-        self.spread = max(self.spread, max(per_weight) - min(per_weight))
+    def run(self, steps: int = STEPS) -> float:
+        """The largest difference of service per weight between two tenants, since the first of `steps`."""
+        gateway, core = self.gateway, self.gateway.replica.core
+        before, until, spread = service(gateway), gateway.steps + steps, 0.0
 
-    def run(self) -> None:
-        for _ in range(STEPS):
-            self.dispatch()
-            self.step()
-            standings = self.engine.core.table.standings
-            for tenant, heard in self.heard.items():
-                assert standings.serial(1, tenant) >= heard
+        def goes_on() -> bool:
+            nonlocal spread
+            for tenant in TENANTS:
+                if tenant in self.absent:
+                    continue
+                if tenant == self.modest:
+                    live = gateway.queued(tenant) + sum(
+                        flight.ticket.entry.tenant_id == tenant for flight in gateway.flow.in_flight()
+                    )
+                    if not live:
+                        gateway.arrive(self.job(tenant))
+                    continue
+                # More than a step takes from the queue: none is without a waiting request for a moment.
+                while gateway.queued(tenant) < 8:
+                    gateway.arrive(self.job(tenant))
+            if self.rng.random() < 0.05:
+                core.table.set_policy(make_policy(self.policy, self.options()))
+            had = service(gateway)
+            per_weight = [
+                (had.get(tenant, 0) - before.get(tenant, 0)) / self.weights[tenant] for tenant in TENANTS
+            ]
+            spread = max(spread, max(per_weight) - min(per_weight))
+            self.contested += any(record.waiting_decodes for record in core.step_log.last(1))
+            return gateway.steps < until
+
+        gateway.run(while_=goes_on)
+        return spread
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_backlogged_tenants_stay_within_the_bound_whatever_slots_and_targets_do(seed: int) -> None:
-    history = QueueAndEngine(seed)
-    history.run()
-    assert min(history.had.values()) > 1000
-    # Twice a request's cost; the cost of all that runs, which bounds the queue alone, is six times as much.
-    assert history.spread <= 2 * (LONGEST_PROMPT + 2 * LONGEST_OUTPUT) / min(history.weights.values())
+@pytest.mark.parametrize("policy", ["vtc", "hybrid"])
+@pytest.mark.parametrize("seed", range(3))
+def test_backlogged_tenants_stay_within_the_bound_whatever_slots_and_targets_do(
+    seed: int, policy: str
+) -> None:
+    history = Together(seed, policy)
+    assert history.run() <= BOUND
+    assert min(service(history.gateway).values()) > 1000
+    assert history.contested > STEPS / 2, "there were slots for all"
+    assert history.gateway.words > 100, "the gateway had heard of nothing"
+    assert history.gateway.lifts > 50
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", ["vtc", "hybrid"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenant_that_was_served_whole_has_saved_nothing_up(seed: int, policy: str) -> None:
+    history = Together(seed, policy, modest="c", slots=(8,))
+    saved = history.run()
+    assert saved > 2 * BOUND, "its part was hardly more than it asked for"
+    history.modest = ""
+    assert history.run() <= BOUND
+    assert history.gateway.lifts > 50
+    assert history.contested > STEPS / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_comes_after_others_had_long_had_all_begins_where_they_stand(seed: int) -> None:
+    history = Together(seed, "hybrid", absent=("b", "c"), slots=(4,))
+    assert history.run() > 2 * BOUND
+    history.absent = ()
+    assert history.run() <= BOUND
+    assert history.contested > STEPS / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_the_views_meet_when_all_has_ended(seed: int) -> None:
-    history = QueueAndEngine(seed)
+    history = Together(seed, "vtc")
     history.run()
-    while history.engine.core.has_work():
-        history.step()
-    assert not history.sizes
-    # But for rounding, at most one unit of a millionth token a message.
-    assert all(abs(ahead) < 10_000 for ahead in history.ahead.values())
-    for tenant, weight in history.weights.items():
-        assert abs(history.charged[tenant] - history.had[tenant] * COUNTER_SCALE / weight) < COUNTER_SCALE
+    gateway = history.gateway
+    assert any(gateway.flow.dispatched.ahead.of(tenant) > 0 for tenant in TENANTS)
+    gateway.flow.drain(gateway.clock.now_s)
+    gateway.run()
+    assert not list(gateway.flow.in_flight())
+    for tenant, had in service(gateway).items():
+        assert gateway.flow.dispatched.ahead.of(tenant) == 0
+        charged = gateway.flow.counters.value(tenant)
+        assert abs(charged - had * COUNTER_SCALE / history.weights[tenant]) < COUNTER_SCALE

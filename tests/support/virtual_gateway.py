@@ -17,6 +17,7 @@ from engine.forecast.wait.arrivals import ArrivalRates
 from engine.forecast.wait.forecast import EngineLoad, Forecast, forecast
 from engine.messages import StepTime, Submit, TenantShare
 from engine.scheduling.counters import ServiceCounters
+from engine.scheduling.options import PolicyOptions
 from engine.step_time.model import PRIOR
 from engine.virtual.replica import VirtualReplica, virtual_prompt
 from gateway.estimates.engine_load import flights_of
@@ -38,6 +39,7 @@ class Job:
     tier: int = 1
     weight: float = 1.0
     max_tokens: int = 512
+    tpot_target_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class VirtualGateway:
         self,
         *,
         policy: str = "vtc",
+        options: PolicyOptions | None = None,
         max_sequences: int = 16,
         max_batched_tokens: int = 256,
         num_blocks: int = 4096,
@@ -75,7 +78,12 @@ class VirtualGateway:
         log_records: int = 16,
     ) -> None:
         self.replica = VirtualReplica(
-            EngineConfig(policy=policy, max_sequences=max_sequences, max_batched_tokens=max_batched_tokens),
+            EngineConfig(
+                policy=policy,
+                policy_options=options or PolicyOptions(),
+                max_sequences=max_sequences,
+                max_batched_tokens=max_batched_tokens,
+            ),
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             step_time=step_time,
@@ -95,6 +103,10 @@ class VirtualGateway:
         self.rates = ArrivalRates()
         self.done: list[Done] = []
         self.steps = 0
+        self.words = 0
+        """Requests sent with a serial that the engine had reported."""
+        self.lifts = 0
+        """By the engine, heard of."""
         self._sizes = [Replica(REPLICA_ID, max_sequences, num_blocks * block_tokens, life=LIFE)]
         self._max_batched_tokens = max_batched_tokens
         self._on_end = on_end
@@ -180,6 +192,7 @@ class VirtualGateway:
             entry = turn.ticket.entry
             record = self._records[entry.entry_id]
             record.dispatched_s = self.clock.now_s
+            self.words += turn.heard > 0
             job = record.job
             refused = self.replica.submit(
                 Submit(
@@ -196,6 +209,7 @@ class VirtualGateway:
                     heard=turn.heard,
                     is_owed=turn.is_owed,
                     predicted_output_tokens=entry.predicted_output_tokens,
+                    tpot_target_s=job.tpot_target_s,
                 ),
                 output_tokens=job.output_tokens,
             )
@@ -210,6 +224,7 @@ class VirtualGateway:
             )
             for tenant_id, share in result.shares.items()
         }
+        self.lifts += sum(len(share.lifts) for share in service.values())
         self.flow.heard(REPLICA_ID, LIFE, service)
         for deltas in result.deltas.values():
             for delta in deltas:

@@ -16,9 +16,11 @@ from ops.simulate.engine_run import EngineRun, Moment, run_load
 from ops.simulate.traffic.arrivals import fixed, merged, stream
 
 WINDOW_STEPS = 64
+SETTLED_STEPS = 100
+"""After the last prompt: what one tenant's prompts had while the other had none is paid back by then."""
 SLOTS = 25
 CAP_TOKENS = 32
-INPUT_TOKENS, OUTPUT_TOKENS = 48, 200
+INPUT_TOKENS, OUTPUT_TOKENS = 48, 300
 """A prompt is longer than the cap, so that the cap acts."""
 MACHINE = replace(A10G_LLAMA_2_7B, kv_tokens=64_000, max_sequences=64, max_batched_tokens=256)
 
@@ -74,7 +76,8 @@ def composition(policies: Collection[str]) -> Report:
     report = Report(f"token-fair composition: {SLOTS} slots a step, twice as many sequences", COLUMNS)
     report.notes.append(
         "due: by weight, at most one token a step for each sequence, the rest to the other; every stretch of"
-        f" {WINDOW_STEPS} steps in which all sequences decode; floor, credit and cap: how often each acted"
+        f" {WINDOW_STEPS} steps in which all sequences decode, from {SETTLED_STEPS} after the last prompt on;"
+        " floor, credit and cap: how often each acted"
     )
     for parties in PARTIES:
         run = _run(parties)
@@ -118,8 +121,11 @@ def tokens_in_windows(moments: Sequence[Moment], parties: Sequence[ComposeTenant
     all_sequences = {party.tenant: party.sequences for party in parties}
     found = []
     sums = [0]
-    for moment in moments:
-        if moment.running != all_sequences or any(moment.computed.values()):
+    last_prompt = max(
+        (step for step, moment in enumerate(moments) if any(moment.computed.values())), default=0
+    )
+    for moment in moments[last_prompt + SETTLED_STEPS :]:
+        if moment.running != all_sequences:
             sums = [0]
             continue
         sums.append(sums[-1] + moment.emitted.get(parties[0].tenant, 0))
