@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from engine.scheduling.policy import HYBRID_OPTIONS
 from ops.cli.main import cli
 from tests.support.server_process import MODEL, Server, server_process, until
+
+OWN = HYBRID_OPTIONS.changed()
+"""Options of which the default policy has values of its own."""
 
 
 def policy(server: Server, *arguments: str) -> Result:
@@ -58,7 +62,7 @@ def test_the_policy_changes_while_it_runs_and_says_what_it_decided(server: Serve
     assert "policy vtc (order=hybrid, slots=16) (the queue's order: hybrid)" in told
     assert "the settings say hybrid" in told
     back = json.loads(policy(server, "set", "--from-settings", "--json").stdout)
-    assert (back["policy"], back["from"], back["engines"][0]["options"]) == ("hybrid", "settings", {})
+    assert (back["policy"], back["from"], back["engines"][0]["options"]) == ("hybrid", "settings", OWN)
 
 
 @pytest.mark.usefixtures("back_to_settings")
@@ -123,7 +127,7 @@ def test_an_option_that_is_not_understood_is_named_and_nothing_changes(
     assert result.exit_code == 1
     assert message in result.output
     shown = json.loads(policy(server, "show", "--json").stdout)
-    assert (shown["policy"], shown["options"], shown["engines"][0]["options"]) == ("hybrid", {}, {})
+    assert (shown["policy"], shown["options"], shown["engines"][0]["options"]) == ("hybrid", {}, OWN)
 
 
 @pytest.mark.usefixtures("back_to_settings")

@@ -176,14 +176,15 @@ def test_a_client_need_not_know_which_gateway_has_its_request(house: tuple[list[
         assert listed["gateways_missing"] == 0
         offer = client.post(f"{path}/tier", json={"service_tier": "priority", "preview": True}).json()
         assert (offer["moved"], offer["tier"], offer["to"]["tier"]) == (False, "standard", "interactive")
-        moved = client.post(f"{path}/tier", json={"service_tier": "priority"}).json()
-        assert (moved["moved"], moved["tier"]) == (True, "interactive")
+        # In the crowd's own tier it would be owed a place.
+        moved = client.post(f"{path}/tier", json={"service_tier": "flex"}).json()
+        assert (moved["moved"], moved["tier"]) == (True, "batch")
         # Its owner's only, wherever it is.
         with one.http(crowd) as stranger:
             for refused in (stranger.get(path), stranger.delete(path)):
                 assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
-        by_operator = one.admin("POST", f"/requests/{request_id}/tier", {"service_tier": "flex"})
-        assert (by_operator["moved"], by_operator["from"]["tier"]) == (True, "interactive")
+        by_operator = one.admin("POST", f"/requests/{request_id}/tier", {"service_tier": "default"})
+        assert (by_operator["moved"], by_operator["from"]["tier"]) == (True, "batch")
         assert client.delete(path).json()["status"] == "cancelled"
         assert any("request_cancelled" in line for line in lines)
         until(lambda: client.get(path).json()["status"] == "ended")

@@ -277,7 +277,7 @@ def test_without_torch_the_engine_says_what_to_install(model_dir: Path, tmp_path
 def test_an_option_out_of_bounds_is_named(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_sequences must be at least 1, not -1"):
         engine_options(model_dir, tmp_path, max_sequences=-1)
-    wrong = engine_options(model_dir, tmp_path, max_sequences=64, max_batched_tokens=32)
+    wrong = engine_options(model_dir, tmp_path, max_sequences=64, max_batched_tokens=32, policy="fcfs")
     assert "max_sequences (64) must not exceed max_batched_tokens (32)" in start_refused(wrong)
 
 

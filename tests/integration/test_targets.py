@@ -104,6 +104,7 @@ async def test_a_clients_word_orders_its_tenants_own_requests_only(house: Target
 
 
 async def test_an_engine_is_sent_what_is_left_of_each_target(house: TargetHouse) -> None:
+    house.flow.set_order("edf")
     await house.fill()
     run = await house.waiting("tight", timeout_s=2.0)
     house.engine.end(next(iter(house.engine.submitted)), "stop")
@@ -126,6 +127,7 @@ async def test_without_targets_an_engine_is_sent_none(house: TargetHouse) -> Non
 
 
 async def test_another_tier_has_other_targets(house: TargetHouse) -> None:
+    house.flow.set_order("edf")
     await house.fill()
     run = await house.waiting("loose", timeout_s=10.0)
     arrived_s = run.times.arrived_s

@@ -76,6 +76,8 @@ OTHERS = replace(PRINCIPAL, tenant_id="ten_2", tenant_name="others", limits=())
 async def line(sqlite_url: str) -> AsyncIterator[Line]:
     database = open_database(sqlite_url)
     made = Line(database)
+    # By tenants one without a running request would be owed a place.
+    made.flow.set_order("fcfs")
     yield made
     await made.close()
     await database.close()

@@ -25,6 +25,8 @@ NOON_S = 1_700_136_020.0
 STALE_S = 15.0
 REPLICAS = [Replica("a", 4, 10_000), Replica("b", 4, 10_000)]
 PLACES = 2 * (4 + 2)
+OWED = sum(each.max_sequences // OWED_PART for each in REPLICAS)
+"""Places that requests of tenants below their part of them may take besides."""
 WARM_UP = 100
 """Endings until everything that runs was chosen while both were waiting."""
 
@@ -132,7 +134,7 @@ def test_weights_hold_within_one_per_cent_though_all_of_one_tenant_enters_by_one
         if turn >= WARM_UP:
             served[entry.tenant_id] += entry.input_tokens + 2 * emitted
         house.hear()
-        assert len(house.running(house.east)) + len(house.running(house.west)) == PLACES
+        assert PLACES <= len(house.running(house.east)) + len(house.running(house.west)) <= PLACES + OWED
     ratio = served["three"] / served["one"]
     assert 2.97 <= ratio <= 3.03, f"service {served}: {ratio}"
 
@@ -164,7 +166,7 @@ def test_what_a_dead_gateway_left_makes_room_when_it_is_stale_and_not_before(hou
     waits = house.send(house.east, "here", 20)
     house.hear()
     running = len(house.running(house.east))
-    assert running + len(house.running(house.west)) == PLACES
+    assert (running, len(house.running(house.west))) == (OWED, PLACES), "the other has its part of the places"
     house.now_s += STALE_S
     house.east.exchange(house.now_s)
     assert len(house.running(house.east)) == running, "it may still live"
@@ -226,7 +228,7 @@ def test_a_redis_that_forgot_everything_is_told_again_and_counters_begin_equal(h
         assert set(house.running(gateway)) | house.waiting(gateway) == set(before[gateway]) | waits[gateway]
         gateway.mirror.check()
     loads = sum(len(house.running(gateway)) for gateway in (house.east, house.west))
-    assert loads == PLACES, "the windows are full, and no fuller"
+    assert PLACES <= loads < sum(map(len, before.values())) + 1 <= PLACES + OWED, "full, and no fuller"
     # From here on turns alternate: no tenant pays for what Redis has forgotten.
     seen = [len(house.east.turns), len(house.west.turns)]
     for _ in range(16):
@@ -305,10 +307,9 @@ def test_without_an_engine_a_gateway_holds_up_nobody(house: House) -> None:
     house.west.replicas = REPLICAS
     house.west.turns.clear()
     house.hear()
-    # It was away for a moment only: besides what is free it has the places that it is owed since.
-    owed = sum(each.max_sequences // OWED_PART for each in REPLICAS)
-    assert len(house.running(house.west)) == PLACES - len(others) + owed
-    assert sum(turn.is_owed for turn in house.west.turns) >= owed
+    # It was away for a moment only: its tenant has its part of the places, whatever is free of the windows.
+    assert len(house.running(house.west)) == sum(each.max_sequences // 2 for each in REPLICAS)
+    assert all(turn.is_owed for turn in house.west.turns)
     assert house.waiting(house.west) | set(house.running(house.west)) | set(ran) == set(mine)
 
 

@@ -158,7 +158,7 @@ async def test_a_waiting_request_costs_nothing_and_is_woken_by_the_others_word(r
             east.arrive(name)
         await east.has_turns(2)
         for number in range(5):
-            west.arrive(f"w{number}", "two")
+            west.arrive(f"w{number}")
         await until(lambda: west.queue.pool_queued[2] == 5)
         spoken = west.queue.round_trips
         for name in ("e1", "e2"):

@@ -9,7 +9,7 @@ head of the line is of another length it waits until the prompts in progress are
 A long prompt in progress takes many steps. A short one that has waited `suspend_after_s` suspends prompts in
 progress that are at least two buckets longer. What was suspended keeps its KV and returns between the short
 ones, or goes before them when `longest_pause_s` has passed. A sequence is suspended at most
-`most_suspensions` times, and there is at most one suspension in `rest_steps` steps.
+`MOST_SUSPENSIONS` times, and there is at most one suspension in `REST_STEPS` steps.
 
 Where nothing is padded there is nothing to save, and cutting steps short is a loss.
 """
@@ -26,6 +26,8 @@ from engine.scheduling.claims import NO_STARVATION, SAFE
 from engine.sequence import Sequence, SequenceStatus
 from engine.sizes import blocks_for
 
+REST_STEPS = 64
+MOST_SUSPENSIONS = 2
 NONE = -1
 """No prompt is in progress."""
 
@@ -38,8 +40,6 @@ class LengthBuckets:
     """Longest to shortest within a bucket."""
     suspend_after_s: float = 0.5
     longest_pause_s: float = 5.0
-    rest_steps: int = 64
-    most_suspensions: int = 2
     memory: PredictedReserve = field(default_factory=PredictedReserve)
     name: str = "buckets"
     claims: frozenset[str] = SAFE | {NO_STARVATION}
@@ -101,7 +101,7 @@ class LengthBuckets:
         for sequence in longer:
             self._suspended[sequence] = self._suspended.get(sequence, 0) + 1
         self.suspensions += len(longer)
-        self._rest = self.rest_steps
+        self._rest = REST_STEPS
         return longer
 
     def admitted(self, candidate: Sequence, batch: Batch) -> None:
@@ -129,7 +129,7 @@ class LengthBuckets:
         return (
             sequence.tier == candidate.tier
             and (sequence.computed_tokens > 0 or sequence.emitted_tokens > 0)
-            and self._suspended.get(sequence, 0) < self.most_suspensions
+            and self._suspended.get(sequence, 0) < MOST_SUSPENSIONS
             and sequence.total_tokens - sequence.computed_tokens > _size(candidate)
         )
 

@@ -69,21 +69,12 @@ class Buckets:
     name = "buckets"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     interrupts = False
+    batch_entries = BATCH_ENTRIES
+    """How many fill a batch."""
+    run_entries = RUN_ENTRIES
+    """Turns that one bucket has in a row."""
 
-    def __init__(
-        self,
-        counters: ServiceCountersLike,
-        *,
-        batch_entries: int = BATCH_ENTRIES,
-        run_entries: int = RUN_ENTRIES,
-    ) -> None:
-        """`batch_entries`: how many fill a batch. `run_entries`: turns that one bucket has in a row."""
-        if batch_entries < 1 or run_entries < 1:
-            raise ValueError(
-                f"batch_entries and run_entries must be at least 1, not {batch_entries} and {run_entries}"
-            )
-        self.batch_entries = batch_entries
-        self.run_entries = run_entries
+    def __init__(self, counters: ServiceCountersLike) -> None:
         self._buckets = [_Bucket(0, LONGEST_TOKENS)]
         self._lows = [0]
         """Where each of them begins."""
@@ -148,7 +139,7 @@ class Buckets:
 
     def clone(self, counters: ServiceCountersLike) -> Buckets:
         """An independent copy."""
-        copy = Buckets(counters, batch_entries=self.batch_entries, run_entries=self.run_entries)
+        copy = type(self)(counters)
         copy._buckets = [bucket.copy() for bucket in self._buckets]
         copy._lows = self._lows.copy()
         copy._bucket_of = {entry_id: bucket for bucket in copy._buckets for entry_id in bucket.line}

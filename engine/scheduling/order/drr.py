@@ -45,14 +45,12 @@ class Drr(ByTenant):
     name = "drr"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     counts_turns = True
+    quantum_cost = QUANTUM_COST
+    """Cost tokens a round, for a tenant of weight 1."""
 
-    def __init__(self, counters: ServiceCountersLike, *, quantum_cost: int = QUANTUM_COST) -> None:
-        """`quantum_cost`: cost tokens a round, for a tenant of weight 1."""
-        if quantum_cost < 1:
-            raise ValueError(f"quantum_cost must be at least 1, not {quantum_cost}")
+    def __init__(self, counters: ServiceCountersLike) -> None:
         super().__init__(counters)
-        self.quantum_cost = quantum_cost
-        self._quantum = quantum_cost * COUNTER_SCALE
+        self._quantum = self.quantum_cost * COUNTER_SCALE
         self._round = 0
         self._accounts: dict[str, _Account] = {}
         """Of the tenants that wait."""
@@ -107,7 +105,7 @@ class Drr(ByTenant):
         self._round = max(self._round, self._round_of(tenant_id))
 
     def _empty(self, counters: ServiceCountersLike) -> Self:
-        copy = type(self)(counters, quantum_cost=self.quantum_cost)
+        copy = type(self)(counters)
         copy._round = self._round
         copy._accounts = self._accounts.copy()
         copy._left = self._left.copy()

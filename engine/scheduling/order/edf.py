@@ -1,7 +1,7 @@
 """Earliest deadline first.
 
-Who has no deadline is due `default_s` after its arrival. A deadline counts as no earlier than the arrival
-and no later than `horizon_s` after it: otherwise deadlines in the past would pass all others for ever, and
+Who has no deadline is due `DEFAULT_S` after its arrival. A deadline counts as no earlier than the arrival
+and no later than `HORIZON_S` after it: otherwise deadlines in the past would pass all others for ever, and
 one in the far future would never come. Inside a tenant what a client asks for counts where it is earlier.
 
 Guarantee (Liu and Layland, 1973; Dertouzos, 1974): if any order on a single server meets all deadlines,
@@ -11,11 +11,8 @@ where one miss makes the next: refuse early what cannot be met (the gateway's bu
 
 from __future__ import annotations
 
-from typing import Self
-
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.keyed import KeyedByDeadline, Terms
 
 DEFAULT_S = 30.0
@@ -28,20 +25,10 @@ class Edf(KeyedByDeadline):
     name = "edf"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
 
-    def __init__(
-        self, counters: ServiceCountersLike, *, default_s: float = DEFAULT_S, horizon_s: float = HORIZON_S
-    ) -> None:
-        """`default_s`: when an entry without a deadline is due, after its arrival."""
-        if not 0 <= default_s <= horizon_s:
-            raise ValueError(f"default_s must be between 0 and horizon_s = {horizon_s}, not {default_s}")
-        super().__init__(counters)
-        self.default_s = default_s
-        self.horizon_s = horizon_s
-
     def _terms(self, entry: QueueEntry) -> Terms:
         if entry.deadline_s is None:
-            return (entry.arrived_s + self.default_s,)
-        return (min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + self.horizon_s),)
+            return (entry.arrived_s + DEFAULT_S,)
+        return (min(max(entry.deadline_s, entry.arrived_s), entry.arrived_s + HORIZON_S),)
 
     def _key(self, entry: QueueEntry, terms: Terms) -> float:
         return terms[0]
@@ -53,6 +40,3 @@ class Edf(KeyedByDeadline):
 
     def _terms_at(self, entry: QueueEntry, terms: Terms, key: float) -> Terms:
         return (key,)
-
-    def _empty(self, counters: ServiceCountersLike) -> Self:
-        return type(self)(counters, default_s=self.default_s, horizon_s=self.horizon_s)

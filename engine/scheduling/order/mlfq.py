@@ -1,6 +1,6 @@
 """Skip-join multi-level feedback queue: lines of doubling quanta, joined where the prompt fits.
 
-FastServe (Wu et al., arXiv 2305.05920): level k has a quantum of `q0_tokens` x 2^k. A newcomer's first piece
+FastServe (Wu et al., arXiv 2305.05920): level k has a quantum of `Q0_TOKENS` x 2^k. A newcomer's first piece
 of work, its prompt, is known, so it joins the first level whose quantum covers it instead of being demoted
 through those that do not. After its quantum of service it drops a level. An entry of a higher level (a
 smaller number) interrupts one of a lower level. Service is prompt tokens computed once plus tokens emitted,
@@ -10,7 +10,7 @@ Who has waited until others got `starved_cost` cost tokens is promoted: it stand
 joined that one at the time, and begins there anew, with a quantum of its own before it can be interrupted.
 
 Guarantee: a waiting entry is served at the latest when others got `starved_cost` plus what stood in level 0
-then; each such turn is at least `q0_tokens` long. Needs no predictor; good where lengths are heavy-tailed.
+then; each such turn is at least `Q0_TOKENS` long. Needs no predictor; good where lengths are heavy-tailed.
 Loses when all are alike, and holds KV for many half-done entries.
 """
 
@@ -35,22 +35,11 @@ class Mlfq:
     name = "mlfq"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
     interrupts = True
+    starved_cost = STARVED_COST
+    """Cost tokens of others until promotion."""
 
-    def __init__(
-        self,
-        counters: ServiceCountersLike,
-        *,
-        q0_tokens: int = Q0_TOKENS,
-        starved_cost: int = STARVED_COST,
-    ) -> None:
-        """`q0_tokens`: quantum of level 0. `starved_cost`: cost tokens of others until promotion."""
-        if q0_tokens < 1 or starved_cost < 1:
-            raise ValueError(
-                f"q0_tokens and starved_cost must be at least 1, not {q0_tokens} and {starved_cost}"
-            )
+    def __init__(self, counters: ServiceCountersLike) -> None:
         self._counters = counters
-        self.q0_tokens = q0_tokens
-        self.starved_cost = starved_cost
         self._lines: list[OrderedDict[str, tuple[QueueEntry, int]]] = [OrderedDict() for _ in range(LEVELS)]
         """By level: entry, and the clock when it joined."""
         self._levels: dict[str, int] = {}
@@ -114,7 +103,7 @@ class Mlfq:
 
     def clone(self, counters: ServiceCountersLike) -> Mlfq:
         """An independent copy that reads the clock of `counters`."""
-        copy = Mlfq(counters, q0_tokens=self.q0_tokens, starved_cost=self.starved_cost)
+        copy = type(self)(counters)
         copy._lines = [line.copy() for line in self._lines]
         copy._levels = self._levels.copy()
         copy._promoted = self._promoted.copy()
@@ -134,10 +123,10 @@ class Mlfq:
         else:
             prompt = max(1, entry.input_tokens - entry.cached_tokens)
             # The smallest k with q0 x 2^k >= prompt.
-            first = min(LEVELS - 1, (-(-prompt // self.q0_tokens) - 1).bit_length())
+            first = min(LEVELS - 1, (-(-prompt // Q0_TOKENS) - 1).bit_length())
             used = entry.attained_tokens
         # Quanta of the levels first .. k add up to q0 x (2^(k + 1) - 2^first).
-        spent = used // self.q0_tokens + (1 << first)
+        spent = used // Q0_TOKENS + (1 << first)
         return min(LEVELS - 1, spent.bit_length() - 1)
 
     def _next(self) -> QueueEntry | None:

@@ -16,11 +16,8 @@ between tenants: a tenant with short requests gets more.
 
 from __future__ import annotations
 
-from typing import Self
-
 from engine.entry import QueueEntry
 from engine.scheduling.claims import NO_STARVATION, SAFE, WORK_CONSERVATION
-from engine.scheduling.order.base import ServiceCountersLike
 from engine.scheduling.order.keyed import Keyed, Terms
 from engine.scheduling.order.sizes import CAUTION, remaining_tokens
 
@@ -34,26 +31,13 @@ class Sjf(Keyed):
 
     name = "sjf"
     claims = SAFE | {WORK_CONSERVATION, NO_STARVATION}
-
-    def __init__(
-        self, counters: ServiceCountersLike, *, ageing: float = AGEING, caution: float = CAUTION
-    ) -> None:
-        """`ageing`: predicted tokens per cost token served to others. 0: none, and no promise to the long."""
-        if not ageing >= 0:
-            raise ValueError(f"ageing must be at least 0, not {ageing}")
-        if not 0 <= caution <= 1:
-            raise ValueError(f"caution must be between 0 (median) and 1 (90th percentile), not {caution}")
-        super().__init__(counters)
-        self.ageing = ageing
-        self.caution = caution
-        if ageing == 0:
-            self.claims = self.claims - {NO_STARVATION}
+    ageing = AGEING
+    """Predicted tokens per cost token served to others."""
+    caution = CAUTION
+    """0: the median counts, 1: the 90th percentile."""
 
     def _terms(self, entry: QueueEntry) -> Terms:
         return (self._counters.served_cost,)
 
     def _key(self, entry: QueueEntry, terms: Terms) -> float:
         return remaining_tokens(entry, self.caution) + self.ageing * terms[0]
-
-    def _empty(self, counters: ServiceCountersLike) -> Self:
-        return type(self)(counters, ageing=self.ageing, caution=self.caution)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.scheduling.admit.base import Defer
-from engine.scheduling.admit.buckets import LengthBuckets
+from engine.scheduling.admit.buckets import MOST_SUSPENSIONS, REST_STEPS, LengthBuckets
 from engine.sequence import Sequence
 from tests.support.scheduling_states import (
     make_batch,
@@ -74,15 +74,16 @@ def test_long_ones_are_left_alone(why: str) -> None:
 
 
 def test_suspensions_are_far_apart_and_few() -> None:
-    admit = LengthBuckets(rest_steps=10, most_suspensions=2)
+    admit = LengthBuckets()
     running = long_ones(1)
     short = of_length("short", 30)
     times = []
-    for step in range(100):
+    for step in range(4 * REST_STEPS):
         admit.stepped()
         if admit.suspends(short, make_batch(running, now_s=100.0)):
             times.append(step)
-    assert times == [0, 10]
+    assert times == [0, REST_STEPS]
+    assert len(times) == MOST_SUSPENSIONS
 
 
 def test_suspended_ones_return_with_their_like_or_when_nothing_runs() -> None:
