@@ -213,6 +213,17 @@ OVER_IT: list[tuple[str, int, Any, Any]] = [
     ("top_up", 0, 5, 4),
 ]
 """Every gateway gives out what all have seen."""
+ENDED: list[tuple[str, int, Any, Any]] = [
+    ("reserve", 0, 40, False),
+    ("look", 0, None, None),
+    ("cut", 0, False, None),
+    ("reserve", 0, 10, True),
+    ("heal", 0, None, None),
+    ("cut", 0, False, None),
+    ("top_up", 0, 5, 0),
+    ("top_up", 0, 5, 1),
+]
+"""Holds of one time without Redis ask for more in the next."""
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.integers(0, 2), st.integers(1, 80), st.booleans()),
@@ -294,6 +305,7 @@ def test_what_is_given_out_without_redis_stays_within_a_slice_each_and_is_counte
     @settings(max_examples=150, deadline=None)
     @given(steps=STEPS)
     @example(steps=OVER_IT)
+    @example(steps=ENDED)
     def histories(steps: list[tuple[str, int, Any, Any]]) -> None:
         asyncio.run(_history(redis_url, steps, seen))
 
