@@ -28,13 +28,15 @@ FLOOD_TOKENS = 1_200
 TENANTS = 25
 """Each sends two requests: the first one is a newcomer's."""
 MOST_STEPS = 3
+PATIENT = ("--gateway-ttl-standard", "86400")
+"""The flood waits as long as it takes: on a slow machine its requests would be refused as too late."""
 READ_S = 0.2
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[list[Server]]:
     """One gateway with its own engine."""
-    with server_process(tmp_path_factory.mktemp("newcomers"), chat_model) as running:
+    with server_process(tmp_path_factory.mktemp("newcomers"), chat_model, *PATIENT) as running:
         yield [running]
 
 
@@ -55,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator
                 data_dir.mkdir()
                 shutil.copy(base / "one" / "pepper", data_dir / "pepper")
             arguments = ["--database-url", postgres.url, "--redis-url", own_redis.url]
-            arguments += ["--engine-address", options.address]
+            arguments += ["--engine-address", options.address, *PATIENT]
             gateways.append(closing.enter_context(server_process(data_dir, chat_model, *arguments)))
         gateways[1].owner_key = gateways[0].owner_key
         yield gateways
