@@ -154,14 +154,15 @@ class ServedEngine:
         finally:
             self.engine_pid.send_signal(signal.SIGCONT)
 
-    def lined_up(self, *asked: dict[str, Any]) -> list[int]:
+    def lined_up(self, *asked: dict[str, Any], one_by_one: bool = True) -> list[int]:
         """Requests that wait side by side, in this order of arrival; in which order they were admitted."""
         running: list[Future[str]] = []
         with self.held():
             for each in asked:
                 given = dict(each)
                 running.append(self.begin(given.pop("prompt"), **given))
-                self.until_there(len(running))
+                if one_by_one or len(running) == len(asked):
+                    self.until_there(len(running))
         ids = [each.result(60) for each in running]
         order = [each["sequence_id"].partition(".")[0] for each in self.decisions(kind="admit")]
         return sorted(range(len(ids)), key=lambda index: order.index(ids[index]))
@@ -312,13 +313,16 @@ def interrupted_by_order(served: ServedEngine, order: str) -> bool:
 
 
 def test_order_buckets(served: ServedEngine) -> None:
+    # A long prompt after two short ones, about: the engine stands still, and 60 of them one by one take too
+    # long on a slow machine.
     asked = [LONG | {"prompt": 200, "answer": 1}, SHORT, SHORT] * 20
 
     def changes(order: str) -> int:
         """How often the admitted ones change between the lengths."""
         until(served.server.is_idle)
         served.set("vtc", order=order)
-        return sum(before != after for before, after in pairwise(i % 3 == 0 for i in served.lined_up(*asked)))
+        order_of_admission = served.lined_up(*asked, one_by_one=False)
+        return sum(before != after for before, after in pairwise(i % 3 == 0 for i in order_of_admission))
 
     assert changes("fcfs") > 20
     assert changes("buckets") < 15, "like lengths one after the other"
@@ -455,19 +459,21 @@ def test_peak_jump_permille(served: ServedEngine) -> None:
         until(served.server.is_idle)
         quantile = {"peak_quantile_permille": 500, "peak_jump_permille": jump}
         served.set("vtc", admit="peak", **quantile, **SEVERAL)
-        # A higher tier takes the memory of one that runs: too much had been let in.
-        lower = served.begin(1300, answer=60, tier="batch")
+        lower = served.begin(1000, answer=500, tier="batch")
         until(lambda: served.is_running(1))
         with served.held():
+            # A higher tier takes the memory of one that runs: too much had been let in.
             higher = served.begin(800, tier="interactive")
-            served.until_there(2)
-        [lost] = served.decisions(lower.result(60), kind="preempt")
+            served.until_running(2)
+            after = served.begin(200, 200, answer=1000, ignore_eos=False, tenant=tenant)
+            served.until_running(3)
+        first, second = served.admitted(after.result(60))
+        last_after[jump] = second - first
+        lost = served.decisions(lower.result(60), kind="preempt")[0]
         assert higher.result(60) in str(lost["others"])
         until(served.server.is_idle)
-        with served.full(200, 1000, cancel=True, ignore_eos=False, tenant=tenant):
-            admitted = served.decisions(kind="admit")[-PLACES:]
-        last_after[jump] = admitted[-1]["step"] - admitted[0]["step"]
-    assert last_after[0] + 8 < last_after[500], "it goes by a higher quantile for a while"
+    assert last_after[0] == 0
+    assert last_after[500] > 40, "it goes by a higher quantile for a while"
 
 
 def test_small_lane_permille(served: ServedEngine) -> None:
