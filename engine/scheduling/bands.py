@@ -49,6 +49,8 @@ class BandCounters:
         """Of tenants that were once rebased: where they stood after their last turn here."""
         self.lifts = True
         """Whether `lift` acts; not while entries that waited already are only moved."""
+        self.left_last: str | None = None
+        """See `ServiceCountersLike`."""
 
     @property
     def served_cost(self) -> int:
@@ -119,4 +121,5 @@ class BandCounters:
         copy._lifts = dict(self._lifts)
         copy._floor = self._floor
         copy._finishes = dict(self._finishes)
+        copy.left_last = self.left_last
         return copy

@@ -75,6 +75,8 @@ class ServiceCounters:
         self._floor = 0
         self._served_cost = 0
         self._lowered = LoweredLog()
+        self.left_last: str | None = None
+        """See `ServiceCountersLike`."""
 
     @property
     def served_cost(self) -> int:
@@ -132,6 +134,7 @@ class ServiceCounters:
         copy._values = dict(self._values)
         copy._floor = self._floor
         copy._served_cost = self._served_cost
+        copy.left_last = self.left_last
         return copy
 
     def __len__(self) -> int:

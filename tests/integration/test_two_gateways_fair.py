@@ -335,6 +335,19 @@ def test_another_order_holds_for_all_gateways(house: House) -> None:
     joined.close()
 
 
+def test_a_change_of_order_forgives_no_idle_time(house: House) -> None:
+    for name in house.send(house.east, "old", 3):
+        house.east.finish(name, 100, 50, house.now_s)
+    house.hear()
+    for order in ("fcfs", "vtc"):
+        house.east.mirror.set_order(order)
+        house.hear()
+    house.send(house.west, "new")
+    [turn] = house.west.turns
+    cost = turn.ticket.entry.predicted_cost * COUNTER_SCALE
+    assert turn.counter == house.east.mirror.counters.value("old") + cost
+
+
 def test_counters_that_come_near_the_end_of_exact_numbers_fall_together(house: House) -> None:
     house.send(house.east, "heavy", PLACES + 1, weight=1e-6)
     house.hear()

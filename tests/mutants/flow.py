@@ -226,6 +226,27 @@ _BROKEN: list[Broken] = [
         SESSION,
     ),
     (
+        "gateway/flow/shared/protocol.py",
+        "turns are taken in the order of their names",
+        'for turn in sorted(turns, key=attrgetter("number")):',
+        "for turn in turns:",
+        SESSION,
+    ),
+    (
+        f"{LUA}/4_lines.lua",
+        "a change of order forgives idle time in the pool",
+        "  for place = 1, PLACES do\n    local firsts = {}\n",
+        "  for place = 1, PLACES do\n    set_meta('left' .. place, '')\n    local firsts = {}\n",
+        "tests/integration/test_two_gateways_fair.py",
+    ),
+    (
+        "engine/scheduling/tiers.py",
+        "a change of order forgives idle time",
+        "            counters.lifts = True\n",
+        "            counters.lifts, counters.left_last = True, None\n",
+        "tests/unit/engine/scheduling/order/test_vtc.py",
+    ),
+    (
         f"{LUA}/9_exchange.lua",
         "a gateway joins by a copy that comes late",
         "joins = lived ~= life and joins",

@@ -77,6 +77,9 @@ class Order(Protocol):
 class ServiceCountersLike(Protocol):
     """The service counters of all tenants; one owner, shared by the orders of all tiers."""
 
+    left_last: str | None
+    """The tenant whose line emptied most recently; a later order of the same entries goes on from it."""
+
     def value(self, tenant_id: str) -> int: ...
 
     def charge(self, tenant_id: str, weight: float, cost: int) -> None:

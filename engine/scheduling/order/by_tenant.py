@@ -137,7 +137,7 @@ class ByTenant:
 
     def _empty(self, counters: ServiceCountersLike) -> Self:
         """A new order with the same parameters and the same memory of tenants that do not wait."""
-        raise NotImplementedError
+        return type(self)(counters)
 
     # ------------------------------------------------------------ inside
 

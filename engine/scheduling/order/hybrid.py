@@ -53,8 +53,6 @@ class Hybrid:
         self._large = _Lane(counters)
         self._lane_of: dict[str, _Lane] = {}
         """By entry id."""
-        self._left_last: str | None = None
-        """The tenant whose last waiting entry was taken most recently."""
 
     @property
     def operations(self) -> int:
@@ -96,7 +94,7 @@ class Hybrid:
         entry = lane.remove(entry_id)
         assert entry is not None, "the books disagree"
         if not self._waits(entry.tenant_id):
-            self._left_last = entry.tenant_id
+            self._counters.left_last = entry.tenant_id
         return entry
 
     def entries(self) -> Iterator[QueueEntry]:
@@ -121,7 +119,6 @@ class Hybrid:
             entry_id: copy._large if lane is self._large else copy._small
             for entry_id, lane in self._lane_of.items()
         }
-        copy._left_last = self._left_last
         return copy
 
     def __len__(self) -> int:
@@ -142,7 +139,8 @@ class Hybrid:
     def _lift(self, tenant_id: str) -> None:
         """As `Vtc` does, over both lanes."""
         lowest = [each for each in (self._small.lowest(), self._large.lowest()) if each is not None]
-        standards = lowest or ([self._left_last] if self._left_last is not None else [])
+        left = self._counters.left_last
+        standards = lowest or ([left] if left is not None else [])
         if standards:
             first = min(standards, key=self._counters.value)
             self._counters.lift(tenant_id, self._counters.value(first), first)

@@ -25,11 +25,9 @@ behind a long one (see `hybrid.py`).
 
 from __future__ import annotations
 
-from typing import Self
-
 from engine.entry import QueueEntry
 from engine.scheduling.claims import ALL
-from engine.scheduling.order.base import Order, ServiceCountersLike
+from engine.scheduling.order.base import Order
 from engine.scheduling.order.by_tenant import ByTenant
 from engine.scheduling.order.fcfs import Fcfs
 from engine.scheduling.order.lazy_heap import Key
@@ -40,11 +38,6 @@ class Vtc(ByTenant):
 
     name = "vtc"
     claims = ALL
-
-    def __init__(self, counters: ServiceCountersLike) -> None:
-        super().__init__(counters)
-        self._left_last: str | None = None
-        """The tenant whose line emptied most recently."""
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Its tenant's counter, then when it arrived."""
@@ -62,14 +55,9 @@ class Vtc(ByTenant):
         if preempted:
             return
         lowest = self._heap.lowest(self._standing)
-        lift_to = self._left_last if lowest is None else lowest
+        lift_to = self._counters.left_last if lowest is None else lowest
         if lift_to is not None:
             self._counters.lift(tenant_id, self._counters.value(lift_to), lift_to)
 
     def _leaves(self, tenant_id: str) -> None:
-        self._left_last = tenant_id
-
-    def _empty(self, counters: ServiceCountersLike) -> Self:
-        copy = type(self)(counters)
-        copy._left_last = self._left_last
-        return copy
+        self._counters.left_last = tenant_id

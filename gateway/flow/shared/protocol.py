@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from msgspec import structs
@@ -262,9 +263,10 @@ class PoolSession:
         return self._hear(codec.turns(packed), now_s)
 
     def _hear(self, turns: Iterable[GivenTurn], now_s: float) -> list[Dispatch]:
-        """The new ones. A turn is repeated until it was confirmed, so most come twice."""
+        """The new ones, in the order in which they were given: each brings its tenant's counter, and the last
+        one that an engine hears is in force. A turn is repeated until it was confirmed: most come twice."""
         heard: list[Dispatch] = []
-        for turn in turns:
+        for turn in sorted(turns, key=attrgetter("number")):
             if turn.life != self._life:
                 continue
             if turn.entry_id not in self._confirmed:

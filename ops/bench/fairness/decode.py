@@ -53,6 +53,8 @@ async def run(
     """Both scenarios, with at least `steps` steps measured of each setting. Raises `ServerFailed`."""
     parties = [BenchTenant(name, HEAVY_WEIGHT if name == HEAVY else 1.0, 1) for name in _BODIES]
     arguments = ["--engine-max-sequences", str(SEQUENCES), "--engine-kv-blocks", str(KV_BLOCKS)]
+    # Of long requests only half as many as there are places may run.
+    arguments += ["--gateway-long-tokens", str(ANSWER_TOKENS + LONG_PROMPT_TOKENS)]
     async with fresh_bench(parties, model, arguments) as bench:
         bodies = {name: make(bench.server.model) for name, make in _BODIES.items()}
         async with (

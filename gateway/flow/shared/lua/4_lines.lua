@@ -176,20 +176,21 @@ local function leave_line(id, ticket)
   tenants.put(tenant_id, tenant)
   if tenant.count[place] == 0 then
     redis.call('ZREM', standing_key(place), tenant_id)
-    set_meta('left' .. place, tenant_id)
+    if is_fair() then
+      set_meta('left' .. place, tenant_id)
+    end
   elseif not is_fair() then
     redis.call('ZADD', standing_key(place), standing(tenant_id, tenant, place), tenant_id)
   end
   add_to('queued' .. place, -1)
 end
 
--- Changes the order of all that wait. No tenant was idle, so none is lifted.
+-- Changes the order of all that wait. No tenant was idle, so none is lifted; who left last is remembered.
 local function set_order(name)
   set_meta('order', name)
   -- How long requests have waited counts from here, for all alike.
   set_meta('hybrid_since', text(number_of('served')))
   for place = 1, PLACES do
-    set_meta('left' .. place, '')
     local firsts = {}
     for _, tenant_id in ipairs(redis.call('ZRANGE', standing_key(place), 0, -1)) do
       local first = tickets.get(first_of(place, tenant_id))

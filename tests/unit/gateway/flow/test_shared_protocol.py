@@ -219,6 +219,18 @@ def test_both_views_of_a_turn_are_whole_after_a_fall() -> None:
     assert (dispatch.heard, dispatch.engine_life) == (11, "engine/1")
 
 
+def test_turns_are_taken_in_the_order_in_which_they_were_given() -> None:
+    session = make_session()
+    life = joined(session)
+    for name in ("a", "b", "c"):
+        arrive(session, name)
+    session.message(0.0, REPLICAS)
+    # The pool lists them by name. Each charges its tenant, and an engine goes by the last word that it hears.
+    given = [turn("a", life, 3), turn("b", life, 1), turn("c", life, 2)]
+    heard = session.answered(answer(*given), 0.0).turns
+    assert [each.ticket.entry.entry_id for each in heard] == ["b", "c", "a"]
+
+
 def test_without_an_engine_nothing_of_it_waits_in_the_pool() -> None:
     session = make_session()
     joined(session)

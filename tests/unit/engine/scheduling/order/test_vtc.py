@@ -264,3 +264,16 @@ def test_a_preempted_entry_keeps_its_place_through_a_change_of_order() -> None:
     queue.add(queue.pop(0.0), front=True)
     queue.set_order("fcfs")
     assert [queue.pop(0.0).entry_id for _ in range(3)] == ["e0", "e1", "e2"]
+
+
+@pytest.mark.parametrize("between", ["hybrid", "fcfs"])
+def test_a_change_of_order_forgives_no_idle_time(between: str) -> None:
+    counters = ServiceCounters()
+    queue = TieredQueue("vtc", counters)
+    queue.add(entry(0, "old"))
+    queue.pop(0.0)
+    counters.charge("old", 1.0, 500)
+    queue.set_order(between)
+    queue.set_order("vtc")
+    queue.add(entry(1, "new"))
+    assert queue.counter("new", 1) == counters.value("old"), "as before the change"
