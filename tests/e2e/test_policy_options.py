@@ -186,21 +186,15 @@ class ServedEngine:
         return bool(engine["running"] == number)
 
     @contextmanager
-    def full(
-        self, prompt: int = 280, answer: int = 90, *, cancel: bool = False, **asked: Any
-    ) -> Iterator[Future[str]]:
-        """All places are taken by sequences of one request, which then runs to its end, or is cancelled."""
+    def full(self, prompt: int = 80, answer: int = 300, **asked: Any) -> Iterator[Future[str]]:
+        """All places are taken by sequences of one request, which need all memory, and then run to
+        their end."""
         seen = len(self.decisions(kind="admit"))
         before = self.decisions(kind="admit")[-1]["step"] if seen else 0
         running = self.begin(*[prompt] * PLACES, answer=answer, **asked)
         until(lambda: sum(each["step"] > before for each in self.decisions(kind="admit")) == PLACES)
         yield running
-        if cancel:
-            request = self.decisions(kind="admit")[-1]["sequence_id"].partition(".")[0]
-            self.server.admin("DELETE", f"/requests/{request}")
-            assert "was cancelled" in str(running.exception(60))
-        else:
-            running.result(60)
+        running.result(60)
 
 
 @pytest.fixture(scope="module")
@@ -302,11 +296,19 @@ def test_order_mlfq(served: ServedEngine) -> None:
     assert not interrupted_by_order(served, "fcfs")
 
 
+def beside_a_full_engine(served: ServedEngine, tier: str | None = None, newcomer: str | None = None) -> str:
+    """Runs a short request that comes when all places are taken; returns its id."""
+    with served.full(tier=tier):
+        with served.held():
+            coming = served.begin(8, tier=newcomer)
+            served.until_running(2)
+        return coming.result(60)
+
+
 def interrupted_by_order(served: ServedEngine, order: str) -> bool:
     """Whether a newcomer takes the place of one that had much."""
     served.set("vtc", order=order)
-    with served.full():
-        newcomer = served.run(8)
+    newcomer = beside_a_full_engine(served)
     lost = [each for each in served.decisions(kind="pause") if newcomer in str(each["others"])]
     assert all(each["rule"] == f"place lost by order {order}" for each in lost)
     return bool(lost)
@@ -649,8 +651,7 @@ def test_max_displacements(served: ServedEngine) -> None:
     for most in (0, 3):
         until(served.server.is_idle)
         served.set("vtc", max_displacements=most)
-        with served.full(tier="batch"):
-            newcomer = served.run(8, tier="interactive")
+        newcomer = beside_a_full_engine(served, "batch", "interactive")
         lost = [each for each in served.decisions(kind="pause") if newcomer in str(each["others"])]
         assert len(lost) == (1 if most else 0)
 
@@ -660,7 +661,7 @@ def lost_to_its_like(served: ServedEngine, rule: str, **options: Any) -> int:
     paused for a higher tier."""
     until(served.server.is_idle)
     served.set("vtc", admit="prompt-only", **SEVERAL, **options)
-    with served.full(prompt=300, answer=100) as running:
+    with served.full(prompt=250, answer=250) as running:
         with served.held():
             higher = served.begin(8, answer=150, tier="interactive")
             served.until_there(2)
