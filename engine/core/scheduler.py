@@ -34,7 +34,7 @@ from engine.core.plan import Plan
 from engine.kv.blocks import blocks_for
 from engine.kv.prefix import Match
 from engine.scheduling.admit.base import Batch
-from engine.scheduling.compose.turns import note_turns
+from engine.scheduling.compose.turns import note_turns, split
 from engine.scheduling.evict.base import memory_free_in_s
 from engine.sequence import Sequence, SequenceStatus
 
@@ -82,7 +82,7 @@ class Scheduler:
         table, room = self._table, self.plan.room
         is_short = not table.prefills and self._hand_out_decodes(table.running)
         if not is_short:
-            self._hand_out_shares([each for each in table.running if not each.is_prefilling])
+            self._hand_out_shares(split(table.running)[1])
         self._admit()
         room.prompts_ahead = 0
         if len(room.given) < len(table.running):

@@ -454,8 +454,8 @@ class SequenceTable:
         if not is_new or self.standings.knows(tier, tenant_id):
             return
         if self._left_step.get((tier, tenant_id), -1) < step - 1:
-            others = [self.standings.value(*each) for each in self.running_tenants if each[0] == tier]
-            self.standings.lift(tier, tenant_id, min(others, default=0))
+            others = [each for each in self.running_tenants if each[0] == tier]
+            self.standings.lift(tier, tenant_id, self.standings.lowest(others))
 
     def _charge_prompt(self, sequence: Sequence, tokens: int) -> None:
         """Charges (or refunds) the difference to `tokens` prompt tokens in total."""

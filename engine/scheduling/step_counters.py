@@ -76,6 +76,13 @@ class StepCounters:
         """The tenant's step counter."""
         return self._offsets.get((tier, tenant_id), 0) + self.serial(tier, tenant_id)
 
+    def lowest(self, keys: Iterable[TierTenant]) -> int:
+        """The lowest step counter of these; 0 where there are none."""
+        # Many at a time, so without calls.
+        offsets, service, lifts, floor = self._offsets, self._service, self._lifts, self._floor
+        values = [offsets.get(key, 0) + service.get(key[1], floor) + lifts.get(key, 0) for key in keys]
+        return min(values, default=0)
+
     def of_tier(self, tier: int) -> TierStandings:
         """The step counters of one tier, by tenant."""
         return TierStandings(self, tier)

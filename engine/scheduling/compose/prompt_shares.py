@@ -13,7 +13,7 @@ keep coming; the rest to the prompts with least left.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -60,28 +60,33 @@ class PromptShares:
         prompts: SequenceOf[Sequence],
         step: Room,
         counters: StepCounters,
-        given: dict[str, int],
+        given: Callable[[], dict[str, int]],
         *,
         limit_s: float,
         must_advance: bool,
         placed: Collection[Sequence] = (),
     ) -> tuple[Chunks, set[tuple[int, str]]]:
-        """Chunks for `prompts`, and the tiers and tenants that got less than they could take. `step` is a
-        draft, in which each chunk is noted; `given`: what the step gives each tenant besides. `limit_s`: how
-        long the step may take, 0: any time; with `must_advance` a least chunk is handed out all the same.
+        """Chunks for `prompts`, and the tiers and tenants that got less than they could take.
+
+        `step` is a draft, in which each chunk is noted; `given`: what the step gives each tenant besides,
+        asked only where several have prompts. `limit_s`: how long the step may take, 0: any time; with
+        `must_advance` a least chunk is handed out all the same.
         """
         chunks: Chunks = []
         held: set[tuple[int, str]] = set()
+        besides: dict[str, int] | None = None
         for tier, line in by_tier(prompts).items():
             tokens, forced = self._tokens(line, step, limit_s, must_advance and not chunks)
             lines = by_tenant(line)
+            if besides is None and len(lines) > 1:
+                besides = given()
             if sum(map(_left, line)) > tokens and len(lines) > 1:
                 ran = {each.submit.tenant_id for each in line if each not in placed}
                 counters.contend(tier, ran, step.step)
             claims = [
                 _Claim(
                     sequences,
-                    counters.value(tier, tenant_id) + given.get(tenant_id, 0),
+                    counters.value(tier, tenant_id) + (besides or {}).get(tenant_id, 0),
                     max(1, scaled(INPUT_TOKEN_COST, sequences[0].submit.weight)),
                     0,
                 )

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from engine.scheduling.claims import ALL
 from engine.scheduling.compose.prompt_shares import FIRST_PART, PromptShares
-from engine.scheduling.compose.turns import by_tier, count_token, service_of, take_turns
+from engine.scheduling.compose.turns import by_tier, count_token, service_of, split, take_turns
 from engine.scheduling.room import DecodeContest, Room
 from engine.sequence import Sequence
 
@@ -89,20 +89,21 @@ class TokenFair:
     def shares(self, running: SequenceOf[Sequence], room: Room) -> list[tuple[Sequence, int]]:
         """See `Compose`."""
         self._begin(room)
-        prompts = [sequence for sequence in running if sequence.is_prefilling]
-        decoding = [sequence for sequence in running if not sequence.is_prefilling]
-        fresh = [sequence for sequence in decoding if sequence not in self._seen]
-        given = service_of(room.given.items()) if room.given else {}
-        chosen = self._decodes(fresh, prompts, room, given) if fresh else []
-        shares = [(sequence, 1) for sequence in chosen]
+        prompts, decoding = split(running)
+        fresh = [sequence for sequence in decoding if sequence not in self._seen] if self._seen else decoding
+        chosen = self._decodes(fresh, prompts, room) if fresh else []
+        decodes = [(sequence, 1) for sequence in chosen]
         if not prompts and len(decoding) == len(chosen):
-            return shares
-        step = room.draft()
+            return decodes
+        step, shares = room.draft(), decodes
+
+        def given() -> dict[str, int]:
+            return service_of((*room.given.items(), *decodes))
+
         if chosen:
             step.take_decodes(chosen)
         if prompts:
             limit_s, must_advance = self._limit_s()
-            given = service_of((*room.given.items(), *shares))
             chunks, room.held_prompts = self._prompts.shares(
                 prompts,
                 step,
@@ -113,9 +114,10 @@ class TokenFair:
                 placed=room.placed,
             )
             self._late_steps = 0 if chunks else self._late_steps + 1
-            shares += chunks
-        if not room.prompts_ahead:
-            shares += [(sequence, 1) for sequence in self._left_over(decoding, chosen, step, given)]
+            shares = decodes + chunks
+        if len(chosen) < len(decoding) and not room.prompts_ahead:
+            found = self._left_over(decoding, chosen, step, given())
+            shares = shares + [(sequence, 1) for sequence in found]
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
@@ -153,9 +155,7 @@ class TokenFair:
         tokens = room.tokens - max(0, min(room.tokens // PROMPT_PART + 1, ahead, room.tokens - 1))
         return min(tokens, self.slots) if self.slots else tokens
 
-    def _decodes(
-        self, decoding: list[Sequence], prompts: list[Sequence], room: Room, given: dict[str, int]
-    ) -> list[Sequence]:
+    def _decodes(self, decoding: list[Sequence], prompts: list[Sequence], room: Room) -> list[Sequence]:
         """Those of `decoding` that have their token now."""
         self._seen.update(decoding)
         self._pace_s = _pace_s(decoding)
@@ -163,6 +163,7 @@ class TokenFair:
         if len(decoding) <= slots and not _is_late(decoding, room, self._pace_s):
             self.floor_tokens += len(decoding)
             return decoding
+        given = service_of(room.given.items())
         chosen: list[Sequence] = []
         pace_s = 0.0
         for tier, line in by_tier(decoding).items():

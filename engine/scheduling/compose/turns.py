@@ -51,13 +51,30 @@ def by_tier(sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
     return dict(sorted(tiers.items()))
 
 
+def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Those with an unfinished prompt (`is_prefilling`), and those that decode."""
+    prompts: list[Sequence] = []
+    decoding: list[Sequence] = []
+    # `is_prefilling`, without a call: all running sequences pass here in each step.
+    for sequence in sequences:
+        computed = sequence.computed_tokens
+        if computed < sequence.prompt_tokens or len(sequence.token_ids) - computed > 1:
+            prompts.append(sequence)
+        else:
+            decoding.append(sequence)
+    return prompts, decoding
+
+
 def service_of(shares: Iterable[tuple[Sequence, int]]) -> dict[str, int]:
     """What such shares give each tenant, as it will be charged."""
     given: dict[str, int] = {}
     for sequence, tokens in shares:
-        cost = INPUT_TOKEN_COST * tokens if sequence.is_prefilling else OUTPUT_TOKEN_COST
-        tenant_id = sequence.submit.tenant_id
-        given[tenant_id] = given.get(tenant_id, 0) + scaled(cost, sequence.submit.weight)
+        if sequence.is_prefilling:
+            tenant_id = sequence.submit.tenant_id
+            cost = scaled(INPUT_TOKEN_COST * tokens, sequence.submit.weight)
+            given[tenant_id] = given.get(tenant_id, 0) + cost
+        else:
+            count_token(sequence, given)
     return given
 
 
