@@ -33,6 +33,8 @@ SLOTS = 16
 SEQUENCES = 64
 WINDOW_STEPS = 1_000
 SETTLE_STEPS = 100
+CONTROL_STEPS = 1_200
+"""Under `decode-first` an answer ends after as many steps as it has tokens."""
 TOLERANCE = 0.01
 ANSWER_TOKENS = 1_900
 """More than a sequence is given while it is measured."""
@@ -50,7 +52,7 @@ Figures = dict[str, Any]
 async def run(
     *, steps: int = 2_000, model: str | None = None, progress: Callable[[str], None] = lambda name: None
 ) -> Figures:
-    """Both scenarios, with at least `steps` steps measured of each setting. Raises `ServerFailed`."""
+    """Both scenarios, with at least `steps` steps measured of token-fair turns. Raises `ServerFailed`."""
     parties = [BenchTenant(name, HEAVY_WEIGHT if name == HEAVY else 1.0, 1) for name in _BODIES]
     arguments = ["--engine-max-sequences", str(SEQUENCES), "--engine-kv-blocks", str(KV_BLOCKS)]
     # Of long requests only half as many as there are places may run.
@@ -65,7 +67,7 @@ async def run(
             progress("turns by weight")
             fair = await shares.turns({"slots": SLOTS}, steps)
             progress("the control: decode-first")
-            control = await shares.turns({"compose": "decode-first"}, steps)
+            control = await shares.turns({"compose": "decode-first"}, CONTROL_STEPS)
             progress("long prompts beside short chats")
             alone = await shares.prompts({}, beside=False)
             beside = await shares.prompts({}, beside=True)
