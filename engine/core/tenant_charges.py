@@ -37,7 +37,7 @@ class TenantCharges:
 
     def set(self, tenant_id: str, value: int) -> None:
         """Replaces the queue's counter by its owner's."""
-        if len(self._told) >= MAX_TENANTS:
+        if len(self._told) >= MAX_TENANTS and tenant_id not in self._told:
             self._told.clear()
         self._told.add(tenant_id)
         self.counters.set(tenant_id, value)

@@ -179,7 +179,7 @@ class StepCounters:
         return raised
 
     def values(self) -> dict[TierTenant, int]:
-        """Serials and step counters kept by name, for comparisons: by tier and tenant."""
+        """The step counters kept by name, for comparisons: by tier and tenant."""
         keys = self._lifts.keys() | self._offsets.keys() | {(1, tenant_id) for tenant_id in self._service}
         return {key: self.value(*key) for key in sorted(keys)}
 
@@ -187,7 +187,8 @@ class StepCounters:
         """Forgetting can cost a tenant credit, until the next word about it, and never hands it any."""
         if len(self._service) > self._max_tenants:
             self._service, self._floor = forget_smallest(self._service, self._floor)
-        if len(self._offsets) > 2 * self._max_tenants or len(self._lifts) > 2 * self._max_tenants:
+        most = len(TIERS) * self._max_tenants
+        if len(self._offsets) > most or len(self._lifts) > most:
             # A tenant that has never been served here has no service to go by.
             self._offsets = {key: value for key, value in self._offsets.items() if key[1] in self._service}
             self._lifts = {key: value for key, value in self._lifts.items() if key[1] in self._service}

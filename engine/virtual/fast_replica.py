@@ -246,7 +246,7 @@ class SimulatedReplica:
         return bisect_right(self._run.ends_s, now_s) if at_now else bisect_left(self._run.ends_s, now_s)
 
     def service_of_run(self, steps: int) -> dict[str, int]:
-        """What so many steps of the run give each tenant, scaled and per weight."""
+        """What a number of steps of the run gives each tenant, scaled and per weight."""
         service: dict[str, int] = {}
         if steps:
             for sequence in self.table.running:

@@ -56,7 +56,7 @@ class ServedEngine:
         assert answer.json()["engines"][0]["options"] == changed
 
     def text(self, tokens: int) -> str:
-        """A prompt of so many tokens that is in no cache."""
+        """A prompt of that many tokens, which is in no cache."""
         return "".join(self.random.choices(string.ascii_letters, k=tokens))
 
     def run(
@@ -168,11 +168,11 @@ class ServedEngine:
         return sorted(range(len(ids)), key=lambda index: order.index(ids[index]))
 
     def until_running(self, number: int) -> None:
-        """Until the gateway has sent so many requests."""
+        """Until the gateway has sent that many requests."""
         until(lambda: self.client.get("/admin/v1/status", headers=self.owner).json()["running"] >= number)
 
     def until_there(self, number: int) -> None:
-        """Until so many requests wait or run."""
+        """Until that many requests wait or run."""
 
         def are_there() -> bool:
             status = self.client.get("/admin/v1/status", headers=self.owner).json()
@@ -181,7 +181,7 @@ class ServedEngine:
         until(are_there)
 
     def is_running(self, number: int) -> bool:
-        """Whether the engine runs so many sequences."""
+        """Whether the engine runs that many sequences."""
         [engine] = self.server.status()["engines"]
         return bool(engine["running"] == number)
 

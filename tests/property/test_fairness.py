@@ -143,7 +143,7 @@ def drift(policy: str, seed: int, *, num_blocks: int, weights: tuple[float, floa
     for _ in range(3000):
         waiting = [entry.tenant_id for entry in replica.core.table.waiting.entries()]
         for name, weight in zip(names, weights, strict=True):
-            # `bursty` sends long answers, three times as many requests, and all at once. No step admits as
+            # `bursty` sends long answers, three times as many requests, and all together. No step admits as
             # many as wait: a tenant without any was idle for a moment, and nothing is owed to it.
             while waiting.count(name) < (10 if name == "steady" else 30):
                 number += 1

@@ -26,7 +26,7 @@ from engine.scheduling.step_counters import StepCounters
 from engine.sequence import Sequence
 
 PARTS = 64
-"""The tokens to divide are compared in so many parts, or in parts of `least_chunk_tokens`."""
+"""Parts in which the tokens are handed out; none is larger than `least_chunk_tokens`."""
 FIRST_PART = 4
 """One in this many of a tenant's prompt tokens goes to the prompt that it began first."""
 

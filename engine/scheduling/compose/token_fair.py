@@ -32,7 +32,7 @@ from engine.sequence import Sequence
 PROMPT_PART = 4
 """One in this many of a step's tokens is kept for prompts, if there are any."""
 PATIENCE_STEPS = 8
-"""In one of so many steps prompts advance though a TPOT target leaves no time for them."""
+"""One step in this many in which prompts advance though a TPOT target leaves no time for them."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,8 @@ class TokenFair:
         return shares
 
     def first_chunk(self, sequence: Sequence, room: Room) -> int:
-        """What a newcomer may count on; what it gets is decided with the other prompts. 0: it has to wait."""
+        """What a newcomer could have of the step; what it gets is decided with the other prompts. 0: it
+        waits."""
         self._begin(room)
         promised = sum([tokens for each, tokens in self._promised.items() if each not in room.given])
         free, left = room.tokens - promised, sequence.total_tokens - sequence.computed_tokens

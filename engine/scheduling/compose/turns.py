@@ -139,7 +139,7 @@ def note_turns(room: Room) -> None:
         most = [tenant_id for tenant_id, _ in had.most_common(KEPT_TENANTS + 1)]
         for tenant_id, line in lines.items():
             held = sorted((each for each in line if each not in room.given), key=_served)
-            # Without the other tenants so many more of its sequences would have had a token.
+            # How many more of its sequences would have had a token without the other tenants.
             by_others = min(len(line), slots) - served[tenant_id]
             others = [other for other in most if other != tenant_id]
             for place, sequence in enumerate(held):

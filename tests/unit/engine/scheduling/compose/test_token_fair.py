@@ -143,7 +143,7 @@ def test_a_tenant_far_behind_does_not_starve_the_others() -> None:
     harness = Steps(TokenFair(slots=16))
     harness.counters.hear(1, "rich", 10**12, 0)
     harness.counters.hear(1, "poor", 0, 0)
-    # The contest has begun: nobody starts level.
+    # The contest has begun: no tenant starts level.
     harness.counters.contend(1, [], 0)
     gaps, since = [0] * 8, [0] * 8
     for _ in range(200):
