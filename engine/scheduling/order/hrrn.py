@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.entry import QueueEntry
@@ -62,12 +62,10 @@ class Hrrn:
         self,
         counters: ServiceCountersLike,
         *,
-        size: Callable[[QueueEntry], int] = prompt_size,
         left: Recent[int] | None = None,
     ) -> None:
         """`left`: where to remember since when those have waited that may come back; shared by many lines."""
         self._counters = counters
-        self._size = size
         self._left: Recent[int] = Recent() if left is None else left
         self._lines: dict[int, OrderedDict[str, _HrrnWaiting]] = {}
         self._classes: dict[str, int] = {}
@@ -83,7 +81,7 @@ class Hrrn:
         entry_id = entry.entry_id
         if entry_id in self._classes:
             raise ValueError(f"entry {entry_id!r} waits already")
-        size = max(1, self._size(entry))
+        size = max(1, prompt_size(entry))
         number = size_class(size)
         line = self._lines.get(number)
         if line is None:
@@ -129,7 +127,7 @@ class Hrrn:
 
     def rank(self, entry: QueueEntry, now_s: float) -> tuple[float, ...]:
         """Minus its response ratio."""
-        size = max(1, self._size(entry))
+        size = max(1, prompt_size(entry))
         return (-(self.waited_cost(entry.entry_id) + size) / size,)
 
     def waited_cost(self, entry_id: str) -> int:
@@ -146,7 +144,7 @@ class Hrrn:
 
     def clone_sharing(self, counters: ServiceCountersLike, left: Recent[int]) -> Hrrn:
         """As `clone`, with a memory that other lines share."""
-        copy = Hrrn(counters, size=self._size, left=left)
+        copy = Hrrn(counters, left=left)
         copy._lines = {number: line.copy() for number, line in self._lines.items()}
         copy._classes = self._classes.copy()
         copy._added = self._added

@@ -178,15 +178,6 @@ def test_cached_tokens_do_not_count_as_size() -> None:
     assert drain(order) == ["cached", "long"]
 
 
-def test_another_measure_of_size_can_be_given() -> None:
-    counters = ServiceCounters()
-    order = Hrrn(counters, size=lambda each: each.predicted_output_tokens)
-    order.add(entry("wordy", 1, 500))
-    order.add(entry("brief", 500, 5))
-    counters.charge("other", 1.0, 50)
-    assert drain(order) == ["brief", "wordy"]
-
-
 def test_a_class_spans_a_fourth_of_a_doubling() -> None:
     assert [size_class(size) for size in (1, 2, 4, 1024)] == [0, 4, 8, 40]
     assert len({size_class(size) for size in range(1000, 2001)}) == 5
