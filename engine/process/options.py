@@ -71,7 +71,7 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
     max_sequences: Annotated[
         int,
         Meta(ge=0, le=4096, extra={"auto": AUTO, "least": 1}),
-        "Most sequences in one step; auto goes by the device.",
+        "Most sequences that run together; auto goes by the device.",
     ] = AUTO
     max_batched_tokens: Annotated[
         int,

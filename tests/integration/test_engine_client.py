@@ -125,6 +125,26 @@ async def test_ready_says_what_the_engine_is(client: EngineClient, engine: WarmE
     assert ready.model.context_tokens == CONTEXT_TOKENS
 
 
+async def test_more_than_may_wait_are_refused_and_the_watermark_stays_free(
+    options: EngineOptions, tmp_path: Path
+) -> None:
+    # 64 blocks, of which an admission leaves half free beside others: 20 and 20 leave fewer.
+    small = {"num_blocks": 64, "context_tokens": 1024, "max_waiting": 1, "kv_watermark_permille": 500}
+    own = engine_options(options.model_dir, tmp_path, **small)
+    with running_engine(own):
+        async with connected(own.address) as client:
+            first = client.submit(sequence(600, prompt_tokens=320))
+            await anext(first)
+            second = client.submit(sequence(5, prompt_tokens=320))
+            await until(lambda: client.snapshot and len(client.snapshot.waiting) == 1)
+            with pytest.raises(SubmitRefused) as refused:
+                await tokens_of(client.submit(sequence(5)))
+            assert refused.value.code == "engine_full"
+            client.cancel(first.sequence_id, "client")
+            assert len(await tokens_of(second)) == 5
+            await first.drain()
+
+
 async def test_snapshots_keep_coming_when_nothing_runs(client: EngineClient) -> None:
     first = await idle_snapshot(client)
     await until(lambda: client.snapshot is not None and client.snapshot.at_s > first.at_s)
