@@ -278,7 +278,8 @@ def test_a_full_long_lane_never_blocks_the_ordinary_one() -> None:
     pool.parties = [Party("long", 30, size=lambda number: (5000, 500))]
     pool.run(1.0)
     assert len(pool.running) == 2, "the lane's share"
-    entry_id = pool.arrive("short")
+    # Of the same tenant: the request that came first, the long one, is looked at first.
+    entry_id = pool.arrive("long", 10, 10)
     pool.run(1.0 + 1e-6)
     assert entry_id in pool.started_s
 
