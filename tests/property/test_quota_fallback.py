@@ -215,15 +215,20 @@ OVER_IT: list[tuple[str, int, Any, Any]] = [
 """Every gateway gives out what all have seen."""
 ENDED: list[tuple[str, int, Any, Any]] = [
     ("reserve", 0, 40, False),
-    ("look", 0, None, None),
-    ("cut", 0, False, None),
-    ("reserve", 0, 10, True),
-    ("heal", 0, None, None),
-    ("cut", 0, False, None),
+    *(("look", index, None, None) for index in (0, 1)),
+    *(("cut", index, False, None) for index in (0, 1)),
+    *(("reserve", index, 10, True) for index in (0, 1)),
+    ("heal", 1, None, None),
     ("top_up", 0, 5, 0),
-    ("top_up", 0, 5, 1),
+    ("reserve", 0, 5, True),
 ]
-"""Holds of one time without Redis ask for more in the next."""
+"""One gateway is still without Redis when another is back and has begun the next epoch."""
+SLICES: list[tuple[str, int, Any, Any]] = [
+    *(("look", index, None, None) for index in range(GATEWAYS)),
+    *(("cut", index, False, None) for index in range(GATEWAYS)),
+    *(("reserve", index, 40, True) for index in range(GATEWAYS) for _ in range(5)),
+]
+"""Every gateway is asked for more than its slice."""
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.integers(0, 2), st.integers(1, 80), st.booleans()),
@@ -306,6 +311,7 @@ def test_what_is_given_out_without_redis_stays_within_a_slice_each_and_is_counte
     @given(steps=STEPS)
     @example(steps=OVER_IT)
     @example(steps=ENDED)
+    @example(steps=SLICES)
     def histories(steps: list[tuple[str, int, Any, Any]]) -> None:
         asyncio.run(_history(redis_url, steps, seen))
 
