@@ -349,11 +349,19 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, st
 
 
 def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
+    text = ""
     try:
-        document = tomllib.loads(config_file.read_text(encoding="utf-8"))
+        text = config_file.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
     except OSError as error:
         raise BadSetting(f"config file {config_file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # A key and a table of one name: TOML's own words for it name neither.
+        if re.search(r"(?m)^policy\s*=", text) and re.search(r"(?m)^\[policy\]", text):
+            raise BadSetting(
+                f"config file {config_file} has the table [policy] and the older key policy: move it there,"
+                " as `name = ...`"
+            ) from None
         raise BadSetting(f"config file {config_file} is not TOML: {error}") from None
     known = {row.name for row in SETTINGS}
     groups = {name.partition(".")[0] for name in known if "." in name}

@@ -97,6 +97,9 @@ def test_a_file_with_both_forms_is_refused_with_the_way_out(tmp_path: Path) -> N
         load({}, {}, config)
     assert "table = 't.json'" in str(told.value)
     assert str(config) in str(told.value)
+    write(config, 'policy = "vtc"\n[policy]\nslots = 4\n')
+    with pytest.raises(BadSetting, match=r"the table \[policy\] and the older key policy: move it there"):
+        load({}, {}, config)
 
 
 def test_the_default_is_hybrid_with_its_own_options() -> None:
