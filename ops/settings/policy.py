@@ -23,7 +23,9 @@ class PolicySettings:
     """The policy of the queue and of the engines, until `fairgate policy set` stores another."""
 
     name: Annotated[
-        str, values.word(*sorted(POLICIES | TABLE_POLICIES)), "Scheduling policy of queue and engine."
+        str,
+        values.word(*sorted(POLICIES | TABLE_POLICIES)),
+        "Scheduling policy of queue and engine; one that `fairgate policy set` stored goes before it.",
     ] = DEFAULT_POLICY
     template: Annotated[
         str,
