@@ -38,6 +38,7 @@ from engine.process.capacity import (
     CapacityRefused,
     KvShape,
     MachineMemory,
+    StepSizes,
     engine_sizes,
     step_sizes,
 )
@@ -47,6 +48,7 @@ from engine.process.lock import EngineLock, LockContent, LockHeld, lock_path, pi
 from engine.process.loop import EngineLoop
 from engine.process.options import EngineOptions
 from engine.process.outcomes import OutcomeStore, OutcomesUnreadable, read_outcomes, write_outcomes
+from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import make_policy, options_of
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -123,6 +125,19 @@ def _serve(options: EngineOptions, socket: zmq.Socket[bytes]) -> int:
     return code
 
 
+def engine_config(options: EngineOptions, steps: StepSizes, policy_options: PolicyOptions) -> EngineConfig:
+    """What the options of the process say about its engine."""
+    return EngineConfig(
+        policy=options.policy,
+        policy_options=policy_options,
+        max_batched_tokens=steps.max_batched_tokens,
+        max_sequences=steps.max_sequences,
+        max_waiting=options.max_waiting,
+        watermark_permille=options.kv_watermark_permille,
+        prefix_caching=options.prefix_caching,
+    )
+
+
 def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter]:
     try:
         policy_options = options_of(json.loads(options.policy_options))
@@ -141,15 +156,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
     try:
         kind = place(device, dtype)[0].type
         steps = step_sizes(kind, options)
-        config = EngineConfig(
-            policy=options.policy,
-            policy_options=policy_options,
-            max_batched_tokens=steps.max_batched_tokens,
-            max_sequences=steps.max_sequences,
-            max_waiting=options.max_waiting,
-            watermark_permille=options.kv_watermark_permille,
-            prefix_caching=options.prefix_caching,
-        )
+        config = engine_config(options, steps, policy_options)
     except (ModelRefused, ValueError) as error:
         raise StartRefused(str(error)) from None
     try:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.core import EngineConfig
+from engine.process.capacity import step_sizes
+from engine.process.options import EngineOptions
+from engine.process.server import engine_config
+from engine.scheduling.options import PolicyOptions
 from gateway.config import GatewayConfig
 from gateway.flow.control_rules import ControlMode
+from ops.serving.composition import engine_options
 from ops.settings.settings import (
     SETTINGS,
     SHIPPED_MODEL_NAME,
@@ -41,6 +47,30 @@ def test_groups_are_tables_in_the_file_and_prefixes_elsewhere(tmp_path: Path) ->
     assert settings.engine.kv_memory_bytes == 64 * 2**20
     assert settings.engine.max_sequences == 4
     assert settings.gateway.shutdown_grace_s == 1.5
+
+
+def test_settings_of_the_engine_reach_its_configuration(tmp_path: Path) -> None:
+    given = {
+        "data_dir": str(tmp_path),
+        "policy.name": "srpt",
+        "engine.max_waiting": 7,
+        "engine.kv_watermark": 33,
+        "engine.max_sequences": 5,
+        "engine.max_batched_tokens": 48,
+        "engine.prefix_caching": "no",
+    }
+    started = engine_options(load(given))
+    # As arguments, because that is how the engine's process gets them.
+    options = EngineOptions.of_arguments(started.arguments())
+    assert engine_config(options, step_sizes("cpu", options), PolicyOptions()) == EngineConfig(
+        policy="srpt",
+        policy_options=PolicyOptions(),
+        max_waiting=7,
+        watermark_permille=33,
+        max_sequences=5,
+        max_batched_tokens=48,
+        prefix_caching=False,
+    )
 
 
 def test_the_config_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
