@@ -45,6 +45,8 @@ POLICY_FLAGS = {"policy.name": "--policy", "policy.template": "--template", "pol
 """Flags that are not called as the settings are; other options of the policy share `POLICY_OPTION_FLAG`."""
 OLDER_KEYS = {"policy": "policy.name", "policy_table": "policy.table"}
 """Keys of the file from before the table [policy]."""
+OLDER_POLICY = re.compile(r"^\s*policy\s*=", re.MULTILINE)
+POLICY_TABLE = re.compile(r"^\s*(\[\s*policy\s*\]|policy\s*\.)", re.MULTILINE)
 
 
 HUB_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -356,8 +358,8 @@ def _from_file(config_file: Path) -> dict[str, tuple[str, str]]:
     except OSError as error:
         raise BadSetting(f"config file {config_file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # A key and a table of one name: TOML's own words for it name neither.
-        if re.search(r"(?m)^policy\s*=", text) and re.search(r"(?m)^\[policy\]", text):
+        # A key that is a value and a table: TOML's own words for it name neither.
+        if OLDER_POLICY.search(text.partition("\n[")[0]) and POLICY_TABLE.search(text):
             raise BadSetting(
                 f"config file {config_file} has the table [policy] and the older key policy: move it there,"
                 " as `name = ...`"

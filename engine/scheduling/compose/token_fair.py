@@ -78,8 +78,8 @@ class TokenFair:
 
     def floor_holds(self, decoding: SequenceOf[Sequence], room: Room, steps: int = 1) -> bool:
         """See `Compose`."""
-        count = len(decoding)
-        if count > self._slots(room, room.prompts_ahead):
+        count, room.slots = len(decoding), self._slots(room, room.prompts_ahead)
+        if count > room.slots:
             return False
         if not room.tightest_tpot_s:
             return True
@@ -149,7 +149,8 @@ class TokenFair:
         if room is not self._room:
             self._room, self._pace_s = room, 0.0
             self._seen, self._promised = set(), {}
-            room.slots = self._slots(room, room.prompts_ahead)
+            if room.slots is None:
+                room.slots = self._slots(room, room.prompts_ahead)
 
     def _slots(self, room: Room, ahead: int) -> int:
         """Decode tokens that an empty step may hand out, with `ahead` tokens of prompts."""

@@ -97,9 +97,20 @@ def test_a_file_with_both_forms_is_refused_with_the_way_out(tmp_path: Path) -> N
         load({}, {}, config)
     assert "table = 't.json'" in str(told.value)
     assert str(config) in str(told.value)
-    write(config, 'policy = "vtc"\n[policy]\nslots = 4\n')
-    with pytest.raises(BadSetting, match=r"the table \[policy\] and the older key policy: move it there"):
+
+
+@pytest.mark.parametrize("table", ["[policy]\nslots = 3\n", "policy.slots = 3\n", "[policy]\n"])
+def test_a_file_with_the_older_key_policy_and_the_table_is_refused_by_name(
+    tmp_path: Path, table: str
+) -> None:
+    config = write(tmp_path / "f.toml", f'policy = "vtc"\n{table}')
+    with pytest.raises(
+        BadSetting, match=r"f.toml has the table \[policy\] and the older key policy: move it there, as `name"
+    ):
         load({}, {}, config)
+    other = write(tmp_path / "g.toml", 'policy = "vtc"\nport = \n')
+    with pytest.raises(BadSetting, match=r"g.toml is not TOML"):
+        load({}, {}, other)
 
 
 def test_the_default_is_hybrid_with_its_own_options() -> None:
