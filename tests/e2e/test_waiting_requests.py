@@ -58,7 +58,12 @@ def full(server: Server, key: str) -> Iterator[list[str]]:
             stack.enter_context(
                 client.stream("POST", "/v1/completions", json=ENDLESS, headers={"x-fairgate-progress": "1"})
             )
-        yield [each["id"] for each in client.get("/v1/requests").json()["data"]]
+
+        def listed() -> list[str]:
+            return [each["id"] for each in client.get("/v1/requests").json()["data"]]
+
+        until(lambda: len(listed()) == 1 + LOOKAHEAD)
+        yield listed()
         with server.http(key) as other:
             for each in other.get("/v1/requests").json()["data"]:
                 other.delete(f"/v1/requests/{each['id']}")
