@@ -35,7 +35,7 @@ async def turns(
         nonlocal steps
         shown = await _policy(operator, "GET")
         steps = step_shares.merged(steps, shown["engines"][0]["steps"])
-        return len(_contended(steps)) >= MEASURED_STEPS
+        return len(_contended(steps, ids)) >= MEASURED_STEPS
 
     await _policy(operator, "POST", {"policy": "hybrid", "options": {"slots": SLOTS}})
     streams = [
@@ -48,7 +48,7 @@ async def turns(
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
         await _policy(operator, "POST", {"from_settings": True})
-    counted = _contended(steps)
+    counted = _contended(steps, ids)
     tokens = {name: sum(step["decodes"].get(ids[name], 0) for step in counted) for name in WEIGHTS}
     return {
         "slots": SLOTS,
@@ -73,13 +73,17 @@ def line(found: Mapping[str, Any]) -> str:
     )
 
 
-def _contended(steps: list[Step]) -> list[Step]:
-    """Steps without a prompt in which all sequences decode."""
+def _contended(steps: list[Step], ids: Mapping[str, str]) -> list[Step]:
+    """Steps without a prompt in which all sequences of both tenants decode; the log has those of the replay,
+    too."""
     return [
         step
         for step in steps
         if not step["prompts"]
-        and sum(step["decodes"].values()) + sum(step["waiting_decodes"].values()) == sum(STREAMS.values())
+        and all(
+            step["decodes"].get(ids[name], 0) + step["waiting_decodes"].get(ids[name], 0) == count
+            for name, count in STREAMS.items()
+        )
     ]
 
 

@@ -44,6 +44,9 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
     assert set(report["refusals"]) <= {"insufficient_quota", "rate_limit_exceeded"}
     assert report["estimates"]["cost_above_quoted_maximum"] == 0
     assert report["queue_wait_of_tenants_under_their_share"]["simulated_p99_s"].keys() == {"hybrid", "fcfs"}
+    light, heavy = (report["turns"]["tokens"][name] for name in ("turns-light", "turns-heavy"))
+    assert light + heavy == report["turns"]["steps"] >= 400, "one slot a step, of no other tenant"
+    assert abs(heavy - 3 * light) <= 4
     # Without a terminal: plain lines, the key and the curl line to try among them, and no control codes.
     assert "\x1b" not in done.stdout
     assert "curl http://127.0.0.1:" in done.stdout
