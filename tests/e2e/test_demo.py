@@ -20,7 +20,7 @@ def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "ops.cli.main", "demo", "--once", "--json", str(report_file),
-            "--seconds", "4", "--max-sequences", "6", "--data-dir", str(data_dir),
+            "--seconds", "4", "--max-sequences", "3", "--data-dir", str(data_dir),
         ],
         capture_output=True,
         text=True,
