@@ -21,6 +21,7 @@ WEIGHTS = {"turns-light": 1.0, "turns-heavy": 3.0}
 STREAMS = {"turns-light": 1, "turns-heavy": 2}
 SLOTS = 1
 MEASURED_STEPS = 400
+SETTLE_STEPS = 100
 ANSWER_TOKENS = 1_400
 """More than are measured, and no request of the long lane: that has a part of the places only."""
 WITHIN_S = 30.0
@@ -76,13 +77,12 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def _contended(steps: list[Step], ids: Mapping[str, str]) -> list[Step]:
-    """Steps without a prompt in which all sequences of both tenants decode; the log has those of the replay,
-    too."""
+    """Steps in which all sequences of both tenants decode, once their prompts are paid for; the log has those
+    of the replay, too."""
     return [
         step
-        for step in steps
-        if not step["prompts"]
-        and all(
+        for step in step_shares.after_prompts(steps, SETTLE_STEPS)
+        if all(
             step["decodes"].get(ids[name], 0) + step["waiting_decodes"].get(ids[name], 0) == count
             for name, count in STREAMS.items()
         )
