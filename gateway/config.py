@@ -83,6 +83,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "Whether requests are told what they will probably wait, take and cost; no: nobody is, nothing is"
         " quoted, and no deadline is refused early.",
     ] = True
+    tell_after_s: Annotated[
+        float,
+        Meta(ge=0, le=86_400),
+        "A stream that is expected to wait longer for its turn, or has waited so long, gets its headers and"
+        " comments on its wait before its first token.",
+    ] = 1.0
     quote_valid_s: Annotated[float, Meta(ge=0.1, le=3_600), "For so long a quote can be redeemed."] = field(
         default=10.0, name="quote_valid"
     )

@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 from gateway import errors
 from gateway.budget.holds import BudgetDenied
 from gateway.budget.top_up import AccountsLost
-from gateway.dispatch.admission import DeadlineUnreachable, TargetUnreachable
+from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.outcomes import RequestOutcome
 from gateway.errors import LONGEST_RETRY_S, ApiError
@@ -55,6 +55,8 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.deadline_unreachable(
                 late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)
             )
+        case EstimateExceeds(header=header, allowed=allowed, told=told):
+            return errors.estimate_exceeds(header, allowed, told)
         case TargetUnreachable(late=late):
             return errors.target_unreachable(
                 late.what, late.allowed_s, late.expected_s, min(late.retry_after_s, LONGEST_RETRY_S)

@@ -37,6 +37,8 @@ class ApiError(Exception):
     retry_after_s: float | None = None
     should_retry: bool | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    """Further members of the error object."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -47,7 +49,8 @@ class ApiError(Exception):
 
     def payload(self) -> dict[str, dict[str, Any]]:
         """The error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        said = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": said | self.details}
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
         """The error object of a stream that has begun, with what can no longer be sent as headers."""
@@ -344,6 +347,29 @@ def quote_refused(code: str, reason: str, *, conflict: bool = False) -> ApiError
         f"The quote in 'X-Fairgate-Quote' cannot be used: {reason}. Ask POST /v1/quotes for another, or leave"
         " the header out.",
         param="X-Fairgate-Quote",
+        should_retry=False,
+    )
+
+
+def estimates_off(consequence: str, param: str | None) -> ApiError:
+    """Something was asked for that needs estimates, and this server makes none."""
+    return bad_request(
+        "This server makes no estimates (setting gateway.estimates is no, or SIGUSR2 switched them off), so"
+        f" {consequence}.",
+        param,
+        "estimates_off",
+    )
+
+
+def estimate_exceeds(header: str, allowed: str, told: str) -> ApiError:
+    """Refused on arrival: the estimate is above what its client allows. Not to be retried by itself: SDKs
+    repeat a 409."""
+    return ApiError(
+        409,
+        "estimate_exceeds",
+        f"{told}, and '{header}' allows {allowed}; nothing was held or charged. Allow more, ask for another"
+        " tier, or try again later.",
+        param=header,
         should_retry=False,
     )
 

@@ -8,8 +8,9 @@ import json
 import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from gateway.dispatch.admission import Admission
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.domain.call import Call, ServedModel
 from gateway.error_mapping import as_api_error
+from gateway.errors import ApiError
 from gateway.estimates.estimator import Estimator
 from gateway.estimates.persistence import (
     as_text,
@@ -56,7 +58,8 @@ from gateway.pools.control_loop import EVERY_S as CONTROL_EVERY_S
 from gateway.pools.control_loop import ControlLoop, setters_of
 from gateway.pools.pool import Lifecycles, ModelPool, PoolSpec, pools_of
 from gateway.pools.request_actions import RequestActions
-from gateway.quotes.quotes import Quotes
+from gateway.quotes.offered import offered
+from gateway.quotes.quotes import Quotes, Wanted
 from gateway.requests.lifecycle import Lifecycle, LifecycleLimits
 from tenants.directory.gateways import GatewaySeen
 from tenants.errors import DatabaseUnavailable, Invalid
@@ -238,6 +241,7 @@ class Gateway:
                 max_buffered_events=config.max_buffered_events,
                 max_fed_waiting=config.max_queued_per_tenant,
                 feed_wait_s=config.queue_ttl_s,
+                tell_after_s=config.tell_after_s,
                 quote_credit_share=config.quote_credit_share,
             ),
         )
@@ -466,6 +470,26 @@ class Gateway:
         except DatabaseUnavailable as error:
             raise as_api_error(error, call.request_id) from error
         return replace(call, tier=Tier(binding.quote.tier), binding=binding)
+
+    def quotes_instead(self, call: Call, tiers: Sequence[Tier]) -> dict[str, Any]:
+        """What a refusal says of `tiers`: their quotes, which the call's key can redeem where it has the
+        scope and room for more."""
+        principal, pool = call.principal, self.pools[call.pool or self.pool.name]
+        if not tiers or not pool.estimates.is_enabled:
+            return {}
+        quotes: Quotes | None = self.quotes
+        try:
+            if "quote" not in principal.scopes:
+                quotes = None
+            else:
+                self.take_quote(principal.key_id)
+        except ApiError:
+            quotes = None
+        wanted = Wanted(call.model, pool.name, call.prompts, False, call.choices, call.max_tokens)
+        version, now_s = self.deps.prices().version, self.deps.clock()
+        made = offered(pool.estimates, quotes, principal, wanted, tiers, version, now_s)
+        expires_s = None if quotes is None else round(self.deps.wall_clock() + quotes.valid_s, 3)
+        return {"quotes": made, "expires_at": expires_s}
 
     def _calibrations(self) -> dict[str, Calibration]:
         """By served model."""

@@ -1,15 +1,18 @@
-"""Admission control: refuses requests that the forecast expects to be late.
+"""Admission control: refuses requests that the forecast expects to be late, or above their clients' bounds.
 
-By the client's or the tier's deadline always (`flow/deadline_check.py`); by the targets of tier and tenant
-only while the control loop says so, for many a client prefers a late answer to none. A redeemed quote is
-never refused for a target; nor is one in `TRIED_ONE_IN` of the requests that a target refuses.
+By what its client allows its estimate to be, and by the client's or the tier's deadline, always
+(`flow/deadline_check.py`); by the targets of tier and tenant only while the control loop says so, for many a
+client prefers a late answer to none. A redeemed quote is never refused for a target; nor is one in
+`TRIED_ONE_IN` of the requests that a target refuses.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 
+from gateway import errors
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.flow.deadline_check import (
@@ -21,7 +24,11 @@ from gateway.flow.deadline_check import (
     out_of_reach,
 )
 from gateway.statistics import RecentShare
+from tenants.pricing.pricing import PriceBook
 from tenants.types import Tier
+
+WAIT_HEADER = "X-Fairgate-Max-Wait-S"
+COST_HEADER = "X-Fairgate-Max-Cost-Usd"
 
 
 class NotInTime(Exception):
@@ -38,6 +45,46 @@ class DeadlineUnreachable(NotInTime):
 
 class TargetUnreachable(NotInTime):
     """For a target of its tenant and tier."""
+
+
+class EstimateExceeds(Exception):
+    """The estimate is above what its client allows."""
+
+    def __init__(self, header: str, allowed: str, told: str) -> None:
+        super().__init__(f"{told}; {header} allows {allowed}")
+        self.header = header
+        self.allowed = allowed
+        self.told = told
+
+
+def require_bounds(call: Call, estimate: Estimate | None, prices: PriceBook) -> None:
+    """Raises `EstimateExceeds` for a request whose estimate is above what its client allows, `ApiError` (400)
+    where its wait is bounded and nothing is known of it, `UnknownPrice`."""
+    if call.max_wait_s is not None:
+        if estimate is None:
+            raise errors.estimates_off(f"'{WAIT_HEADER}' cannot be kept: leave it out", WAIT_HEADER)
+        expected_s = estimate.wait_s[1]
+        if expected_s > call.max_wait_s:
+            least = "at least " if estimate.saturated else ""
+            raise EstimateExceeds(
+                WAIT_HEADER,
+                f"{call.max_wait_s:g} s",
+                f"The request may wait {least}{expected_s:.3f} s for its turn (p90)",
+            )
+    if call.max_cost_nanousd is not None:
+        price = prices.entry(call.model, call.tier).cost_nanousd
+        most_nanousd = price(call.input_tokens, 0, call.max_output_tokens)
+        if most_nanousd > call.max_cost_nanousd:
+            raise EstimateExceeds(
+                COST_HEADER,
+                f"{dollars(call.max_cost_nanousd)} USD",
+                f"The request may cost {dollars(most_nanousd)} USD",
+            )
+
+
+def dollars(nanousd: int) -> str:
+    """Nano-dollars as an exact decimal number of dollars."""
+    return f"{Decimal(nanousd).scaleb(-9).normalize():f}"
 
 
 class TargetGate:

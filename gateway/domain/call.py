@@ -58,8 +58,13 @@ class Call(msgspec.Struct, frozen=True):
     """False: the client named no length; `max_tokens` is what the context leaves."""
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
-    wants_progress: bool = False
-    """Its stream reports the progress of its wait."""
+    progress: bool | None = False
+    """Whether its stream has headers and reports its wait before its first token; None: where the wait is
+    long."""
+    max_wait_s: float | None = None
+    """The longest wait (p90) that it may be told, if its client said so."""
+    max_cost_nanousd: int | None = None
+    """The most that it may cost, if its client said so."""
     wordings: tuple[Wording, ...] = ()
     """The client's text, by prompt, for servers that tokenise by themselves."""
     pool: str = ""

@@ -5,8 +5,8 @@ the request, whether it waits, decodes or is not read. Nothing here can lose a s
 a task of its own.
 
 Headers go out with the first token, so that everything that can be refused is refused with a clean status. A
-stream that asked for progress gets them when it is queued; a later refusal ends the stream with an error
-event.
+stream that waits long in line, or asked for progress, gets them when it is queued; a later refusal ends the
+stream with an error event.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gateway.http import openai_responses
 from gateway.http.asgi import BoundedSend, EncodedHeaders, encode_headers, send_start
 from gateway.http.event_listener import EventListener
 from gateway.http.openai_responses import Choice, TextChunks
+from gateway.quotes.offered import tiers_instead
 from gateway.requests import queue_progress
 from gateway.requests.run import Begun, Closed, Event, InLine, Run, SequenceEnded, SequenceOutput, Silence
 from gateway.response_headers import contract_headers, estimate_headers, limit_headers
@@ -98,7 +99,7 @@ class CompletionResponse:
         self.closed = closed
         error = refusal_of(run, closed)
         if error is not None:
-            await self._refuse(run, send, error)
+            await self._refuse(run, send, error, closed)
             return
         account = closed.account
         body = openai_responses.encode(
@@ -116,7 +117,7 @@ class CompletionResponse:
                 self.closed = first
                 refusal = refusal_of(run, first)
                 assert refusal is not None, "a request without tokens has a reason"
-                await self._refuse(run, send, refusal)
+                await self._refuse(run, send, refusal, first)
                 return
             await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
         writer = self._writer or _ChunkWriter(run.call)
@@ -137,11 +138,11 @@ class CompletionResponse:
             batch = [await events.next(), *events.available()]
 
     async def _first(self, run: Run, events: EventListener, send: BoundedSend) -> tuple[Event, bool]:
-        """The first event that is written, and whether headers went out before it: with progress they do,
-        with comments after them, unless the request is refused or served immediately."""
-        if not self._call.wants_progress:
-            return await events.next(), False
-        event = await events.within(queue_progress.HEADERS_AT_ONCE_S)
+        """The first event that is written, and whether headers went out before it: of a request that waits
+        long they do, with comments after them; where its client asked for that, unless it is refused or
+        served immediately."""
+        is_asked = self._call.progress is True
+        event = await events.within(queue_progress.HEADERS_AT_ONCE_S) if is_asked else await events.next()
         if event is not None and not isinstance(event, InLine):
             return event, False
         await send_start(send, 200, self._opening(run) + STREAM_HEADERS)
@@ -153,8 +154,11 @@ class CompletionResponse:
 
     # ------------------------------------------------------------ both
 
-    async def _refuse(self, run: Run, send: BoundedSend, error: ApiError) -> None:
+    async def _refuse(self, run: Run, send: BoundedSend, error: ApiError, closed: Closed) -> None:
         self._count(error)
+        is_long = self._gateway.lifecycle.of(run.call).is_long(run)
+        tiers = tiers_instead(run.call, closed.cause, is_long=is_long)
+        error.details |= self._gateway.quotes_instead(run.call, tiers)
         await send.json(error.status, error.body(), encode_headers(_headers(run) | error.all_headers()))
 
     def _count(self, error: ApiError) -> None:

@@ -35,7 +35,7 @@ from gateway.budget.holds import BudgetDenied, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
-from gateway.dispatch.admission import Admission, NotInTime
+from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
 from gateway.dispatch.dispatcher import Closing, Dispatcher, NoEngineAvailable, QueueExpired, QueueRefused
 from gateway.domain.call import Call
 from gateway.domain.estimate import Times
@@ -50,7 +50,7 @@ from gateway.metrics.registry import Metrics
 from gateway.requests.execution import Execution, StoppedByEngine
 from gateway.requests.finish import RequestFinisher
 from gateway.requests.observer import RequestObserver
-from gateway.requests.queue_progress import Outlook, outlook
+from gateway.requests.queue_progress import Outlook, outlook, told_in_s
 from gateway.requests.run import Events, InLine, Interrupted, Run
 from gateway.requests.tier_change import NotWaiting, Offer, TierChange
 from gateway.statistics import RecentShare
@@ -88,6 +88,8 @@ class LifecycleLimits:
     max_fed_waiting: int
     feed_wait_s: Mapping[Tier, float]
     """For its tenant's rate, before it is queued."""
+    tell_after_s: float
+    """A stream that waits longer, by the forecast or really, is told so."""
     quote_credit_share: float = 0.5
     """Of the charge, given back where a redeemed quote was not kept and that is ours."""
 
@@ -181,6 +183,11 @@ class Lifecycle:
         """Ends a request that waits or runs; what was emitted is charged. Harmless to repeat."""
         run.interrupt(RequestOutcome.CANCELLED)
 
+    def is_long(self, run: Run) -> bool:
+        """Whether it is of the long requests by its size, whatever its tier."""
+        tokens = run.call.input_tokens * run.call.choices + run.predicted_output_tokens * run.call.sequences
+        return tokens > self._dispatcher.flow.long_tokens
+
     def offer(self, run: Run, tier: Tier) -> Offer:
         """The prices before and after a move to `tier`. Raises `NotWaiting`, `UnknownPrice`."""
         if run.status != "waiting":
@@ -236,6 +243,7 @@ class Lifecycle:
                 if run.call.binding is None
                 else run.call.binding.estimate
             )
+            require_bounds(run.call, run.estimate, run.prices)
             self.admission.check(run.call, run.estimate, run.times.arrived_s, self._expires_s(run))
             await self._reserve(run)
             await self._wait_for_turn(run)
@@ -309,15 +317,26 @@ class Lifecycle:
         run.in_line, run.in_line_s = True, ticket.entry.arrived_s
         if self._observer is not None:
             self._observer.in_line(run, ticket.entry)
-        if call.wants_progress:
-            run.events.put(InLine())
+        telling = self._tell(run, ticket.entry.arrived_s)
         try:
             run.turn = await _unless_interrupted(run, self._dispatcher.line_up(ticket))
         finally:
+            if telling is not None:
+                telling.cancel()
             self._dispatcher.leave(call.request_id)
         run.times.dispatched_s = run.turn.dispatched_s
         if self._observer is not None:
             self._observer.dispatched(run)
+
+    def _tell(self, run: Run, now_s: float) -> asyncio.TimerHandle | None:
+        """Has a stream told that it waits: now, or when it has waited long."""
+        waited_s = now_s - run.times.arrived_s
+        in_s = told_in_s(run.call, run.estimate, waited_s, self._limits.tell_after_s)
+        if in_s:
+            return asyncio.get_running_loop().call_later(in_s, run.events.put, InLine())
+        if in_s is not None:
+            run.events.put(InLine())
+        return None
 
     def _targets(self, run: Run, tier: Tier) -> RequestTargets:
         """Its targets in `tier`. A move to another tier gives its quote up."""
@@ -425,8 +444,8 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case StoppedByEngine():
             return RequestOutcome.ENGINE_FAILED
         case (
-            NotInTime() | BudgetDenied() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
-            | DatabaseUnavailable() | UnknownPrice()
+            NotInTime() | EstimateExceeds() | BudgetDenied() | QueueRefused() | SequenceRefused()
+            | QuotaStoreUnavailable() | DatabaseUnavailable() | UnknownPrice()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

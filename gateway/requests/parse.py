@@ -51,7 +51,9 @@ class RequestContext:
     trace_context: str | None = None
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
-    wants_progress: bool = False
+    progress: bool | None = None
+    max_wait_s: float | None = None
+    max_cost_nanousd: int | None = None
 
 
 def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
@@ -147,7 +149,9 @@ def _call(
         trace_context=context.trace_context,
         asked_max_tokens=asked_max_tokens is not None,
         timeout_s=context.timeout_s,
-        wants_progress=context.wants_progress and bool(request.stream),
+        progress=context.progress if request.stream else False,
+        max_wait_s=context.max_wait_s,
+        max_cost_nanousd=context.max_cost_nanousd,
         wordings=wordings,
         pool=model.pool,
         names_tier=request.service_tier not in (None, "auto"),

@@ -1,7 +1,8 @@
 """Progress of a waiting request, as comments in its event stream.
 
-A streaming client that sends `X-Fairgate-Progress: 1` gets its headers immediately and then, as long as it
-waits, comments among its server-sent events: `: fairgate {...}`, which SDKs skip.
+A stream that is expected to wait long, or has waited long, gets its headers before its first token and then,
+as long as it waits, comments among its server-sent events: `: fairgate {...}`, which SDKs skip. With
+`X-Fairgate-Progress: 1` it gets them immediately, with `0` never.
 
 Pure. The forecast is of a request that arrives now. Ours arrived earlier: what its own tenant sent after it
 in the same tier is behind it, and does not count.
@@ -16,6 +17,7 @@ import msgspec
 
 from engine.messages import TIER_RANKS
 from gateway import errors
+from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.flow.controller import Ticket
 from gateway.requests.run import Run
@@ -53,11 +55,24 @@ class Outlook:
         return b": fairgate " + msgspec.json.encode(value) + b"\n\n"
 
 
-def wants_progress(header: str | None) -> bool:
-    """Raises `ApiError` (400) for anything but `1` and `0`."""
-    if header is not None and header.strip() not in ("0", "1"):
-        raise errors.bad_header("X-Fairgate-Progress", header, "It is 1, or left out.")
-    return header is not None and header.strip() == "1"
+def wants_progress(header: str | None) -> bool | None:
+    """Whether the client wants it; None: it does not say. Raises `ApiError` (400) for anything but `1` and
+    `0`."""
+    if header is None:
+        return None
+    if header.strip() not in ("0", "1"):
+        raise errors.bad_header("X-Fairgate-Progress", header, "It is 1, 0, or left out.")
+    return header.strip() == "1"
+
+
+def told_in_s(call: Call, estimate: Estimate | None, waited_s: float, tell_after_s: float) -> float | None:
+    """Seconds in line after which a stream gets its headers, if it has no turn by then; None: with its first
+    token. `waited_s`: since its arrival."""
+    if call.progress is not None:
+        return 0.0 if call.progress else None
+    if estimate is not None and estimate.wait_s[0] > tell_after_s:
+        return 0.0
+    return max(0.0, tell_after_s - waited_s)
 
 
 def outlook(run: Run, expected: Estimate | None, waiting: Iterable[Ticket], now_s: float) -> Outlook:

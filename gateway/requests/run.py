@@ -27,7 +27,8 @@ from tenants.types import NOTHING, Amounts
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """The request holds its budget and is queued. Only for listeners that asked for progress."""
+    """The request holds its budget and waits in line, and its client is told so now
+    (`queue_progress.told_in_s`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from litestar.types import ASGIApp
 
 from gateway import errors
 from gateway.cluster import idempotency_keys
+from gateway.dispatch.admission import COST_HEADER, WAIT_HEADER
 from gateway.domain.call import Call
 from gateway.domain.ids import trace_context
 from gateway.domain.quote_token import MAX_TOKEN_CHARACTERS
-from gateway.http import request_timeout
+from gateway.http import estimate_bounds, request_timeout
 from gateway.http.asgi import begin, headers_of
 from gateway.http.authentication import principal_of
 from gateway.http.completion_response import CompletionResponse
@@ -28,6 +29,7 @@ from tenants.directory.idempotency import MAX_KEY_CHARACTERS
 
 MODEL_CREATED = int(time.time())
 DEADLINE, SDK_DEADLINE = request_timeout.HEADER.lower(), request_timeout.SDK_HEADER.lower()
+MAX_WAIT, MAX_COST = WAIT_HEADER.lower(), COST_HEADER.lower()
 PROGRESS, IDEMPOTENCY, QUOTE = (each.HEADER.lower() for each in (queue_progress, idempotency_keys, quotes))
 """Headers as `headers_of` names them."""
 
@@ -41,8 +43,17 @@ COMPLETES: dict[str, Any] = {
             {"type": "number", "exclusiveMinimum": 0},
         ),
         queue_progress.HEADER: (
-            "`1`: a stream has its headers at once and hears in comments how its wait goes on.",
+            "`1`: a stream has its headers at once and hears in comments how its wait goes on; `0`: with its"
+            " first token; left out: before that where the wait is long.",
             {"type": "string", "enum": ["0", "1"]},
+        ),
+        WAIT_HEADER: (
+            "Refused (409) before anything is held where the expected wait (p90, seconds) is longer.",
+            {"type": "number", "minimum": 0},
+        ),
+        COST_HEADER: (
+            "Refused (409) before anything is held where it could cost more (dollars).",
+            {"type": "number", "minimum": 0},
         ),
         quotes.HEADER: (
             "A quote of this very request: its prices and its p90 bind, see `POST /v1/quotes`.",
@@ -55,8 +66,8 @@ COMPLETES: dict[str, Any] = {
     },
     "answers": {
         404: "There is no such model, or the key may not use it.",
-        409: "The `Idempotency-Key` is in use, or was used for something else; or the quote has expired,"
-        " or is redeemed.",
+        409: "The `Idempotency-Key` is in use, or was used for something else; the quote has expired, or is"
+        " redeemed; or the estimate is above what the request allows, with the quotes of its tiers.",
         429: "A limit refuses it, or too many of the tenant's requests wait; the headers say what to do.",
         499: "It was cancelled.",
         500: "The engine gave up on it.",
@@ -151,7 +162,9 @@ def _context(request: Request[Any, Any, Any], model: str) -> RequestContext:
         created=int(deps.wall_clock()),
         trace_context=trace_context(headers.get("traceparent")),
         timeout_s=request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
-        wants_progress=queue_progress.wants_progress(headers.get(PROGRESS)),
+        progress=queue_progress.wants_progress(headers.get(PROGRESS)),
+        max_wait_s=estimate_bounds.max_wait_s(headers.get(MAX_WAIT)),
+        max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
     )
 
 

@@ -9,9 +9,10 @@ from litestar import Request, Response, post
 
 from gateway import errors
 from gateway.domain.call import ServedModel
-from gateway.domain.tiers import TIER_NAMES, tier_of
+from gateway.domain.tiers import tier_of
 from gateway.http.asgi import begin
 from gateway.http.authentication import principal_of
+from gateway.quotes.offered import offered
 from gateway.quotes.quotes import Wanted
 from gateway.requests.parse import Renderer, chat_messages, context_left_of
 from gateway.requests.prompt import PromptRefused
@@ -43,12 +44,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     body = await body_of(request)
     principal = principal_of(request)
     if not gateway.estimates.is_enabled:
-        raise errors.bad_request(
-            "This server makes no estimates (setting gateway.estimates is no, or SIGUSR2 switched them off),"
-            " so it has nothing to quote.",
-            None,
-            "estimates_off",
-        )
+        raise errors.estimates_off("it has nothing to quote", None)
     gateway.take_quote(principal.key_id)
     asked = await in_thread_if_large(body, lambda: decode(body, QuoteRequest))
     if not may_use(request, asked.model):
@@ -65,11 +61,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
     wanted = Wanted(served.name, served.pool, [prompt], asked.prompt_tokens is not None, choices, max_tokens)
     now_s = gateway.deps.clock()
     version = gateway.deps.prices().version
-    estimates = pool.estimates.offers(
-        served.name, principal.tenant_id, principal.weight, tiers, wanted.size, now_s
-    )
-    counted_in = principal.default_tier if principal.default_tier in estimates else tiers[0]
-    tokens = gateway.quotes.issue(principal, wanted, estimates, version, counted_in, now_s)
+    made = offered(pool.estimates, gateway.quotes, principal, wanted, tiers, version, now_s)
     wall_s = gateway.deps.wall_clock()
     return json_response(
         {
@@ -83,18 +75,7 @@ async def quotes(request: Request[Any, Any, Any]) -> Response[bytes]:
             "max_tokens": max_tokens,
             "n": choices,
             "default_tier": principal.default_tier.value,
-            "quotes": [
-                {
-                    "tier": tier.value,
-                    "service_tier": TIER_NAMES[tier],
-                    **estimate.as_json(),
-                    "displaces": pool.estimates.displacement(
-                        principal.tenant_id, tier, choices, estimate.output_tokens[0]
-                    ).as_json(),
-                    "token": tokens[tier],
-                }
-                for tier, estimate in estimates.items()
-            ],
+            "quotes": made,
         }
     )
 

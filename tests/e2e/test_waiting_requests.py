@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.support.server_process import MODEL, Server, server_process, until
+from tests.support.server_process import Server, server_process, until
+from tests.support.waiting_streams import ENDLESS, SHORT, events, full, waiting
 
-LOOKAHEAD = 2
-"""Sequences that are dispatched beyond what the engine runs at once."""
 PATIENCE_S = 20_000
-ENDLESS = {"model": MODEL, "prompt": "on and on", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-SHORT = {"model": MODEL, "prompt": "short", "max_tokens": 4, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -46,54 +43,6 @@ def keys(narrow: Server) -> dict[str, str]:
         "other": narrow.tenant("other", tier="standard", tiers=every),
         "modest": narrow.tenant("modest", tier="batch", tiers=["batch"]),
     }
-
-
-@contextmanager
-def full(server: Server, key: str) -> Iterator[list[str]]:
-    """The engine and its window are full of interactive streams; gives their request ids. They end here."""
-    with ExitStack() as stack:
-        client = stack.enter_context(server.http(key))
-        for _ in range(1 + LOOKAHEAD):
-            # Headers come at once with progress, whether it has its turn or waits for it in the engine.
-            stack.enter_context(
-                client.stream("POST", "/v1/completions", json=ENDLESS, headers={"x-fairgate-progress": "1"})
-            )
-
-        def listed() -> list[str]:
-            return [each["id"] for each in client.get("/v1/requests").json()["data"]]
-
-        until(lambda: len(listed()) == 1 + LOOKAHEAD)
-        yield listed()
-        with server.http(key) as other:
-            for each in other.get("/v1/requests").json()["data"]:
-                other.delete(f"/v1/requests/{each['id']}")
-    until(server.is_idle)
-
-
-@contextmanager
-def waiting(server: Server, key: str, **fields: Any) -> Iterator[tuple[str, Iterator[str]]]:
-    """A stream that stands in line: its id, and its lines as they come."""
-    body = SHORT | {"stream": True} | fields
-    with (
-        server.http(key) as client,
-        client.stream("POST", "/v1/completions", json=body, headers={"x-fairgate-progress": "1"}) as response,
-    ):
-        assert response.status_code == 200
-        yield response.headers["x-request-id"], response.iter_lines()
-
-
-def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
-    """(`comment`, `data`, `error` or `done`, what it says), blank lines apart."""
-    kind = "data"
-    for line in lines:
-        if line.startswith(": fairgate "):
-            yield "comment", json.loads(line.removeprefix(": fairgate "))
-        elif line == "event: error":
-            kind = "error"
-        elif line == "data: [DONE]":
-            yield "done", None
-        elif line.startswith("data: "):
-            yield kind, json.loads(line.removeprefix("data: "))
 
 
 # ---------------------------------------------------------------- progress

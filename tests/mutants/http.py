@@ -10,10 +10,34 @@ from tests.mutants.mutations import Broken, mutations_of
 
 REFUSALS = "tests/unit/gateway/test_error_mapping.py"
 HEADERS = "tests/unit/gateway/test_response_headers.py"
+ADMISSION = "tests/unit/gateway/dispatch/test_admission.py"
+PROGRESS = "tests/unit/gateway/requests/test_queue_progress.py"
 BREAKER = "tests/unit/gateway/upstream/test_breaker.py"
 STREAM = "tests/unit/gateway/upstream/test_openai_response.py"
 
 _BROKEN: list[Broken] = [
+    # ---- what a client is told, and may bound, before it waits
+    (
+        "gateway/dispatch/admission.py",
+        "the longest wait that a client allows is not looked at",
+        "        if expected_s > call.max_wait_s:\n",
+        "        if False:\n",
+        ADMISSION,
+    ),
+    (
+        "gateway/dispatch/admission.py",
+        "what a request could cost is its price without an answer",
+        "most_nanousd = price(call.input_tokens, 0, call.max_output_tokens)",
+        "most_nanousd = price(call.input_tokens, 0, 0)",
+        ADMISSION,
+    ),
+    (
+        "gateway/requests/queue_progress.py",
+        "a stream whose wait was not foreseen hears of it with its first token",
+        "    return max(0.0, tell_after_s - waited_s)\n",
+        "    return None\n",
+        PROGRESS,
+    ),
     # ---- what a refusal tells
     (
         "gateway/errors.py",

@@ -44,6 +44,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "engine_unavailable": (),
     "no_price": (),
     "quote_refused": ("quote_expired", "it has expired"),
+    "estimates_off": ("nothing is quoted", None),
+    "estimate_exceeds": ("X-Fairgate-Max-Wait-S", "1 s", "The request may wait 2 s"),
     "deadline_unreachable": ("wait", 1.0, 5.0, 4.0),
     "target_unreachable": ("first token", 1.0, 5.0, 4.0),
     "request_not_found": ("req_1",),

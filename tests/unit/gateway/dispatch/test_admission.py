@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from engine.messages import SamplingParams
-from gateway.dispatch.admission import Admission, NotInTime
+from gateway.dispatch.admission import Admission, EstimateExceeds, NotInTime, require_bounds
 from gateway.domain.call import Call
 from gateway.domain.estimate import Estimate
 from gateway.error_mapping import as_api_error
 from gateway.errors import ApiError
 from gateway.flow.deadline_check import TRIED_ONE_IN
+from tenants.pricing.pricing import Price, uniform_book
 from tenants.types import Principal, Tier
 
 PRINCIPAL = Principal(
@@ -53,6 +54,35 @@ def test_a_deadline_refuses_whatever_targets_there_are() -> None:
     early.check(CALL, EXPECTED, 100.0, 106.0)
     early.factor = 2.0
     assert refused(early, expires_s=106.0).code == "deadline_unreachable"
+
+
+def bounded(**bounds: Any) -> ApiError | None:
+    """What `CALL` (10 tokens at 100 nano-dollars, 40 at 300, a p90 of 9 s) is refused with."""
+    try:
+        require_bounds(replace(CALL, **bounds), EXPECTED, uniform_book({"m": Price(100, 50, 300)}))
+    except EstimateExceeds as exceeds:
+        return as_api_error(exceeds, "req_1")
+    return None
+
+
+def test_what_a_client_allows_is_compared_with_the_told_p90_and_with_the_most_it_can_cost() -> None:
+    assert bounded() is None
+    assert bounded(max_wait_s=9.0, max_cost_nanousd=13_000) is None
+    wait = bounded(max_wait_s=8.9)
+    assert wait is not None
+    assert (wait.status, wait.code, wait.param) == (409, "estimate_exceeds", "X-Fairgate-Max-Wait-S")
+    assert wait.should_retry is False
+    assert "may wait 9.000 s for its turn (p90), and 'X-Fairgate-Max-Wait-S' allows 8.9 s" in wait.message
+    cost = bounded(max_cost_nanousd=12_999)
+    assert cost is not None
+    assert "may cost 0.000013 USD, and 'X-Fairgate-Max-Cost-Usd' allows 0.000012999 USD" in cost.message
+
+
+def test_a_wait_that_nothing_is_known_of_is_not_within_any_bound() -> None:
+    call = replace(CALL, max_wait_s=100.0)
+    with pytest.raises(ApiError) as refused:
+        require_bounds(call, None, uniform_book({"m": Price(100, 50, 300)}))
+    assert (refused.value.code, refused.value.param) == ("estimates_off", "X-Fairgate-Max-Wait-S")
 
 
 def test_a_target_refuses_who_would_miss_it_and_says_when_to_come_again() -> None:

@@ -15,7 +15,7 @@ from gateway.domain.usage import SequenceUse
 from gateway.errors import ApiError
 from gateway.flow.controller import Ticket
 from gateway.http.request_timeout import LONGEST_S, timeout_s
-from gateway.requests.queue_progress import outlook, wants_progress
+from gateway.requests.queue_progress import outlook, told_in_s, wants_progress
 from gateway.requests.run import Events, Run
 from gateway.requests.tier_change import tier_price
 from tenants.pricing.pricing import Price, uniform_book
@@ -73,11 +73,36 @@ def test_a_deadline_that_has_passed_or_is_none_is_refused_by_the_headers_name(te
 
 def test_progress_is_asked_for_with_one_and_nothing_else() -> None:
     assert wants_progress("1")
-    assert not wants_progress("0")
-    assert not wants_progress(None)
+    assert wants_progress("0") is False
+    assert wants_progress(None) is None
     with pytest.raises(ApiError) as refused:
         wants_progress("yes")
     assert refused.value.param == "X-Fairgate-Progress"
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected_s", "waited_s", "told_s"),
+    [
+        # What the client said counts before anything else.
+        (True, 0.0, 0.0, 0.0),
+        (False, 60.0, 60.0, None),
+        # A long wait is foreseen: p50, and not the p90.
+        (None, 2.1, 0.0, 0.0),
+        (None, 1.9, 0.0, 2.0),
+        # None is: once it has waited so long since its arrival.
+        (None, 0.0, 0.5, 1.5),
+        (None, None, 0.0, 2.0),
+        (None, None, 7.0, 0.0),
+    ],
+)
+def test_a_stream_hears_of_its_wait_where_it_is_long(
+    progress: bool | None, expected_s: float | None, waited_s: float, told_s: float | None
+) -> None:
+    estimate = None
+    if expected_s is not None:
+        estimate = msgspec.structs.replace(ESTIMATE, wait_s=(expected_s, 99.0))
+    call = msgspec.structs.replace(CALL, progress=progress)
+    assert told_in_s(call, estimate, waited_s, 2.0) == told_s
 
 
 def ticket(entry_id: str, arrived_s: float, *, tenant: str = "ten_1", tier: int = 1) -> Ticket:

@@ -1,0 +1,56 @@
+"""Quotes as JSON: what a request would wait, take and cost in each of some tiers.
+
+For `POST /v1/quotes`, and for refusals that say what could be had instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.dispatch.admission import EstimateExceeds, NotInTime
+from gateway.domain.call import Call
+from gateway.domain.tiers import TIER_NAMES
+from gateway.estimates.estimator import Estimator
+from gateway.quotes.quotes import Quotes, Wanted
+from tenants.types import Principal, Tier
+
+
+def tiers_instead(call: Call, cause: BaseException | None, *, is_long: bool) -> Sequence[Tier]:
+    """The tiers whose quotes the refusal of a request has: all that its key may use where its estimate was
+    above what its client allows, the batch tier where a long one would have been late."""
+    allowed = call.principal.tiers
+    if isinstance(cause, EstimateExceeds):
+        return [tier for tier in Tier if tier in allowed]
+    may_wait = call.tier is not Tier.BATCH and Tier.BATCH in allowed
+    return [Tier.BATCH] if isinstance(cause, NotInTime) and is_long and may_wait else []
+
+
+def offered(
+    estimates: Estimator,
+    quotes: Quotes | None,
+    principal: Principal,
+    wanted: Wanted,
+    tiers: Sequence[Tier],
+    price_version: int,
+    now_s: float,
+) -> list[dict[str, Any]]:
+    """A quote for each tier, made and remembered by `quotes`; None: figures only, which nothing redeems.
+    Raises `UnknownPrice`."""
+    made = estimates.offers(wanted.model, principal.tenant_id, principal.weight, tiers, wanted.size, now_s)
+    counted_in = principal.default_tier if principal.default_tier in made else tiers[0]
+    tokens: dict[Tier, str] = {}
+    if quotes is not None:
+        tokens = quotes.issue(principal, wanted, made, price_version, counted_in, now_s)
+    return [
+        {
+            "tier": tier.value,
+            "service_tier": TIER_NAMES[tier],
+            **estimate.as_json(),
+            "displaces": estimates.displacement(
+                principal.tenant_id, tier, wanted.choices, estimate.output_tokens[0]
+            ).as_json(),
+            "token": tokens.get(tier),
+        }
+        for tier, estimate in made.items()
+    ]
