@@ -21,13 +21,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP_DEMO := $(VENV)/.fairgate-engine
 STAMP_TEST := $(VENV)/.fairgate-test
 PEERS := .bench-peers
+SDKS := .sdks
 STAMP_PEERS := $(PEERS)/openvino/.installed
 STAMP_LITELLM := $(PEERS)/litellm/.installed
 STAMP_NGINX := $(PEERS)/nginx/.installed
 STAMP_PORTKEY := $(PEERS)/portkey/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-long test-floor check mutants format bench-fairness bench-estimates bench-peers \
+.PHONY: help install demo serve test test-long test-sdks test-floor check mutants format bench-fairness bench-estimates bench-peers \
   bench-engine bench-scheduler bench-contract bench-fidelity bench-gateway clean
 
 help: ## list the targets
@@ -68,6 +69,13 @@ test-floor: ## the suite with the oldest supported transformers, in an environme
 	$(MAKE) VENV=.venv-floor .venv-floor/.fairgate-test
 	.venv-floor/bin/python -m pip install -q "transformers==$(TRANSFORMERS_FLOOR)"
 	.venv-floor/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-sdks: $(STAMP_TEST) ## the streams of other SDKs: older majors of openai, LangChain, Node
+	$(PIP) install -q --target $(SDKS)/openai1 'openai<2'
+	$(PIP) install -q --target $(SDKS)/openai2 'openai<3'
+	$(PIP) install -q --target $(SDKS)/langchain langchain-openai
+	npm install --prefix $(SDKS)/node --no-audit --no-fund openai
+	FAIRGATE_TEST_SDKS=$(SDKS) $(BIN)/python -m pytest tests/e2e/test_sdk_streams.py $(PYTEST_ARGS)
 
 check: $(STAMP_TEST) ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -135,4 +143,4 @@ bench-gateway: $(STAMP_DEMO) $(STAMP_LITELLM) $(STAMP_NGINX) $(STAMP_PORTKEY) ##
 	$(BIN)/fairgate bench gateway $(BENCH_ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf $(VENV) .venv-floor $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-floor $(PEERS) $(SDKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
