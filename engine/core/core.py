@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,6 +95,9 @@ class EngineConfig:
     """Share of the block pool that an admission leaves free."""
     prefix_caching: bool = True
     """Whether prompts with a common prefix share keys and values, within one tenant."""
+    max_tokens_per_s: float = 0.0
+    """Ceiling of what steps compute, prompts included: as on a slower device, a step lasts until it is kept;
+    0: none."""
 
     def __post_init__(self) -> None:
         serves_all = make_policy(self.policy, self.policy_options).compose.serves_all
@@ -152,8 +156,10 @@ class EngineCore:
         clock: Callable[[], float],
         *,
         step_time: StepTimeModel | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`clock` returns monotonic seconds; `step_time` continues from what an earlier engine learned."""
+        """`clock` returns monotonic seconds; `step_time` continues from what an earlier engine learned;
+        `sleep` keeps `max_tokens_per_s`."""
         self.config = config
         self.counters = ServiceCounters()
         self.step_time = step_time or StepTimeModel()
@@ -181,6 +187,7 @@ class EngineCore:
         self._runner = runner
         self._texts = texts
         self._clock = clock
+        self._sleep = sleep
         self._eos = frozenset(runner.info.eos_token_ids)
         self._streams: dict[str, _Stream] = {}
         self._ended: dict[str, list[Delta]] = {}
@@ -330,16 +337,28 @@ class EngineCore:
         self.table.pool.fence()
         try:
             sampled = self._execute(slices)
+            computed_s = self._clock() - started_s
+            self._keep_ceiling(slices, started_s)
             if sampled is None:
                 self._fail(plan, result)
             else:
-                share_step(plan.shares, self._clock() - started_s, self.table.step_time)
+                share_step(plan.shares, computed_s, self.table.step_time)
                 self._commit(plan, sampled, result)
         finally:
             self.table.pool.lift_fence()
         result.duration_s = self._clock() - started_s
         self._learn(slices, started_s, failed=sampled is None)
         return result
+
+    def _keep_ceiling(self, slices: list[SequenceSlice], started_s: float) -> None:
+        """Sleeps for as long as the step was faster than `max_tokens_per_s` allows."""
+        ceiling = self.config.max_tokens_per_s
+        if not ceiling:
+            return
+        since_s = started_s if self._busy_since_s is None else self._busy_since_s
+        due_s = since_s + sum(piece.num_tokens for piece in slices) / ceiling
+        if (rest_s := due_s - self._clock()) > 0:
+            self._sleep(rest_s)
 
     def _predict(self) -> None:
         """Raises the predicted length of sequences that outlived it: admission reserves by it."""

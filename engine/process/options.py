@@ -94,6 +94,12 @@ class EngineSettings(Bounded, frozen=True, kw_only=True):
         bool,
         "Whether prompts of a tenant that begin alike share keys and values, and find them in the cache.",
     ] = True
+    max_tokens_per_s: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000_000),
+        "Ceiling of the prompt and output tokens that the engine computes per second, where it shares its"
+        " machine with other work; 0: none.",
+    ] = 0
     niceness: Annotated[
         int,
         Meta(ge=0, le=19),

@@ -149,6 +149,7 @@ def _load(options: EngineOptions) -> tuple[EngineCore, Ready, LearnedStateWriter
             max_waiting=options.max_waiting,
             watermark_permille=options.kv_watermark_permille,
             prefix_caching=options.prefix_caching,
+            max_tokens_per_s=options.max_tokens_per_s,
         )
     except (ModelRefused, ValueError) as error:
         raise StartRefused(str(error)) from None

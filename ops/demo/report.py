@@ -16,6 +16,7 @@ from ops.demo.replay import Sent
 from ops.demo.shares import FluidIdeal, TenantArrival, ideal_shares, under_share
 from ops.demo.trace import ReplayPlan
 from ops.reporting import jain_index, plain, quantile
+from ops.sandbox.core_use import TOO_BUSY
 from ops.simulate.figures.figures import covered, within_factor
 
 WAIT_FLOOR_S = 0.1
@@ -49,6 +50,9 @@ class DemoEvidence:
     turns: Mapping[str, Any]
     """Decode tokens of two tenants whose sequences outnumbered the slots of a step."""
     duration_s: float
+    waited_for_a_core: float | None = None
+    """Of the time in which the engine wanted a core, the share that it waited for one, in its worst seconds;
+    None: unknown."""
     simulated_waits_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By policy, by request id."""
     simulated_duration_s: Mapping[str, float] = field(default_factory=dict)
@@ -124,6 +128,10 @@ def build_report(evidence: DemoEvidence) -> dict[str, Any]:
     return {
         "trace": asdict(evidence.replay) | {"requests": len(evidence.replay.requests)},
         "duration_s": evidence.duration_s,
+        "machine": {
+            "engine_waited_for_a_core": evidence.waited_for_a_core,
+            "too_busy_to_judge_times": (evidence.waited_for_a_core or 0.0) > TOO_BUSY,
+        },
         "engine": dict(evidence.engine),
         "capacity": dict(evidence.capacity),
         "requests": _requests(evidence),
@@ -209,6 +217,7 @@ def _tier(tier: str, sent: Sequence[Sent]) -> dict[str, Any]:
         "tier": tier,
         "requests": len(sent),
         "answered": sum(item.ok for item in sent),
+        "wait_s": _waits_of([item.account for item in sent if item.ok]),
         "ttft_s": _percentiles([item.ttft_s for item in sent if item.ok]),
         "e2e_s": _percentiles([item.e2e_s for item in sent]),
     }
@@ -217,6 +226,19 @@ def _tier(tier: str, sent: Sequence[Sent]) -> dict[str, Any]:
 def _percentiles(values: Sequence[float | None]) -> dict[str, float | None]:
     known = [value for value in values if value is not None]
     return {"p50": plain(quantile(known, 0.5)), "p99": plain(quantile(known, 0.99))}
+
+
+def _waits_of(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Waits for a turn as they were, and how many were no longer than their told p90."""
+    known = [each for each in accounts if each.get("estimate") and each["actual"].get("wait_s") is not None]
+    waits_s = [each["actual"]["wait_s"] for each in known]
+    return {
+        "p50": plain(quantile(waits_s, 0.5)),
+        "p90": plain(quantile(waits_s, 0.9)),
+        "under_told_p90": covered(
+            [(each["estimate"]["wait_s"]["p90"], wait_s) for each, wait_s in zip(known, waits_s, strict=True)]
+        ),
+    }
 
 
 def _waits(evidence: DemoEvidence, modest: set[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from engine.messages import TIER_RANKS, StepTime
 from engine.scheduling.policy import DEFAULT_POLICY
 from ops.demo import turns
 from ops.demo.audit import audit
-from ops.demo.calibrate import Capacity, calibrate, until_idle
+from ops.demo.calibrate import Capacity, calibrate, engine_status, until_idle
 from ops.demo.cast import CAST, planned_tokens
 from ops.demo.logbook import events_of
 from ops.demo.prompts import Prompts
@@ -45,6 +45,7 @@ from ops.demo.stage import DemoTenants, set_limits, set_stage
 from ops.demo.summary import summary
 from ops.demo.trace import ReplayPlan, load_slice, plan
 from ops.demo.watch import DemoSampler
+from ops.sandbox.core_use import CoreUse, longest_waited_share, watch_core_use
 from ops.sandbox.server import LocalServer, LogReader, ServerFailed, local_server
 from ops.settings.settings import SHIPPED_MODEL
 from ops.simulate.machines.machines import profile_machine
@@ -57,6 +58,8 @@ ENGINE_THREADS = 1
 MAX_SEQUENCES = 3
 """With more, this small model answers faster than one process of clients can read: the clients would be the
 bottleneck."""
+TOKENS_PER_S = 800
+"""Ceiling of the engine, prompts included: a core of any machine computes that in half of its time."""
 FULL_SPAN_S = 60.0
 """A replay of at least this length must show `MIN_BACKLOG_S` of backlog; a shorter one is a first look."""
 MAX_DRAIN_S = 65.0
@@ -122,8 +125,9 @@ async def _run(options: DemoOptions, data_dir: Path, console: Console) -> int:
     model = (options.model or SHIPPED_MODEL).absolute()
     console.print(f"Fairgate demo: gateway and engine are starting in {data_dir}")
     arguments = ["--model", str(model), "--log-level", "warning", "--engine-threads", str(ENGINE_THREADS)]
-    # The bottleneck must be the engine, not the gateway or its clients: it yields the CPU to them.
-    arguments += ["--engine-max-sequences", str(options.max_sequences), "--engine-niceness", "19"]
+    # What is scarce must be the engine, on a fast machine as on one with other work to do.
+    arguments += ["--engine-max-sequences", str(options.max_sequences)]
+    arguments += ["--engine-max-tokens-per-s", str(TOKENS_PER_S)]
     if options.model:
         arguments += ["--prices", f"{model.resolve().name}=0/0"]
     trace = load_slice()
@@ -160,6 +164,9 @@ async def _play(
     options: DemoOptions, server: LocalServer, stage: DemoTenants, prompts: Prompts, console: Console
 ) -> dict[str, Any]:
     async with server.operator() as client:
+        core_uses: list[CoreUse] = []
+        engine_pid = (await engine_status(client))["pid"]
+        watching_cores = asyncio.create_task(watch_core_use(engine_pid, core_uses))
         console.print("Measuring what this machine can do …")
         bodies = [prompts.body(place, server.model) for place in prompts.spread(CALIBRATION_REQUESTS)]
         capacity = await calibrate(server, bodies)
@@ -210,6 +217,7 @@ async def _play(
         await log.read()
         found_turns = await turns.turns(server, client, stage.keys, stage.ids)
         await until_idle(client)
+        watching_cores.cancel()
         console.print("Verifying the ledger, simulating FCFS on the same arrivals …")
         verified = await client.post("/admin/v1/ledger/verify", timeout=120.0)
         verified.raise_for_status()
@@ -224,6 +232,7 @@ async def _play(
             stage,
             verified.json(),
             found_turns,
+            core_uses,
             duration_s,
         )
 
@@ -238,6 +247,7 @@ def _account(
     stage: DemoTenants,
     verified: dict[str, Any],
     found_turns: dict[str, Any],
+    core_uses: list[CoreUse],
     duration_s: float,
 ) -> dict[str, Any]:
     """Evidence into report. Gateway and client share the machine's monotonic clock."""
@@ -279,6 +289,7 @@ def _account(
             "machine": platform.machine(),
         },
         turns=found_turns,
+        waited_for_a_core=longest_waited_share(core_uses),
         duration_s=duration_s,
         simulated_waits_s={policy: run.waits_s for policy, run in simulated.items()},
         simulated_duration_s={policy: run.ended_s for policy, run in simulated.items()},

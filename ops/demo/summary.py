@@ -62,6 +62,15 @@ def _summary_parts(report: Mapping[str, Any]) -> list[Table | Text]:
             f" {estimates['cost_above_quoted_maximum']}."
         )
     )
+    machine = _of(report, "machine")
+    if machine["too_busy_to_judge_times"]:
+        parts.append(
+            Text(
+                "This machine was too busy to judge times: while the engine wanted a core, it waited for one"
+                f" {percent(machine['engine_waited_for_a_core'])} of the time in its worst 5 s. Order, shares"
+                " and the ledger are judged all the same."
+            )
+        )
     refusals = _of(report, "refusals")
     causes = ", ".join(f"{code} {count}" for code, count in refusals.items()) or "none"
     ledger = _of(report, "ledger")
@@ -120,14 +129,27 @@ def _tenant_table(report: Mapping[str, Any]) -> Table:
 def _tier_table(report: Mapping[str, Any]) -> Table:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("tier")
-    for name in ("requests", "answered", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99"):
+    for name in (
+        "requests",
+        "answered",
+        "wait p50",
+        "p90",
+        "under told p90",
+        "TTFT p50",
+        "TTFT p99",
+        "E2E p50",
+        "E2E p99",
+    ):
         grid.add_column(name, justify="right")
     for row in _rows(report, "tiers"):
-        ttft, e2e = row["ttft_s"], row["e2e_s"]
+        wait, ttft, e2e = row["wait_s"], row["ttft_s"], row["e2e_s"]
         grid.add_row(
             row["tier"],
             str(row["requests"]),
             str(row["answered"]),
+            seconds(wait["p50"]),
+            seconds(wait["p90"]),
+            percent(wait["under_told_p90"]),
             *(seconds(value) for value in (ttft["p50"], ttft["p99"], e2e["p50"], e2e["p99"])),
         )
     return grid

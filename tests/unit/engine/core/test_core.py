@@ -9,7 +9,7 @@ import pytest
 from engine.core.core import EngineConfig, EngineCore
 from engine.core.model_runner import Sampled, SequenceSlice
 from engine.entry import COUNTER_SCALE
-from engine.messages import Delta, SamplingParams, SequenceState, Submit, decode_event, encode
+from engine.messages import Delta, SamplingParams, SequenceState, StepTime, Submit, decode_event, encode
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY, UnknownPolicy
 from engine.virtual.replica import (
@@ -665,3 +665,27 @@ def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, object], 
     assert refused is not None
     assert (refused.code, names in refused.message) == ("invalid_state", True)
     assert replica.core.running() == []
+
+
+# ---------------------------------------------------------------- a ceiling
+
+
+@pytest.mark.parametrize(("ceiling", "ended_s"), [(0.0, 0.0), (10.0, 0.8)])
+def test_steps_last_until_the_ceiling_is_kept_and_the_step_time_knows_it(
+    ceiling: float, ended_s: float
+) -> None:
+    """3 prompt tokens and 5 steps of one: 8 tokens, on a device that takes no time."""
+    clock = VirtualClock()
+    runner = VirtualRunner(
+        clock, num_blocks=24, block_tokens=4, step_time=StepTime(0.0, 0.0, 0.0, 0.0, 0, 0.0)
+    )
+    config = EngineConfig(max_batched_tokens=16, max_sequences=4, max_tokens_per_s=ceiling)
+    core = EngineCore(runner, VirtualTexts(), config, clock, sleep=clock.advance)
+    runner.set_length("s", 6)
+    assert core.submit(make_submit(), "gateway") is None
+    emitted = 0
+    while core.has_work():
+        result = core.step()
+        emitted += sum(len(delta.token_ids) for deltas in result.deltas.values() for delta in deltas)
+    assert emitted == 6
+    assert clock() == pytest.approx(ended_s)
