@@ -9,24 +9,45 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ops.demo.cast import CAST
 from tests.support.server_process import ROOT
 
 
-def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
-    data_dir, report_file = tmp_path / "data", tmp_path / "out.json"
+def run_once(data_dir: Path, report_file: Path, seconds: int) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRGATE_")}
-    done = subprocess.run(
+    return subprocess.run(
         [
             sys.executable, "-m", "ops.cli.main", "demo", "--once", "--json", str(report_file),
-            "--seconds", "4", "--max-sequences", "3", "--data-dir", str(data_dir),
+            "--seconds", str(seconds), "--max-sequences", "3", "--data-dir", str(data_dir),
         ],
         capture_output=True,
         text=True,
         timeout=240,
         env=environment | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+@pytest.mark.long
+def test_the_demo_beside_other_load_is_in_order_and_judges_no_times(tmp_path: Path) -> None:
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        done = run_once(tmp_path / "data", tmp_path / "out.json", 20)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["audit"]["inversions"], report["ledger"]["exact"]) == (0, True)
+    assert report["machine"]["too_busy_to_judge_times"]
+    assert "too busy to judge times" in done.stdout
+
+
+def test_the_demo_runs_once_and_reports_in_json(tmp_path: Path) -> None:
+    data_dir, report_file = tmp_path / "data", tmp_path / "out.json"
+    done = run_once(data_dir, report_file, 4)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(report_file.read_text())
     assert report["ok"]

@@ -671,14 +671,11 @@ def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, object], 
 
 
 @pytest.mark.parametrize(("ceiling", "ended_s"), [(0.0, 0.0), (10.0, 0.8)])
-def test_steps_last_until_the_ceiling_is_kept_and_the_step_time_knows_it(
-    ceiling: float, ended_s: float
-) -> None:
+def test_steps_last_until_the_ceiling_is_kept(ceiling: float, ended_s: float) -> None:
     """3 prompt tokens and 5 steps of one: 8 tokens, on a device that takes no time."""
     clock = VirtualClock()
-    runner = VirtualRunner(
-        clock, num_blocks=24, block_tokens=4, step_time=StepTime(0.0, 0.0, 0.0, 0.0, 0, 0.0)
-    )
+    no_time = StepTime(0.0, 0.0, 0.0, 0.0, samples=0, relative_error=0.0)
+    runner = VirtualRunner(clock, num_blocks=24, block_tokens=4, step_time=no_time)
     config = EngineConfig(max_batched_tokens=16, max_sequences=4, max_tokens_per_s=ceiling)
     core = EngineCore(runner, VirtualTexts(), config, clock, sleep=clock.advance)
     runner.set_length("s", 6)
