@@ -1,4 +1,4 @@
-"""Registry in Redis of the epoch and of the tenants that have counters.
+"""Registry in Redis of the epoch and of the tenants that have counters, the platform among them.
 
 One hash, so that it is lost as a whole or not at all:
 
@@ -49,6 +49,8 @@ class Registry:
         self._call = call
         self.attempt = 0
         """Number of this process's rebuild; 0: none under way."""
+        self.is_cluster = False
+        """Whether the server was seen to be a node of a Redis Cluster."""
 
     async def join(self, tenant_id: str) -> str:
         """Adds the tenant to the current epoch and returns it. Raises `QuotaStoreRecovering`."""
@@ -81,7 +83,7 @@ class Registry:
         pipeline = self._client.pipeline(transaction=False)
         pipeline.hget(self._key, "epoch").get(self._server_key).info("server")
         epoch, filled, server = await pipeline.execute()
-        if filled is None or filled.decode() != _run_id(server):
+        if filled is None or filled.decode() != self._run_id(server):
             if epoch is not None:
                 log.warning("Redis was started again: what it remembers may be old, the counters are rebuilt")
                 await self.lose(epoch.decode())
@@ -89,7 +91,7 @@ class Registry:
 
     async def begin(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
-        self._server = _run_id(await self._client.info("server"))
+        self._server = self._run_id(await self._client.info("server"))
         reply = await self._call("begin", [self._key], [owner, wire.lease_us(ttl_s)])
         if reply[0] != b"begun":
             return False
@@ -117,14 +119,14 @@ class Registry:
         if reply[0] != b"finished":
             raise recovering()
 
+    def _run_id(self, server: dict[str, Any]) -> str:
+        self.is_cluster = server.get("redis_mode") == "cluster"
+        return str(server.get("run_id", ""))
+
 
 def recovering() -> QuotaStoreRecovering:
     """The error of lost counters."""
     return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
-
-
-def _run_id(server: dict[str, Any]) -> str:
-    return str(server.get("run_id", ""))
 
 
 def _tenants(fields: list[bytes]) -> list[str]:
