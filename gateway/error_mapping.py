@@ -8,7 +8,7 @@ import logging
 from litestar.exceptions import HTTPException
 
 from gateway import errors
-from gateway.budget.holds import BudgetDenied
+from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
@@ -21,7 +21,8 @@ from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
 from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
-from tenants.quota.store import Denied, QuotaStoreUnavailable
+from tenants.quota.rules import is_platforms
+from tenants.quota.store import Denied, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window
 
 log = logging.getLogger("fairgate.gateway")
@@ -44,6 +45,11 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.invalid_api_key(reason)
         case BudgetDenied(denied=denied):
             return budget_denied(denied)
+        case EndUserRefused(end_user=end_user, most=most, retry_after_s=retry_after_s):
+            return errors.too_many_end_users(end_user, most, retry_after_s)
+        case LimitNotKept():
+            log.error("request %s: %s", request_id, exception)
+            return errors.limit_not_kept()
         case QueueRefused(full=full):
             whose = "of this tenant " if full.of_tenant else ""
             return errors.queue_full(
@@ -130,8 +136,14 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
 def budget_denied(denied: Denied) -> ApiError:
     """429: a rate limit where the limit refills soon, otherwise a spent budget."""
     limit = denied.limit
+    if is_platforms(limit):
+        error = errors.platform_limit(denied.retry_after_s)
+        error.headers.update(limit_headers(denied.states))
+        return error
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
-    what = f"the {limit.kind.value}'s {describe(limit)}{over}"
+    over += f" for model {limit.model}" if limit.model is not None else ""
+    over += f" for requests of more than {limit.above_tokens} tokens" if limit.above_tokens else ""
+    what = f"the {limit.kind.value.replace('_', ' ')}'s {describe(limit)}{over}"
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
     if denied.wanted > limit.amount:
         numbers += (

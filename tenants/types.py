@@ -259,7 +259,7 @@ class Principal:
     models: frozenset[str] | None
     """Model names the key may use; None: all."""
     limits: tuple[Limit, ...] = field(default=())
-    """Every limit on this key's path: key, project, end users, tenant, platform; for all tiers, models and
+    """Every limit on this key's path: key, project, tenant, end users, platform; for all tiers, models and
     end users; overrides not applied."""
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0

@@ -33,10 +33,10 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     """The status document. Counters are those of the queue: cost tokens per weight, scaled."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
-    limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
+    limits = [each for each in deps.directory.limits(deps.wall_clock()) if not each.is_default]
     states: dict[str, list[dict[str, Any]]] = {}
     try:
-        for state in await deps.quota_store.states(limits):
+        for state in await deps.quota_store.states(limits[:MAX_LIMITS_SHOWN]):
             states.setdefault(state.limit.tenant_id, []).append(_limit(state))
     except QuotaStoreUnavailable:
         states = {}
@@ -72,6 +72,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
         },
         "engines": [_engine(each) for each in deps.upstreams],
         "models": models_of(gateway),
+        "platform_limits": states.get(PLATFORM, []),
         "tenants": tenants,
     }
 

@@ -146,13 +146,18 @@ def counter_name(identity_: str, counter: Counter) -> str:
     return identity_
 
 
+def identity_in(name: str) -> str:
+    """The identity in the name of a counter."""
+    return name.partition("@")[0]
+
+
 def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[tuple[Limit, int]]:
     """The `limits` that a request with these charge names is charged on, with the start of the window
     (microseconds; 0: no window)."""
     starts: dict[str, int] = {}
     for name in charged_to:
-        identity_, _, start_s = name.partition("@")
-        starts[identity_] = int(start_s or 0) * _SECOND_US
+        _, _, start_s = name.partition("@")
+        starts[identity_in(name)] = int(start_s or 0) * _SECOND_US
     return [(limit, starts[limit.identity]) for limit in limits if limit.identity in starts]
 
 
@@ -172,6 +177,12 @@ def is_platforms(limit: Limit) -> bool:
 def end_user_of(limits: Sequence[Limit]) -> str:
     """The end user of a request with these limits; empty: no limit is on one."""
     return next((limit.subject_id for limit in limits if limit.kind is SubjectKind.END_USER), "")
+
+
+def end_user_in(name: str) -> str:
+    """The end user in the name of a counter; empty: it is another subject's."""
+    kind, _, rest = name.partition(":")
+    return rest.partition(":")[0] if kind == SubjectKind.END_USER.value else ""
 
 
 # ---------------------------------------------------------------- windows
