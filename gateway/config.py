@@ -122,8 +122,8 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     max_end_users: Annotated[
         int,
         Meta(ge=1, le=1_000_000),
-        "Most end users of a tenant with counters in use at a time, where limits are set on end users. One more"
-        " takes the place of one at rest; where none is, it is refused.",
+        "Most end users of a tenant with counters in use at a time, where limits are set on end users. One"
+        " more takes the place of one at rest; where none is, it is refused.",
     ] = 10_000
     idempotency_ttl_s: Annotated[
         float,

@@ -241,7 +241,9 @@ def platform_limit(retry_after_s: float | None) -> ApiError:
         when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
         return insufficient_quota(f"{what}{when}; nothing was charged. A smaller request may pass.")
     return rate_limited(
-        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.", "platform", retry_after_s
+        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.",
+        "platform",
+        retry_after_s,
     )
 
 
@@ -252,8 +254,8 @@ def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) ->
     return ApiError(
         429,
         "too_many_end_users",
-        f"The end user '{end_user}' has no counter yet, and {most} end users of your tenant have theirs in use,"
-        f" which is the most.{when} Requests for those go on; for more at a time ask the operator to raise"
+        f"The end user '{end_user}' has no counter yet, and {most} end users of your tenant have theirs in"
+        f" use, which is the most.{when} Requests for those go on; for more at a time ask the operator to raise"
         " gateway.max_end_users, or to set limits with shorter windows.",
         type="requests",
         param="safety_identifier",

@@ -99,7 +99,7 @@ def _resets(reset_s: float) -> str:
 
 
 def tightness(state: LimitState) -> tuple[float, float]:
-    """Sorts first the limit that binds first: with the smallest share left, and of those the last to reset."""
+    """Sorts first the limit that binds first: with the smallest share left, of those the last to reset."""
     return state.available / max(1, state.limit.amount), -state.reset_s
 
 
@@ -118,8 +118,13 @@ def policy_name(limit: Limit) -> str:
     `tenant-total_tokens-day-interactive`, `end_user-requests-minute-large_model-above_8000`."""
     shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
     tier = "" if limit.tier is None else limit.tier.value
-    model = "" if limit.model is None else "".join(
-        letter if letter.isascii() and letter.isalnum() or letter in "._" else "_" for letter in limit.model
+    model = (
+        ""
+        if limit.model is None
+        else "".join(
+            letter if (letter.isascii() and letter.isalnum()) or letter in "._" else "_"
+            for letter in limit.model
+        )
     )
     above = f"above_{limit.above_tokens}" if limit.above_tokens else ""
     return "-".join(part for part in (limit.kind.value, limit.meter.value, shape, tier, model, above) if part)

@@ -425,8 +425,8 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case StoppedByEngine():
             return RequestOutcome.ENGINE_FAILED
         case (
-            NotInTime() | BudgetDenied() | EndUserRefused() | LimitNotKept() | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable()
-            | DatabaseUnavailable() | UnknownPrice()
+            NotInTime() | BudgetDenied() | EndUserRefused() | LimitNotKept() | QueueRefused()
+            | SequenceRefused() | QuotaStoreUnavailable() | DatabaseUnavailable() | UnknownPrice()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

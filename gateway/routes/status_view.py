@@ -12,6 +12,7 @@ from gateway.flow.controller import FlowController, TenantFlow
 from gateway.upstream.base import Upstream
 from tenants.directory.records import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
+from tenants.types import PLATFORM
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

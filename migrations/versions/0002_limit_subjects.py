@@ -28,9 +28,9 @@ LIMITS = sa.table(
 def upgrade() -> None:
     with overrides_apart(), op.batch_alter_table("limits") as limits:
         limits.alter_column("tenant_id", existing_type=sa.String(40), nullable=True)
-        limits.add_column(sa.Column("model", sa.String(256), nullable=False, server_default=""))
+        limits.add_column(sa.Column("model", sa.String(256), nullable=False, server_default=sa.text("''")))
         limits.add_column(sa.Column("above_tokens", sa.BigInteger, nullable=False, server_default="0"))
-        limits.add_column(sa.Column("end_user", sa.String(64), nullable=False, server_default=""))
+        limits.add_column(sa.Column("end_user", sa.String(64), nullable=False, server_default=sa.text("''")))
         limits.drop_constraint(name_of(COLUMNS), type_="unique")
         limits.create_unique_constraint(name_of(MORE_COLUMNS), MORE_COLUMNS)
 

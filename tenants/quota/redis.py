@@ -37,6 +37,7 @@ from tenants.quota import rules, wire
 from tenants.quota.registry import Registry, recovering
 from tenants.quota.scripts import scripts
 from tenants.quota.store import (
+    IN_A_CLUSTER,
     Denied,
     Granted,
     Hold,
@@ -55,10 +56,6 @@ MAX_REMEMBERED = 200_000
 EXPIRE_BATCH = 200
 CLOCK_ATTEMPTS = 4
 OLDEST_VERSION = (6, 2)
-IN_A_CLUSTER = (
-    "a limit on the platform cannot be kept by a Redis Cluster, as its counters and a tenant's lie in two"
-    " slots; use a Redis without cluster mode, or limit each tenant"
-)
 
 Run = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
 """Calls a script by name on a tenant's counters."""

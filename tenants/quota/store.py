@@ -13,6 +13,11 @@ import msgspec
 
 from tenants.types import NOTHING, Amounts, Limit
 
+IN_A_CLUSTER = (
+    "a limit on the platform cannot be kept by a Redis Cluster, as its counters and a tenant's lie in two"
+    " slots; use a Redis without cluster mode, or limit each tenant"
+)
+
 
 class QuotaStoreUnavailable(Exception):
     """The store cannot be reached; nothing was held. Callers fail closed."""

@@ -114,11 +114,11 @@ limits = Table(
     Column("created_us", BigInteger, nullable=False),
     # Per cent at which a soft limit alerts; NULL: the default ones.
     Column("thresholds", JSON(none_as_null=True)),
-    Column("model", String(256), nullable=False, server_default=""),
+    Column("model", String(256), nullable=False, server_default=text("''")),
     # It binds only requests of more tokens; 0: all.
     Column("above_tokens", BigInteger, nullable=False, server_default="0"),
     # The name of the end user that it is set on.
-    Column("end_user", String(64), nullable=False, server_default=""),
+    Column("end_user", String(64), nullable=False, server_default=text("''")),
     UniqueConstraint("kind", "subject_id", "meter", "shape", "tier", "model", "above_tokens"),
 )
 
