@@ -255,8 +255,8 @@ def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) ->
         429,
         "too_many_end_users",
         f"The end user '{end_user}' has no counter yet, and {most} end users of your tenant have theirs in"
-        f" use, which is the most.{when} Requests for those go on; for more at a time ask the operator to raise"
-        " gateway.max_end_users, or to set limits with shorter windows.",
+        f" use, which is the most.{when} Requests for those go on; for more at a time ask the operator to"
+        " raise gateway.max_end_users, or to set limits with shorter windows.",
         type="requests",
         param="safety_identifier",
         retry_after_s=retry_after_s if is_soon else None,

@@ -69,8 +69,8 @@ def _usage(used: dict[str, dict[str, Any]], limit: Limit) -> dict[str, Any]:
     "/admin/v1/limits/{limit:str}",
     opt=READ,
     summary="Show a limit and everything it noticed",
-    description="`usage` as in the list. `events`: thresholds that a soft limit reached, and how many requests"
-    " a shadow limit would have refused, per window, newest first.",
+    description="`usage` as in the list. `events`: thresholds that a soft limit reached, and how many"
+    " requests a shadow limit would have refused, per window, newest first.",
 )
 async def show_limit(
     request: Request[Any, Any, Any], limit: FromPath[str], end_user: FromQuery[str | None] = None
@@ -92,9 +92,10 @@ async def show_limit(
     status_code=201,
     opt=WRITE | {"body": LimitSet},
     summary="Set a limit",
-    description="Its subject: `platform` (all tenants together), `tenant`, or of a tenant one `project`, `key`"
-    " or `end_user`, or `each_end_user`. `tier`, `model` and `above_tokens` (prompt and `max_tokens` together)"
-    " narrow it. The same subject, meter, shape, tier, model and size are replaced; what was used stays used."
+    description="Its subject: `platform` (all tenants together), `tenant`, or of a tenant one `project`,"
+    " `key` or `end_user`, or `each_end_user`. `tier`, `model` and `above_tokens` (prompt and `max_tokens`"
+    " together) narrow it. The same subject, meter, shape, tier, model and size are replaced; what was used"
+    " stays used."
     f" `meter`: {', '.join(Meter)}. `window`: {', '.join(Window)}. `mode`: {', '.join(LimitMode)}.",
 )
 async def set_limit(request: Request[Any, Any, Any]) -> Response[bytes]:

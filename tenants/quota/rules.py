@@ -453,11 +453,11 @@ def rest_us(limit: Limit, counter: Counter) -> int:
 
 
 def until_rest_s(rest_us: int | None, now_us: int) -> float | None:
-    """Seconds to the rest of the end user that is the first to come to it; None: not to be foreseen, as all
-    hold or have used what never comes back."""
-    if rest_us is None or rest_us >= NEVER_US:
-        return None
-    return max(0.0, (rest_us - now_us) / _SECOND_US)
+    """Seconds to the rest of the end user that comes to it first; None: never, as all have used what does not
+    come back. `rest_us` None: requests of all of them are under way."""
+    if rest_us is None:
+        return HOLD_RETRY_S
+    return None if rest_us >= NEVER_US else (rest_us - now_us) / _SECOND_US
 
 
 # ---------------------------------------------------------------- answers

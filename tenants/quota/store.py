@@ -41,7 +41,7 @@ class Overrun(ValueError):
 
 class TooManyEndUsers(Exception):
     """A tenant's end user without counters, while as many as may be have theirs in use: nothing was held.
-    `retry_after_s`: until the first of those is at rest; None: not to be foreseen."""
+    `retry_after_s`: when to ask again; None: waiting does not help."""
 
     def __init__(self, most: int, retry_after_s: float | None) -> None:
         super().__init__(f"{most} end users have counters in use")
