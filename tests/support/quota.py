@@ -67,7 +67,7 @@ def on_platform(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **shape: A
 
 
 def on_user(user: str, meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **shape: Any) -> Limit:
-    """A limit on one end user."""
+    """A limit on one end user of a tenant."""
     return limit(meter, amount, kind=SubjectKind.END_USER, subject_id=f"usr_{user}", **shape)
 
 
