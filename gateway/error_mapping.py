@@ -135,11 +135,15 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
 
 def budget_denied(denied: Denied) -> ApiError:
     """429: a rate limit where the limit refills soon, otherwise a spent budget."""
+    is_ours = is_platforms(denied.limit)
+    error = errors.platform_limit(denied.retry_after_s) if is_ours else _own_limit(denied)
+    error.headers.update(limit_headers(denied.states))
+    return error
+
+
+def _own_limit(denied: Denied) -> ApiError:
+    """The refusal by a limit of its tenant's own, with its numbers."""
     limit = denied.limit
-    if is_platforms(limit):
-        error = errors.platform_limit(denied.retry_after_s)
-        error.headers.update(limit_headers(denied.states))
-        return error
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
     over += f" for model {limit.model}" if limit.model is not None else ""
     over += f" for requests of more than {limit.above_tokens} tokens" if limit.above_tokens else ""
@@ -152,18 +156,13 @@ def budget_denied(denied: Denied) -> ApiError:
     retry_after_s = denied.retry_after_s
     # Also for a budget that is not spent but held by requests that may not use all of it.
     if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
-        error = errors.rate_limited(
+        return errors.rate_limited(
             f"Rate limit reached: {what}. {numbers} Please try again in {go_duration(retry_after_s)}.",
             _meter_type(limit.meter),
             retry_after_s,
         )
-    else:
-        until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
-        error = errors.insufficient_quota(
-            f"You exceeded your current quota: {what} is spent. {numbers}{until}"
-        )
-    error.headers.update(limit_headers(denied.states))
-    return error
+    until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
+    return errors.insufficient_quota(f"You exceeded your current quota: {what} is spent. {numbers}{until}")
 
 
 def describe(limit: Limit) -> str:

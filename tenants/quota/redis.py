@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from tenants.errors import Invalid
 from tenants.quota import rules, wire
-from tenants.quota.registry import Registry, recovering
+from tenants.quota.registry import OnTenant, Registry, recovering
 from tenants.quota.scripts import scripts
 from tenants.quota.store import (
     IN_A_CLUSTER,
@@ -56,9 +56,6 @@ MAX_REMEMBERED = 200_000
 EXPIRE_BATCH = 200
 CLOCK_ATTEMPTS = 4
 OLDEST_VERSION = (6, 2)
-
-Run = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
-"""Calls a script by name on a tenant's counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class RedisQuotaStore:
         self._server_ahead_us = 0
         # Called by hash; the client library loads the text where the server lacks it.
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts().items()}
-        self._registry = Registry(self._redis, prefix, self._call)
+        self._registry = Registry(self._redis, prefix, self._call, self._on_tenant)
         self._epoch = ""
         self._tenant_of: OrderedDict[str, str] = OrderedDict()
 
@@ -449,7 +446,7 @@ class RedisQuotaStore:
         return reply
 
     async def _with_windows(
-        self, run: Run, script: str, tenant_id: str, arguments: Callable[[int], list[Any]]
+        self, run: OnTenant, script: str, tenant_id: str, arguments: Callable[[int], list[Any]]
     ) -> list[Any]:
         """Runs a script that may open new windows. Their bounds are computed here (Lua has no time zones) for
         the estimated server time; repeated where the server reports that the estimate is wrong."""

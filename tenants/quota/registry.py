@@ -34,14 +34,16 @@ _FIELD = "t:"
 
 Call = Callable[[str, list[str], list[Any]], Awaitable[list[Any]]]
 """Calls a script by name, with keys and arguments."""
+OnTenant = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
+"""Calls a script by name on a tenant's counters."""
 
 
 class Registry:
     """Reads and writes the registry."""
 
-    def __init__(self, client: Any, prefix: str, call: Call) -> None:
+    def __init__(self, client: Any, prefix: str, call: Call, on_tenant: OnTenant) -> None:
         self._client = client
-        self._prefix = prefix
+        self._on_tenant = on_tenant
         self._key = f"{prefix}:registry"
         self._server_key = f"{prefix}:server"
         self._server = ""
@@ -60,7 +62,7 @@ class Registry:
         epoch = str(rest[0].decode())
         if state != IN:
             # Nothing is held before the second step, so a half-done join may be repeated.
-            await self._client.hset(f"{self._prefix}:{{{tenant_id}}}:counters", "#epoch", epoch)
+            await self._on_tenant("enter", tenant_id, [epoch])
             await self._client.hset(self._key, _FIELD + tenant_id, IN)
         return epoch
 

@@ -404,6 +404,23 @@ async def test_five_hundred_at_once_over_four_gateways_never_exceed_platform_mod
         await store.close()
 
 
+async def test_end_users_that_give_way_leave_nothing_behind(redis_url: str) -> None:
+    clock = Clock()
+    store = RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock, max_end_users=5)
+    await filled(store)
+    for number in range(50):
+        user = [on_user(f"u{number}", window=Window.MINUTE), on_user(f"u{number}", amount=10, rate_per_s=1)]
+        assert isinstance(await store.reserve(f"r{number}", user, whole(2), 60), Granted)
+        await store.settle(f"r{number}", tokens(1))
+        clock.advance(13)
+    with redis.Redis.from_url(redis_url) as client:
+        sizes = [client.hlen("fairgate:{ten_a}:counters"), client.hlen("fairgate:{ten_a}:users")]
+        # Two counters each, the epoch and the attempt.
+        assert sizes == [5 * 2 + 1, 5]
+        assert client.zcard("fairgate:{ten_a}:resting") == 5
+    await store.close()
+
+
 async def test_a_cluster_takes_every_operation() -> None:
     server = services.start_redis(cluster=True)
     store = RedisQuotaStore(server.url, timeout_s=10)

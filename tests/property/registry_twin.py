@@ -103,7 +103,7 @@ class Shared:
     def check(self) -> None:
         """Asserts that counters hold what requests hold, where nothing was lost."""
         all_together = MemoryQuotaStore(self._clock)
-        for keys in self.tenants.values():
+        for keys in (each for each in self.tenants.values() if each.epoch == self.epoch):
             all_together._counters.update(keys.counters._counters)
             all_together._ended.update(keys.counters._ended)
             all_together._holds.update(keys.counters._holds)
@@ -142,8 +142,12 @@ class Shared:
         if self.epoch is None:
             raise QuotaStoreRecovering
         if self.entered.get(tenant_id) != "in":
-            # Not of this epoch yet: nobody can have held anything.
-            self.keys(tenant_id).epoch = self.epoch
+            # Not of this epoch yet: nobody can have held anything in it.
+            keys = self.keys(tenant_id)
+            if keys.epoch != self.epoch:
+                self._new_platform(tenant_id)
+                keys = self.tenants[tenant_id] = self._new_keys(keys.attempt)
+            keys.epoch = self.epoch
             self.entered[tenant_id] = "in"
         return self.epoch
 
@@ -259,6 +263,11 @@ class Gateway:
             found |= {state.limit.identity: state for state in states}
         self._prove()
         return tuple(found[limit.identity] for limit in limits)
+
+    async def end_users(self, tenant_id: str) -> int:
+        number = await self._on(tenant_id).end_users(tenant_id)
+        self._prove()
+        return number
 
     async def ping(self) -> None:
         self.is_connected_anew = True

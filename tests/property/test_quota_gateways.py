@@ -59,12 +59,23 @@ EVERY_TENANT = (*TENANTS, PLATFORM)
 HOLD = stepwise(10, 20, 40)
 REGISTRY, SERVER = "fairgate:registry", "fairgate:server"
 
-OPERATIONS = ("reserve", "top_up", "settle", "renew", "expire", "overdue", "states", "repair", "ping")
+OPERATIONS = (
+    "reserve",
+    "top_up",
+    "settle",
+    "renew",
+    "expire",
+    "overdue",
+    "states",
+    "users",
+    "repair",
+    "ping",
+)
 REBUILDING = ("begin", "rebuild", "restore", "finish")
 
 CASES = ("answered", "recovering", "unknown", "overrun", "begun", "busy", "not lost", "overtaken", "finished")
 CASES += ("finished by the wrong one", "everything lost", "registry lost", "tenant lost", "time lost")
-CASES += ("platform lost",)
+CASES += ("platform lost", "joined twice")
 CASES += (
     "found again",
     "loss declared",
@@ -166,6 +177,7 @@ class Gateways(RuleBasedStateMachine):
             "expire": lambda store: store.expire(),
             "overdue": lambda store: store.overdue(),
             "states": lambda store: store.states(LIMITS[tenant_id]),
+            "users": lambda store: store.end_users(tenant_id),
             "repair": lambda store: store.rebuild([(each, pick) for each in LIMITS[tenant_id]]),
             "ping": lambda store: store.ping(),
         }
@@ -348,6 +360,16 @@ class Gateways(RuleBasedStateMachine):
         self.loop.run_until_complete(self.stores[number]._call("join", [REGISTRY], [f"t:{tenant_id}"]))
         self.shared.entered.setdefault(tenant_id, "joining")
         self.met["joined half"] += 1
+
+    @precondition(lambda self: self.shared.epoch is not None)
+    @rule(number=gateways, tenant_id=tenants)
+    def a_gateway_is_slow_to_let_a_tenant_join(self, number: int, tenant_id: str) -> None:
+        """Meanwhile the tenant has joined by another one, and holds."""
+        if isinstance(self.reserve(1 - number, tenant_id), Granted):
+            assert self.shared.epoch is not None
+            entering = self.stores[number]._on_tenant("enter", tenant_id, [self.shared.epoch])
+            self.loop.run_until_complete(entering)
+            self.met["joined twice"] += 1
 
     @rule(number=gateways, ahead_s=st.sampled_from((-3_600, 3_600)), tenant_id=tenants, repairs=st.booleans())
     def a_gateways_clock_is_wrong(self, number: int, ahead_s: int, tenant_id: str, repairs: bool) -> None:

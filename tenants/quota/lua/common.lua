@@ -329,6 +329,11 @@ local function is_lost()
     or keys.platform and redis.call('HGET', keys.platform, EPOCH) ~= ARGV[2]
 end
 
+-- Drops everything of a tenant.
+local function drop()
+  redis.call('DEL', keys.counters, keys.leases, keys.holds, keys.users, keys.resting)
+end
+
 -- Only the latest attempt at a rebuild may write; its first write drops what was there.
 local function may_rebuild(attempt)
   if keys.platform and attempt < tonumber(redis.call('HGET', keys.platform, ATTEMPT) or '0') then
@@ -336,7 +341,7 @@ local function may_rebuild(attempt)
   end
   local latest = tonumber(redis.call('HGET', keys.counters, ATTEMPT) or '0')
   if attempt > latest then
-    redis.call('DEL', keys.counters, keys.leases, keys.holds, keys.users, keys.resting)
+    drop()
     redis.call('HSET', keys.counters, ATTEMPT, text(attempt))
   end
   return attempt >= latest
