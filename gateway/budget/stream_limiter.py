@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.budget.lease import Sizes
+from tenants.quota.rules import is_platforms
 from tenants.types import Limit, LimitMode
 
 MAX_WAITING_IN_ALL = 8_192
@@ -34,11 +35,11 @@ class StreamLimitReached(Exception):
 
 def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: float) -> dict[str, int]:
     """Streams at the engine's pace that each hard token bucket on output can feed, at least one; by the
-    bucket's identity."""
+    bucket's identity. Not of the platform's buckets: in such a line one tenant would wait behind another."""
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
-        if limit.rate_per_s is None or limit.mode is not LimitMode.HARD:
+        if limit.rate_per_s is None or limit.mode is not LimitMode.HARD or is_platforms(limit):
             continue
         size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
         if size > 0:
