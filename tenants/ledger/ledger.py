@@ -165,6 +165,7 @@ class Ledger:
             open_requests = _open(connection, [], None)
             counted = replay.of_end_users(connection, chosen, open_requests, now_us)
             used = replay.emptied(replay.usage(connection, counted, now_us), open_requests)
+            used = replay.without_rested(used, open_requests)
             return Standing(used, open_requests)
 
         return await self._database.read(look)

@@ -179,3 +179,16 @@ def emptied(
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
     ]
+
+
+def without_rested(
+    used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
+) -> list[tuple[Limit, int]]:
+    """The same usage without the limits of end users of whom nothing counts any more: their counters would
+    take places for nothing. Pure."""
+    holding = {rules.end_user_in(name) for each in open_requests for name in each.reserve.charged_to}
+    return [
+        (limit, amount)
+        for limit, amount in used
+        if amount or limit.kind is not SubjectKind.END_USER or limit.subject_id in holding
+    ]

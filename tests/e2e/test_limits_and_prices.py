@@ -23,7 +23,9 @@ BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True
 def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
     """A server whose settings price another model than the one it serves."""
     data_dir = tmp_path_factory.mktemp("limits-and-prices")
-    with server_process(data_dir, chat_model, "--prices", "other=1/2", "--max-end-users", "2") as running:
+    with server_process(
+        data_dir, chat_model, "--prices", "other=1/2", "--gateway-max-end-users", "2"
+    ) as running:
         yield running
 
 
