@@ -348,6 +348,8 @@ async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
         limit(amount=500, rate_per_s=100),
         limit(Meter.CONCURRENCY, amount=5),
         limit(Meter.COST_NANOUSD, amount=5, mode=LimitMode.SHADOW),
+        on_user("amy", amount=9_000),
+        on_platform(amount=9_000),
     ]
 
     async def one(request_id: str, top_ups: int) -> int:
