@@ -125,6 +125,12 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         "Per cent of each limit that one gateway may give out while Redis cannot be reached, where"
         " store_failure is local; a hard limit is exceeded by at most so much for each gateway.",
     ] = 10
+    max_end_users: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000),
+        "Most end users of a tenant with counters in use at a time, where limits are set on end users. One"
+        " more takes the place of one at rest; where none is, it is refused.",
+    ] = 10_000
     idempotency_ttl_s: Annotated[
         float,
         Meta(ge=0, le=30 * 86_400),

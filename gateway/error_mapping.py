@@ -8,7 +8,7 @@ import logging
 from litestar.exceptions import HTTPException
 
 from gateway import errors
-from gateway.budget.holds import BudgetDenied
+from gateway.budget.holds import BudgetDenied, EndUserRefused
 from gateway.budget.top_up import AccountsLost
 from gateway.dispatch.admission import DeadlineUnreachable, EstimateExceeds, TargetUnreachable
 from gateway.dispatch.dispatcher import Closing, NoEngineAvailable, QueueExpired, QueueRefused
@@ -21,7 +21,8 @@ from gateway.requests.tier_change import NotWaiting, TierHasLimits
 from gateway.response_headers import go_duration, limit_headers
 from gateway.upstream.base import SequenceRefused, UpstreamFailed, UpstreamLost, UpstreamUnavailable
 from tenants.errors import AlreadyExists, DatabaseUnavailable, Invalid, KeyRejected, NotFound, UnknownPrice
-from tenants.quota.store import Denied, QuotaStoreUnavailable
+from tenants.quota.rules import is_platforms
+from tenants.quota.store import Denied, LimitNotKept, QuotaStoreUnavailable
 from tenants.types import Limit, Meter, Window
 
 log = logging.getLogger("fairgate.gateway")
@@ -44,6 +45,11 @@ def as_api_error(exception: BaseException, request_id: str) -> ApiError:
             return errors.invalid_api_key(reason)
         case BudgetDenied(denied=denied):
             return budget_denied(denied)
+        case EndUserRefused(end_user=end_user, most=most, retry_after_s=retry_after_s):
+            return errors.too_many_end_users(end_user, most, retry_after_s)
+        case LimitNotKept():
+            log.error("request %s: %s", request_id, exception)
+            return errors.limit_not_kept()
         case QueueRefused(full=full):
             whose = "of this tenant " if full.of_tenant else ""
             return errors.queue_full(
@@ -131,9 +137,19 @@ def refusal_of(run: Run, closed: Closed) -> ApiError | None:
 
 def budget_denied(denied: Denied) -> ApiError:
     """429: a rate limit where the limit refills soon, otherwise a spent budget."""
+    is_ours = is_platforms(denied.limit)
+    error = errors.platform_limit(denied.retry_after_s) if is_ours else _own_limit(denied)
+    error.headers.update(limit_headers(denied.states))
+    return error
+
+
+def _own_limit(denied: Denied) -> ApiError:
+    """The refusal by a limit of its tenant's own, with its numbers."""
     limit = denied.limit
     over = f" in tier {limit.tier.value}" if limit.tier is not None else ""
-    what = f"the {limit.kind.value}'s {describe(limit)}{over}"
+    over += f" for model {limit.model}" if limit.model is not None else ""
+    over += f" for requests of more than {limit.above_tokens} tokens" if limit.above_tokens else ""
+    what = f"the {limit.kind.value.replace('_', ' ')}'s {describe(limit)}{over}"
     numbers = f"Limit {limit.amount}, available {denied.available}, requested {denied.wanted}."
     if denied.wanted > limit.amount:
         numbers += (
@@ -142,18 +158,13 @@ def budget_denied(denied: Denied) -> ApiError:
     retry_after_s = denied.retry_after_s
     # Also for a budget that is not spent but held by requests that may not use all of it.
     if retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S:
-        error = errors.rate_limited(
+        return errors.rate_limited(
             f"Rate limit reached: {what}. {numbers} Please try again in {go_duration(retry_after_s)}.",
             _meter_type(limit.meter),
             retry_after_s,
         )
-    else:
-        until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
-        error = errors.insufficient_quota(
-            f"You exceeded your current quota: {what} is spent. {numbers}{until}"
-        )
-    error.headers.update(limit_headers(denied.states))
-    return error
+    until = f" It resets in {go_duration(retry_after_s)}." if retry_after_s is not None else ""
+    return errors.insufficient_quota(f"You exceeded your current quota: {what} is spent. {numbers}{until}")
 
 
 def describe(limit: Limit) -> str:

@@ -237,6 +237,48 @@ def rate_limited(message: str, meter_type: str, retry_after_s: float) -> ApiErro
     )
 
 
+def platform_limit(retry_after_s: float | None) -> ApiError:
+    """A limit on all tenants together, of which a tenant reads only when to come again."""
+    what = "The server's limit on all its tenants together does not admit this request"
+    if retry_after_s is None or retry_after_s > LONGEST_RETRY_S:
+        when = "" if retry_after_s is None else f" for another {math.ceil(retry_after_s)} s"
+        return insufficient_quota(f"{what}{when}; nothing was charged. A smaller request may pass.")
+    return rate_limited(
+        f"{what} now; nothing was charged. Please try again in {retry_after_s:.3g} s.",
+        "platform",
+        retry_after_s,
+    )
+
+
+def too_many_end_users(end_user: str, most: int, retry_after_s: float | None) -> ApiError:
+    """As many of the tenant's end users as may be have counters in use, and this one has none."""
+    is_soon = retry_after_s is not None and retry_after_s <= LONGEST_RETRY_S
+    when = "" if retry_after_s is None else f" The first place is free in {math.ceil(retry_after_s)} s."
+    return ApiError(
+        429,
+        "too_many_end_users",
+        f"The end user '{end_user}' has no counter yet, and {most} end users of your tenant have theirs in"
+        f" use, which is the most.{when} Requests for those go on; for more at a time ask the operator to"
+        " raise gateway.max_end_users, or to set limits with shorter windows.",
+        type="requests",
+        param="safety_identifier",
+        retry_after_s=retry_after_s if is_soon else None,
+        should_retry=is_soon,
+    )
+
+
+def limit_not_kept() -> ApiError:
+    """A limit that the quota store cannot keep: nothing is served unmetered."""
+    return ApiError(
+        503,
+        "limit_not_kept",
+        "A limit on this request cannot be kept by the server's quota store, and nothing is served unmetered."
+        " Ask the operator to remove it.",
+        type=SERVER_ERROR,
+        should_retry=False,
+    )
+
+
 def queue_full(message: str, retry_after_s: float, *, tenant: bool) -> ApiError:
     """The queue is full: for this tenant (429) or altogether (503)."""
     if tenant:
@@ -449,12 +491,13 @@ def not_waiting(status: str) -> ApiError:
     )
 
 
-def tier_has_limits(tier: str, meter: str) -> ApiError:
+def tier_has_limits(tier: str, meter: str | None) -> ApiError:
     """A limit binds only one of the two tiers, and a hold cannot move from one limit to another."""
+    on_meter = f" on {meter}" if meter else ""
     return ApiError(
         409,
         "tier_has_limits",
-        f"The request cannot change its tier: a limit on {meter} is set for tier {tier} alone."
+        f"The request cannot change its tier: a limit{on_meter} is set for tier {tier} alone."
         " Cancel it (DELETE /v1/requests/{id}) and send it again in the other tier.",
         param="service_tier",
         should_retry=False,

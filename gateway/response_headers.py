@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gateway.domain.estimate import Estimate
+from tenants.quota.rules import is_platforms
 from tenants.quota.store import LimitState
-from tenants.types import Limit, LimitMode, Meter, Principal, Tier, Window
+from tenants.types import PLATFORM, Limit, LimitMode, Meter, Principal, Tier, Window
 
 MAX_POLICIES = 8
 """Limits that the structured fields name, the tightest first: headers have to stay small."""
@@ -54,6 +55,7 @@ def go_duration(seconds: float) -> str:
 def rate_limit_headers(states: Iterable[LimitState]) -> dict[str, str]:
     """From the tightest limit of each kind: the one with the least left, and of those the last to reset."""
     headers: dict[str, str] = {}
+    states = [state for state in states if not is_platforms(state.limit)]
     kinds: Sequence[tuple[str, tuple[Meter, ...]]] = (
         ("requests", (Meter.REQUESTS,)),
         ("tokens", TOKEN_METERS),
@@ -75,19 +77,30 @@ def quota_fields(states: Iterable[LimitState]) -> dict[str, str]:
     `RateLimit: "tenant-total_tokens-minute";r=900;t=12`.
 
     Hard limits only: no other refuses anything. A token bucket is its burst (`q`) and the time in which that
-    refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`."""
+    refills (`w`). Where a refusal has a `Retry-After`, that takes precedence over `t`. Limits on all tenants
+    together have no policy here, and are named, as `"platform";r=0;t=12`, only while one has no room left."""
     hard = [state for state in states if state.limit.mode is LimitMode.HARD]
-    hard.sort(key=lambda state: (state.available / max(1, state.limit.amount), -state.reset_s))
+    full = [state for state in hard if is_platforms(state.limit) and not state.available]
+    hard = sorted((state for state in hard if not is_platforms(state.limit)), key=tightness)
     policies: list[str] = []
     left: list[str] = []
+    if full:
+        left.append(f'"{PLATFORM}";r=0{_resets(max(state.reset_s for state in full))}')
     for state in hard[:MAX_POLICIES]:
         name, policy = _policy(state.limit)
         policies.append(policy)
-        resets = f";t={math.ceil(state.reset_s)}" if 0 < state.reset_s < MAX_INTEGER else ""
-        left.append(f"{name};r={min(state.available, MAX_INTEGER)}{resets}")
-    if not policies:
-        return {}
-    return {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(left)}
+        left.append(f"{name};r={min(state.available, MAX_INTEGER)}{_resets(state.reset_s)}")
+    fields = {"ratelimit-policy": ", ".join(policies), "ratelimit": ", ".join(left)}
+    return {name: value for name, value in fields.items() if value}
+
+
+def _resets(reset_s: float) -> str:
+    return f";t={math.ceil(reset_s)}" if 0 < reset_s < MAX_INTEGER else ""
+
+
+def tightness(state: LimitState) -> tuple[float, float]:
+    """Sorts first the limit that binds first: with the smallest share left, of those the last to reset."""
+    return state.available / max(1, state.limit.amount), -state.reset_s
 
 
 @lru_cache(maxsize=4096)
@@ -102,10 +115,19 @@ def _policy(limit: Limit) -> tuple[str, str]:
 
 def policy_name(limit: Limit) -> str:
     """A limit's name in those fields: `key-requests-rate`, `tenant-concurrency`,
-    `tenant-total_tokens-day-interactive`."""
+    `tenant-total_tokens-day-interactive`, `end_user-requests-minute-large_model-above_8000`."""
     shape = limit.window.value if limit.window is not None else "rate" if limit.is_bucket else ""
     tier = "" if limit.tier is None else limit.tier.value
-    return "-".join(part for part in (limit.kind.value, limit.meter.value, shape, tier) if part)
+    model = (
+        ""
+        if limit.model is None
+        else "".join(
+            letter if (letter.isascii() and letter.isalnum()) or letter in "._" else "_"
+            for letter in limit.model
+        )
+    )
+    above = f"above_{limit.above_tokens}" if limit.above_tokens else ""
+    return "-".join(part for part in (limit.kind.value, limit.meter.value, shape, tier, model, above) if part)
 
 
 def _window_s(limit: Limit) -> int | None:

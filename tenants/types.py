@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -58,9 +60,27 @@ class OnLowBudget(StrEnum):
 class SubjectKind(StrEnum):
     """Kinds of subjects that a limit applies to."""
 
+    PLATFORM = "platform"
+    """All tenants together."""
     TENANT = "tenant"
     PROJECT = "project"
     KEY = "key"
+    END_USER = "end_user"
+    """One end user of a tenant, or (`Limit.is_default`) each of them for itself."""
+
+
+PLATFORM = "platform"
+"""Tenant and subject of limits on all tenants together. (Ids of tenants begin with `ten_`.)"""
+MAX_END_USER_CHARS = 64
+"""As OpenAI has it for `safety_identifier` and `user`."""
+
+
+@lru_cache(maxsize=16_384)
+def end_user_id(tenant_id: str, name: str) -> str:
+    """The subject of limits on the end user that a tenant's requests call `name`: a digest of both, so that
+    equal names of two tenants are two end users."""
+    packed = f"{tenant_id}\0{name}".encode("utf-8", "surrogatepass")
+    return f"usr_{hashlib.blake2b(packed, digest_size=16).hexdigest()}"
 
 
 DEFAULT_THRESHOLDS = (80, 100)
@@ -107,10 +127,16 @@ class Limit:
     """None: all tiers together."""
     thresholds: tuple[int, ...] = ()
     """Soft limits: alert thresholds in per cent of the amount, ascending."""
+    model: str | None = None
+    """None: all models together."""
+    above_tokens: int = 0
+    """It binds only requests of more tokens, prompt and longest possible answer together; 0: all."""
+    end_user: str = ""
+    """The name of the end user that it is set on; empty: another kind, or the default of each end user."""
     override: Override | None = None
     """Applied by `at` until it expires."""
     identity: str = field(init=False, compare=False, repr=False, default="")
-    """Key of its usage: subject, meter, shape and tier; not the amount."""
+    """Key of its usage: subject, meter, shape, tier, model and size of request; not the amount."""
     is_bucket: bool = field(init=False, compare=False, repr=False, default=False)
     """A token bucket: refills at `rate_per_s` up to `amount`."""
     scale: int = field(init=False, compare=False, repr=False, default=0)
@@ -125,11 +151,33 @@ class Limit:
             shape = "bucket" if self.is_bucket else "concurrency"
         tier = self.tier.value if self.tier is not None else "*"
         identity = f"{self.kind.value}:{self.subject_id}:{self.meter.value}:{shape}:{tier}"
+        if self.model is not None:
+            # A digest: a model's name may hold any character, and the ledger's column is bounded.
+            identity += f":m={_model_digest(self.model)}"
+        if self.above_tokens:
+            identity += f":above={self.above_tokens}"
         object.__setattr__(self, "identity", identity)
 
     def __hash__(self) -> int:
         # Equal limits have the same identity, and a string caches its hash.
         return hash(self.identity)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the default of a tenant's end users, each of whom has a counter of its own."""
+        return self.kind is SubjectKind.END_USER and self.subject_id == self.tenant_id
+
+    def of_end_user(self, subject_id: str) -> Limit:
+        """This default as the limit of one end user."""
+        return replace(self, subject_id=subject_id)
+
+    def binds(self, request: RequestTraits) -> bool:
+        """Whether it counts such a request."""
+        return (
+            (self.tier is None or self.tier == request.tier)
+            and (self.model is None or self.model == request.model)
+            and (not self.above_tokens or request.tokens > self.above_tokens)
+        )
 
     def at(self, now_s: float) -> Limit:
         """The limit in force at `now_s` (seconds since 1970), with an unexpired override applied. The result
@@ -141,6 +189,23 @@ class Limit:
             return replace(self, override=None)
         rate_per_s = self.rate_per_s if override.rate_per_s is None else override.rate_per_s
         return replace(self, amount=override.amount, rate_per_s=rate_per_s, override=None)
+
+
+@lru_cache(maxsize=1_024)
+def _model_digest(model: str) -> str:
+    return hashlib.blake2b(model.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTraits:
+    """What decides which limits bind a request."""
+
+    tier: Tier
+    model: str
+    tokens: int
+    """Prompt and longest possible answer, all its sequences together."""
+    end_user: str = ""
+    """The name that the request gives to its end user; empty: none."""
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -194,14 +259,33 @@ class Principal:
     models: frozenset[str] | None
     """Model names the key may use; None: all."""
     limits: tuple[Limit, ...] = field(default=())
-    """Every limit on this key's path: key, project, tenant; all tiers; overrides not applied."""
+    """Every limit on this key's path: key, project, tenant, end users, platform; for all tiers, models and
+    end users; overrides not applied."""
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """Service that its tenant gets before all others, in cost tokens (input + 2 x output); 0: none."""
 
-    def limits_for(self, tier: Tier, now_s: float) -> tuple[Limit, ...]:
-        """The limits on a request in `tier`, as in force at `now_s` (seconds since 1970)."""
-        return tuple([limit.at(now_s) for limit in self.limits if limit.tier is None or limit.tier == tier])
+    def limits_for(self, request: RequestTraits, now_s: float) -> tuple[Limit, ...]:
+        """The limits on a request, as in force at `now_s` (seconds since 1970). The tenant's default for end
+        users binds as a limit of the request's end user, unless that one has a limit of its own in its
+        place."""
+        found: dict[str, Limit] = {}
+        for limit in self.limits:
+            if not limit.binds(request):
+                continue
+            in_force = limit.at(now_s)
+            if limit.kind is SubjectKind.END_USER:
+                if not request.end_user:
+                    continue
+                user = end_user_id(self.tenant_id, request.end_user)
+                if limit.is_default:
+                    in_force = in_force.of_end_user(user)
+                    if in_force.identity in found:
+                        continue
+                elif limit.subject_id != user:
+                    continue
+            found[in_force.identity] = in_force
+        return tuple(found.values())
 
 
 SCOPES = frozenset({"inference", "quote", "usage:read", "admin:read", "admin:write"})

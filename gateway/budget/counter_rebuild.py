@@ -23,6 +23,7 @@ from types import TracebackType
 
 from tenants.errors import DatabaseUnavailable
 from tenants.ledger.ledger import Ledger
+from tenants.quota import rules
 from tenants.quota.store import Hold, QuotaStore, QuotaStoreRecovering, QuotaStoreUnavailable
 from tenants.types import Limit
 
@@ -110,18 +111,13 @@ class CounterRebuilder:
     async def rebuild(self) -> None:
         """Fills the counters; this gateway must own the rebuild. Raises as `recover`."""
         epoch = await self._ledger.next_epoch()
-        limits = self._all_limits()
-        standing = await self._ledger.standing(limits, self._now())
+        standing = await self._ledger.standing(self._all_limits(), self._now())
         await self._quota_store.rebuild(standing.used)
-        by_subject: dict[str, list[Limit]] = {}
-        for limit in limits:
-            by_subject.setdefault(limit.subject_id, []).append(limit)
+        by_identity = {limit.identity: limit for limit, _ in standing.used}
         for each in standing.open_requests:
             row, held = each.reserve, each.held
             path = [
-                limit
-                for subject_id in dict.fromkeys((row.key_id, row.project_id, row.tenant_id))
-                for limit in by_subject.get(subject_id, [])
+                by_identity[name] for name in map(rules.identity_in, row.charged_to) if name in by_identity
             ]
             hold = Hold(held, held, each.worst, each.may_be_cut)
             await self._quota_store.restore(

@@ -28,7 +28,14 @@ from gateway.domain.outcomes import RequestOutcome
 from tenants.errors import EpochEnded
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.rows import Kind, LedgerRow, as_list, sum_of
-from tenants.quota.store import Denied, Granted, Hold, QuotaStore, QuotaStoreUnavailable
+from tenants.quota.store import (
+    Denied,
+    Granted,
+    Hold,
+    QuotaStore,
+    QuotaStoreUnavailable,
+    TooManyEndUsers,
+)
 from tenants.storage.task_stop import stop
 from tenants.types import NOTHING, Amounts, Limit
 
@@ -43,6 +50,16 @@ class BudgetDenied(Exception):
     def __init__(self, denied: Denied) -> None:
         super().__init__(f"limit {denied.limit.limit_id}")
         self.denied = denied
+
+
+class EndUserRefused(Exception):
+    """The tenant has as many end users with counters as it may, and this one is not among them."""
+
+    def __init__(self, end_user: str, refused: TooManyEndUsers) -> None:
+        super().__init__(f"end user {end_user!r}: {refused}")
+        self.end_user = end_user
+        self.most = refused.most
+        self.retry_after_s = refused.retry_after_s
 
 
 @dataclass(slots=True)
@@ -157,16 +174,19 @@ class Holds:
         use up to `Granted.covered`. `reported`: the real tokens of what top-ups report as used, where limits
         weight them; None: not weighted.
 
-        Raises `BudgetDenied`, `QuotaStoreUnavailable`, `DatabaseUnavailable`; nothing stays held then.
+        Raises `BudgetDenied`, `EndUserRefused`, `LimitNotKept`, `QuotaStoreUnavailable`,
+        `DatabaseUnavailable`; nothing stays held then.
         """
         if self.is_recovering or self._renewal.doubts(call.request_id):
             raise QuotaStoreUnavailable("its counters, or this request's, are being put right")
-        limits = call.principal.limits_for(call.tier, self._wall_clock())
+        limits = call.limits_at(self._wall_clock())
         asked_s = asyncio.get_running_loop().time()
         try:
             epoch, answer = await self._in_one_epoch(
                 lambda: self._quota_store.reserve(call.request_id, limits, hold, self._lease_ttl_s)
             )
+        except TooManyEndUsers as refused:
+            raise EndUserRefused(call.end_user, refused) from None
         except QuotaStoreUnavailable:
             # The store may have executed the call all the same.
             self._renewal.doubt(call.request_id)

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.budget.lease import Sizes
-from tenants.types import Limit, LimitMode
+from tenants.types import Limit, LimitMode, SubjectKind
 
 MAX_WAITING_IN_ALL = 8_192
 """Requests waiting at one gateway, for any bucket."""
+_IN_LINE = frozenset({SubjectKind.KEY, SubjectKind.PROJECT, SubjectKind.TENANT})
 _MANY_TOKENS = 1_000
 """Sample size for the amount per token, large enough to hide rounding."""
 
@@ -34,11 +35,12 @@ class StreamLimitReached(Exception):
 
 def fed_streams(limits: Sequence[Limit], sizes: Sizes, stream_tokens_per_s: float) -> dict[str, int]:
     """Streams at the engine's pace that each hard token bucket on output can feed, at least one; by the
-    bucket's identity."""
+    bucket's identity. Only of buckets of key, project and tenant: in the platform's line one tenant would
+    wait behind another, and end users would make as many lines as one likes."""
     nothing, many = sizes(0), sizes(_MANY_TOKENS)
     fed: dict[str, int] = {}
     for limit in limits:
-        if limit.rate_per_s is None or limit.mode is not LimitMode.HARD:
+        if limit.rate_per_s is None or limit.mode is not LimitMode.HARD or limit.kind not in _IN_LINE:
             continue
         size = (many.of(limit.meter) - nothing.of(limit.meter)) / _MANY_TOKENS
         if size > 0:

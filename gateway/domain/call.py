@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 from engine.forecast.length.features import Features
 from engine.messages import SamplingParams
 from gateway.upstream.base import Wording
-from tenants.types import Amounts, Principal, Tier
+from tenants.types import Amounts, Limit, Principal, RequestTraits, Tier
 
 if TYPE_CHECKING:
     from gateway.domain.quote_binding import Binding
@@ -75,6 +75,8 @@ class Call(msgspec.Struct, frozen=True):
     """The client asked for this tier; it is not only its key's default."""
     binding: Binding | None = None
     """The quote that it redeems."""
+    end_user: str = ""
+    """The end user that the client names; empty: none."""
     sequences: int = 0
     """Streams of tokens that this request runs (derived: every step asks for it)."""
     input_tokens: int = 0
@@ -88,6 +90,13 @@ class Call(msgspec.Struct, frozen=True):
     def max_output_tokens(self) -> int:
         """The most that all sequences together can emit."""
         return self.max_tokens * self.sequences
+
+    def limits_at(self, now_s: float, tier: Tier | None = None) -> tuple[Limit, ...]:
+        """The limits that bind it in its tier, or in another one, as in force at `now_s` (seconds since
+        1970)."""
+        tokens = self.input_tokens + self.max_output_tokens
+        traits = RequestTraits(tier or self.tier, self.model, tokens, self.end_user)
+        return self.principal.limits_for(traits, now_s)
 
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of sequence `index`."""

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from engine.entry import QueueEntry
 from engine.messages import TIER_RANKS
 from gateway.budget import lease
-from gateway.budget.holds import BudgetDenied, Holds
+from gateway.budget.holds import BudgetDenied, EndUserRefused, Holds
 from gateway.budget.metering import RequestMetering
 from gateway.budget.stream_limiter import StreamLimiter, StreamLimitReached, fed_streams
 from gateway.budget.top_up import AccountsLost, Leases, TopUpTask
@@ -63,7 +63,7 @@ from gateway.upstream.base import (
 )
 from tenants.errors import DatabaseUnavailable, UnknownPrice
 from tenants.pricing.pricing import PriceBook
-from tenants.quota.store import QuotaStoreUnavailable
+from tenants.quota.store import LimitNotKept, QuotaStoreUnavailable
 from tenants.types import OnLowBudget, Tier
 
 RETRY_FEED_S = 1.0
@@ -265,7 +265,7 @@ class Lifecycle:
     async def _reserve(self, run: Run) -> None:
         """4: holds what it probably needs, or nothing. Waiting for its tenant's rate it holds nothing."""
         call = run.call
-        limits = call.principal.limits_for(call.tier, self._wall_clock())
+        limits = call.limits_at(self._wall_clock())
         metering = RequestMetering(call, run.prices, run.uses)
         hold = lease.first_hold(
             limits,
@@ -444,8 +444,8 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case StoppedByEngine():
             return RequestOutcome.ENGINE_FAILED
         case (
-            NotInTime() | EstimateExceeds() | BudgetDenied() | QueueRefused() | SequenceRefused()
-            | QuotaStoreUnavailable() | DatabaseUnavailable() | UnknownPrice()
+            NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused() | LimitNotKept() | QueueRefused()
+            | SequenceRefused() | QuotaStoreUnavailable() | DatabaseUnavailable() | UnknownPrice()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED

@@ -19,7 +19,7 @@ from gateway.domain.tiers import tier_of
 from gateway.requests.prompt import PromptRefused
 from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
-from tenants.types import Principal
+from tenants.types import MAX_END_USER_CHARS, Principal
 
 SMALLEST_TOP_P = 1e-9
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -154,6 +154,7 @@ def _call(
         max_cost_nanousd=context.max_cost_nanousd,
         wordings=wordings,
         pool=model.pool,
+        end_user=_end_user(request),
         names_tier=request.service_tier not in (None, "auto"),
         traits=traits_of(
             wordings[0] if wordings else None,
@@ -162,6 +163,19 @@ def _call(
             sampling,
         ),
     )
+
+
+def _end_user(request: Sampling) -> str:
+    """The end user that the request names; empty: none."""
+    for name in ("safety_identifier", "user"):
+        value = getattr(request, name)
+        if value is not None and len(value) > MAX_END_USER_CHARS:
+            raise errors.bad_request(
+                f"Invalid '{name}': it has {len(value)} characters; the most is {MAX_END_USER_CHARS}. Send a"
+                " digest of a longer one.",
+                name,
+            )
+    return request.safety_identifier or request.user or ""
 
 
 def context_left_of(model: ServedModel, prompt_tokens: int) -> int:

@@ -66,6 +66,8 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[str, float] | None = None
     service_tier: str | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    """The end user, before `user`."""
     metadata: dict[str, Any] | None = None
     top_k: int | None = None
     """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
@@ -86,7 +88,6 @@ class ChatCompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
     # Known to OpenAI, without effect here.
     store: bool | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     parallel_tool_calls: bool | None = None

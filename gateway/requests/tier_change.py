@@ -29,6 +29,7 @@ from gateway.domain.targets import RequestTargets
 from gateway.domain.tiers import TIER_NAMES
 from gateway.requests.run import Run
 from tenants.pricing.pricing import PriceBook
+from tenants.quota.rules import is_platforms
 from tenants.quota.store import Denied, Granted
 from tenants.types import NOTHING, Limit, LimitMode, Meter, OnLowBudget, Tier
 
@@ -44,8 +45,8 @@ class NotWaiting(Exception):
 class TierHasLimits(Exception):
     """One of the two tiers has a limit of its own."""
 
-    def __init__(self, tier: Tier, meter: Meter) -> None:
-        super().__init__(f"{tier.value}: {meter.value}")
+    def __init__(self, tier: Tier, meter: Meter | None) -> None:
+        super().__init__(f"{tier.value}: {meter}")
         self.tier, self.meter = tier, meter
 
 
@@ -191,7 +192,8 @@ class TierChange:
 def _limits_of_both(call: Call, tier: Tier, now_s: float) -> tuple[Limit, ...]:
     """The limits of a request in its tier and in `tier`. Raises `TierHasLimits` where they differ: a hold
     cannot go from one limit to another."""
-    limits = call.principal.limits_for(tier, now_s)
-    for limit in set(limits) ^ set(call.principal.limits_for(call.tier, now_s)):
-        raise TierHasLimits(limit.tier or tier, limit.meter)
+    limits = call.limits_at(now_s, tier)
+    for limit in set(limits) ^ set(call.limits_at(now_s)):
+        # Of a platform's limit a tenant reads no meter.
+        raise TierHasLimits(limit.tier or tier, None if is_platforms(limit) else limit.meter)
     return limits

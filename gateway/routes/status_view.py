@@ -12,6 +12,7 @@ from gateway.flow.controller import FlowController, TenantFlow
 from gateway.upstream.base import Upstream
 from tenants.directory.records import limit_as_json
 from tenants.quota.store import LimitState, QuotaStoreUnavailable
+from tenants.types import PLATFORM
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -33,10 +34,10 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
     """The status document. Counters are those of the queue: cost tokens per weight, scaled."""
     deps = gateway.deps
     queues = [pool.flow for pool in gateway.pools.values()]
-    limits = deps.directory.limits(deps.wall_clock())[:MAX_LIMITS_SHOWN]
+    limits = [each for each in deps.directory.limits(deps.wall_clock()) if not each.is_default]
     states: dict[str, list[dict[str, Any]]] = {}
     try:
-        for state in await deps.quota_store.states(limits):
+        for state in await deps.quota_store.states(limits[:MAX_LIMITS_SHOWN]):
             states.setdefault(state.limit.tenant_id, []).append(_limit(state))
     except QuotaStoreUnavailable:
         states = {}
@@ -72,6 +73,7 @@ async def status_of(gateway: Gateway) -> dict[str, Any]:
         },
         "engines": [_engine(each) for each in deps.upstreams],
         "models": models_of(gateway),
+        "platform_limits": states.get(PLATFORM, []),
         "tenants": tenants,
     }
 

@@ -164,13 +164,14 @@ async def open_quota_store(
 
     Raises `QuotaStoreUnavailable`.
     """
+    most_users = settings.gateway.max_end_users
     if not settings.redis_url:
-        return MemoryQuotaStore()
+        return MemoryQuotaStore(max_end_users=most_users)
     try:
         from tenants.quota.redis import RedisQuotaStore
     except ModuleNotFoundError:
         raise Invalid("redis_url", "Redis needs the extra: pip install 'fairgate[redis]'") from None
-    store = RedisQuotaStore(settings.redis_url)
+    store = RedisQuotaStore(settings.redis_url, max_end_users=most_users)
     if sharing is not None:
         store.board = sharing.board
     closing.push_async_callback(store.close)
@@ -178,7 +179,7 @@ async def open_quota_store(
     with contextlib.suppress(QuotaStoreRecovering):
         await store.ping()
     if settings.gateway.store_failure == "local":
-        return FallbackQuotaStore(store, settings.gateway.local_slice)
+        return FallbackQuotaStore(store, settings.gateway.local_slice, max_end_users=most_users)
     return store
 
 

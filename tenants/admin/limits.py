@@ -1,6 +1,7 @@
 """Admin acts on limits: set, override for a time, remove.
 
-Usage is stored by what a limit counts (subject, meter, shape, tier), not by its amount: no act resets it.
+Usage is stored by what a limit counts (subject, meter, shape, tier, model, size of request), not by its
+amount: no act resets it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tenants.errors import Invalid, NotFound
 from tenants.quota import alerts as limit_events
 from tenants.quota.alerts import LimitEvent
 from tenants.storage import tables
-from tenants.types import Limit, SubjectKind
+from tenants.types import PLATFORM, Limit, SubjectKind, end_user_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,21 @@ class LimitCommands(AdminCommands):
     """Acts on limits."""
 
     async def set_limit(self, actor: Actor | str, wanted: LimitSet) -> Limit:
-        """Sets a limit on a tenant, or on one project or key of it. Exactly one shape: `amount` with
-        `window`, or with `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None:
-        the default ones.
+        """Sets a limit on its subject (`LimitSet`). Exactly one shape: `amount` with `window`, or with
+        `rate_per_s` (a bucket's burst), or with meter `concurrency`. `thresholds` None: the default ones.
 
-        There is one limit per (subject, meter, shape, tier): setting it again replaces amount, rate, mode and
-        thresholds, and keeps what was used; an override stays. The time zone of a window cannot be changed,
-        since another zone's windows have usage of their own: remove the limit first.
+        There is one limit per (subject, meter, shape, tier, model, size of request): setting it again
+        replaces amount, rate, mode and thresholds, and keeps what was used; an override stays. The time zone
+        of a window cannot be changed, since another zone's windows have usage of their own: remove the limit
+        first.
         """
-        if wanted.project is not None and wanted.key is not None:
-            raise Invalid("key", "a limit binds a project or a key, not both")
+        validation.subject(wanted)
         draft = validation.limit_columns(wanted)
 
         def change(connection: Connection, now_us: int) -> Change[Limit]:
-            owner = queries.find_tenant(connection, wanted.tenant)
-            kind, subject_id = _subject(connection, owner, wanted.project, wanted.key)
+            owner = None if wanted.tenant is None else queries.find_tenant(connection, wanted.tenant)
+            kind, subject_id = _subject(connection, owner, wanted)
+            tenant_id = None if owner is None else owner.tenant_id
             table = tables.limits
             identity = {
                 "kind": kind.value,
@@ -77,16 +78,18 @@ class LimitCommands(AdminCommands):
                 "meter": draft["meter"],
                 "shape": draft["shape"],
                 "tier": draft["tier"],
+                "model": draft["model"],
+                "above_tokens": draft["above_tokens"],
             }
             same = [table.c[column] == value for column, value in identity.items()]
             existing = next(iter(queries.limits_where(connection, *same)), None)
             if existing is None:
-                _check_room(connection, owner, kind, subject_id)
+                _check_room(connection, tenant_id, kind, subject_id)
                 limit_id = new_id("lim")
                 connection.execute(
                     insert(table).values(
                         id=limit_id,
-                        tenant_id=owner.tenant_id,
+                        tenant_id=tenant_id,
                         kind=kind.value,
                         subject_id=subject_id,
                         created_us=now_us,
@@ -107,7 +110,7 @@ class LimitCommands(AdminCommands):
                 override = after.override
                 validation.override_rate_milli(after, override.amount, override.rate_per_s)
             before = None if existing is None else limit_as_json(existing)
-            return Change(after, limit_id, owner.tenant_id, before, limit_as_json(after))
+            return Change(after, limit_id, tenant_id, before, limit_as_json(after))
 
         return await self._act(actor, "limit.set", change)
 
@@ -134,7 +137,7 @@ class LimitCommands(AdminCommands):
             connection.execute(delete(table).where(table.c.limit_id == limit_id))
             connection.execute(insert(table).values(limit_id=limit_id, **columns))
             after = queries.find_limit(connection, limit_id)
-            return Change(after, limit_id, after.tenant_id, limit_as_json(before), limit_as_json(after))
+            return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
         return await self._act(actor, "limit.override", change)
 
@@ -148,7 +151,7 @@ class LimitCommands(AdminCommands):
             table = tables.limit_overrides
             connection.execute(delete(table).where(table.c.limit_id == limit_id))
             after = queries.find_limit(connection, limit_id)
-            return Change(after, limit_id, after.tenant_id, limit_as_json(before), limit_as_json(after))
+            return Change(after, limit_id, _owner_id(after), limit_as_json(before), limit_as_json(after))
 
         return await self._act(actor, "limit.clear_override", change)
 
@@ -162,12 +165,12 @@ class LimitCommands(AdminCommands):
             connection.execute(delete(table).where(table.c.limit_id == limit_id))
             connection.execute(delete(tables.limits).where(tables.limits.c.id == limit_id))
             limit_events.forget(connection, limit_id)
-            return Change(before, limit_id, before.tenant_id, before=limit_as_json(before))
+            return Change(before, limit_id, _owner_id(before), before=limit_as_json(before))
 
         return await self._act(actor, "limit.remove", change)
 
     async def list_limits(self, tenant: str | None = None) -> list[Limit]:
-        """Limits of one tenant (its projects and keys included), or of all."""
+        """Limits of one tenant (its projects, keys and end users included), or all limits."""
         return await self._database.read(lambda connection: _limits(connection, tenant))
 
     async def view_limits(self, tenant: str | None = None) -> list[LimitView]:
@@ -209,27 +212,32 @@ def _limits(connection: Connection, tenant: str | None) -> list[Limit]:
     return queries.limits_of(connection, [queries.find_tenant(connection, tenant).tenant_id])
 
 
-def _subject(
-    connection: Connection, owner: Tenant, project: str | None, key: str | None
-) -> tuple[SubjectKind, str]:
-    if project is not None:
-        return SubjectKind.PROJECT, queries.find_project(connection, owner, project).project_id
-    if key is not None:
-        return SubjectKind.KEY, queries.find_key(connection, key, owner.tenant_id).key_id
-    return SubjectKind.TENANT, owner.tenant_id
+def _owner_id(limit: Limit) -> str | None:
+    """The tenant whose directory entry an act on the limit changes; None: all of them."""
+    return None if limit.kind is SubjectKind.PLATFORM else limit.tenant_id
 
 
-def _check_room(connection: Connection, owner: Tenant, kind: SubjectKind, subject_id: str) -> None:
+def _subject(connection: Connection, owner: Tenant | None, wanted: LimitSet) -> tuple[SubjectKind, str]:
+    if owner is None:
+        return SubjectKind.PLATFORM, PLATFORM
+    if wanted.project is not None:
+        return SubjectKind.PROJECT, queries.find_project(connection, owner, wanted.project).project_id
+    if wanted.key is not None:
+        return SubjectKind.KEY, queries.find_key(connection, wanted.key, owner.tenant_id).key_id
+    if wanted.end_user is not None:
+        return SubjectKind.END_USER, end_user_id(owner.tenant_id, wanted.end_user)
+    return SubjectKind.END_USER if wanted.each_end_user else SubjectKind.TENANT, owner.tenant_id
+
+
+def _check_room(connection: Connection, tenant_id: str | None, kind: SubjectKind, subject_id: str) -> None:
     table = tables.limits
-    if (
-        queries.count(connection, table, table.c.tenant_id == owner.tenant_id)
-        >= validation.MAX_LIMITS_PER_TENANT
-    ):
-        raise Invalid("limit", f"a tenant has at most {validation.MAX_LIMITS_PER_TENANT} limits")
-    if (
-        queries.count(connection, table, table.c.subject_id == subject_id)
-        >= validation.MAX_LIMITS_PER_SUBJECT
-    ):
+    most = validation.MAX_LIMITS_PER_TENANT
+    if tenant_id is not None and queries.count(connection, table, table.c.tenant_id == tenant_id) >= most:
+        raise Invalid("limit", f"a tenant has at most {most} limits")
+    same = (table.c.kind == kind.value, table.c.subject_id == subject_id)
+    if queries.count(connection, table, *same) >= validation.MAX_LIMITS_PER_SUBJECT:
         raise Invalid(
-            "limit", f"a {kind.value} has at most {validation.MAX_LIMITS_PER_SUBJECT} limits; remove one"
+            "limit",
+            f"one {kind.value.replace('_', ' ')} has at most {validation.MAX_LIMITS_PER_SUBJECT} limits;"
+            " remove one",
         )

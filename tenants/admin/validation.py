@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from tenants.admin.commands import LimitSet
 from tenants.errors import Invalid
-from tenants.types import SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.types import MAX_END_USER_CHARS, SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
 
 MAX_TENANTS = 10_000
 MAX_PROJECTS_PER_TENANT = 200
@@ -29,6 +29,8 @@ MAX_MODEL_CHARS = 256
 MIN_WEIGHT = 0.01
 MAX_WEIGHT = 1_000.0
 MAX_RESERVED_TOKENS_PER_S = 1e9
+
+MAX_ABOVE_TOKENS = 100_000_000
 
 MAX_AMOUNT = 9_000_000_000_000_000
 """Below 2**53: Redis computes in doubles, which are exact up to there."""
@@ -119,6 +121,25 @@ def model(field: str, value: str) -> str:
     return value
 
 
+def end_user(value: str) -> str:
+    """The name of an end user, as requests give it."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_END_USER_CHARS:
+        raise Invalid("end_user", f"the name of an end user has 1 to {MAX_END_USER_CHARS} characters")
+    return value
+
+
+def subject(wanted: LimitSet) -> None:
+    """Raises `Invalid` unless a limit names one subject."""
+    narrower = [name for name in ("project", "key", "end_user") if getattr(wanted, name) is not None]
+    narrower += ["each_end_user"] if wanted.each_end_user else []
+    if wanted.platform and (wanted.tenant is not None or narrower):
+        raise Invalid("platform", "binds all tenants together: name no tenant and nothing of one")
+    if not wanted.platform and wanted.tenant is None:
+        raise Invalid("tenant", "name the tenant that the limit binds, or set platform to bind all together")
+    if len(narrower) > 1:
+        raise Invalid(narrower[1], f"a limit binds one subject: leave out {' or '.join(narrower)}")
+
+
 def scopes(values: Iterable[str]) -> frozenset[str]:
     """Scopes of a key."""
     chosen = frozenset(values)
@@ -180,6 +201,9 @@ def limit_columns(wanted: LimitSet) -> dict[str, Any]:
         "meter": meter.value,
         "mode": choice("mode", LimitMode, wanted.mode).value,
         "tier": "" if wanted.tier is None else choice("tier", Tier, wanted.tier).value,
+        "model": "" if wanted.model is None else model("model", wanted.model),
+        "above_tokens": whole(wanted.above_tokens, MAX_ABOVE_TOKENS, field="above_tokens"),
+        "end_user": "" if wanted.end_user is None else end_user(wanted.end_user),
         "time_zone": iana_zone(wanted.time_zone),
         "rate_milli": None,
         "amount": amount,

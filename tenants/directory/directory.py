@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
@@ -27,7 +27,7 @@ from tenants.pricing.pricing import PriceBook
 from tenants.storage import tables
 from tenants.storage.database import Database
 from tenants.storage.task_stop import stop
-from tenants.types import Limit, Principal, SubjectKind, Tier
+from tenants.types import PLATFORM, Limit, Principal, SubjectKind, Tier
 
 POLL_INTERVAL_S = 0.25
 MAX_STALE_S = 60.0
@@ -45,6 +45,7 @@ class _Entry:
     refusal: KeyReason | None
     expires_us: int | None
     principal: Principal
+    """With the limits of its tenant alone while it is loaded; then with the platform's as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class _Loaded:
     pepper_fingerprint: str | None
     prices: PriceBook | None = None
     """None: unchanged."""
+    platform: tuple[Limit, ...] | None = None
+    """Limits on all tenants together; None: unchanged."""
     everything: bool = False
     """A full load, not only changes: anything missing does not exist."""
     states: list[_TenantState] = field(default_factory=list)
@@ -86,6 +89,7 @@ class Directory:
         self._monotonic = monotonic
         self._revision = -1
         self._prices = PriceBook()
+        self._platform: tuple[Limit, ...] = ()
         self._fresh_at_s = monotonic()
         self._tenants: dict[str, _TenantState] = {}
         self._entries: dict[str, _Entry] = {}
@@ -146,13 +150,11 @@ class Directory:
         return sorted((state.tenant for state in self._tenants.values()), key=lambda tenant: tenant.name)
 
     def limits(self, now_s: float, tenant_id: str | None = None) -> list[Limit]:
-        """Every limit, or one tenant's (with its projects' and keys'), as in force at `now_s` (seconds since
-        1970)."""
-        if tenant_id is None:
-            states = list(self._tenants.values())
-        else:
-            states = [self._tenants[tenant_id]] if tenant_id in self._tenants else []
-        return [limit.at(now_s) for state in states for limit in state.limits]
+        """Every limit, or one tenant's (with its projects', keys' and end users'), as in force at `now_s`
+        (seconds since 1970); those of `PLATFORM` are its own."""
+        found = {each: state.limits for each, state in self._tenants.items()} | {PLATFORM: self._platform}
+        chosen = found.values() if tenant_id is None else [found.get(tenant_id, ())]
+        return [limit.at(now_s) for limits in chosen for limit in limits]
 
     @property
     def prices(self) -> PriceBook:
@@ -197,11 +199,17 @@ class Directory:
         if loaded.everything:
             self._tenants.clear()
             self._entries.clear()
-        for state in loaded.states:
+        changed = loaded.states
+        if loaded.platform is not None and loaded.platform != self._platform:
+            self._platform = loaded.platform
+            changed = list((self._tenants | {each.tenant.tenant_id: each for each in changed}).values())
+        for state in changed:
             old = self._tenants.get(state.tenant.tenant_id)
             for public_id in old.entries if old is not None else ():
                 self._entries.pop(public_id, None)
-            self._entries.update(state.entries)
+            for public_id, entry in state.entries.items():
+                principal = replace(entry.principal, limits=entry.principal.limits + self._platform)
+                self._entries[public_id] = replace(entry, principal=principal)
             self._tenants[state.tenant.tenant_id] = state
         if loaded.prices is not None:
             self._prices = loaded.prices
@@ -246,7 +254,8 @@ def _load(connection: Connection, since: int, prices_version: int) -> _Loaded:
     ]
     has_other_prices = since < 0 or queries.price_version(connection) != prices_version
     prices = queries.price_book(connection) if has_other_prices else None
-    return _Loaded(revision, pepper, prices, since < 0, states)
+    platform = tuple(queries.platform_limits(connection))
+    return _Loaded(revision, pepper, prices, platform, since < 0, states)
 
 
 Subject = tuple[SubjectKind, str]
@@ -283,6 +292,8 @@ def _entry(
         (SubjectKind.PROJECT, key.project_id),
         (SubjectKind.TENANT, key.tenant_id),
     ]
+    of_path = [limit for subject in path for limit in limits.get(subject, ())]
+    of_users = [limit for (kind, _), each in limits.items() if kind is SubjectKind.END_USER for limit in each]
     principal = Principal(
         tenant_id=tenant.tenant_id,
         tenant_name=tenant.name,
@@ -294,7 +305,7 @@ def _entry(
         default_tier=_default_tier(tenant, key, tiers),
         tiers=tiers,
         models=models,
-        limits=tuple(limit for subject in path for limit in limits.get(subject, ())),
+        limits=(*of_path, *of_users),
         on_low_budget=tenant.on_low_budget,
         reserved_tokens_per_s=tenant.reserved_tokens_per_s,
     )

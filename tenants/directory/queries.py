@@ -31,7 +31,7 @@ from tenants.storage.tables import (
     settings,
     tenants,
 )
-from tenants.types import Limit, Override, SubjectKind, Tier
+from tenants.types import Limit, Override, Tier
 
 #: Bind parameters of one `IN (…)`; SQLite takes at most 32,766, older builds 999.
 CHUNK = 500
@@ -141,6 +141,11 @@ def limits_of(connection: Connection, tenant_ids: list[str]) -> list[Limit]:
     ]
 
 
+def platform_limits(connection: Connection) -> list[Limit]:
+    """Limits on all tenants together."""
+    return limits_where(connection, limits.c.tenant_id.is_(None))
+
+
 def limits_where(connection: Connection, *conditions: ColumnElement[bool]) -> list[Limit]:
     """Limits with their overrides, expired ones included, in order of creation."""
     joined = select(limit_overrides).join(limits, limits.c.id == limit_overrides.c.limit_id)
@@ -201,14 +206,3 @@ def count(connection: Connection, table: Any, *conditions: ColumnElement[bool]) 
 
 def chunks(values: list[str]) -> list[list[str]]:
     return [values[start : start + CHUNK] for start in range(0, len(values), CHUNK)]
-
-
-def binds(limit: Limit, key: ApiKey) -> bool:
-    """Whether the limit applies to the key: set on it, its project or its tenant."""
-    match limit.kind:
-        case SubjectKind.KEY:
-            return limit.subject_id == key.key_id
-        case SubjectKind.PROJECT:
-            return limit.subject_id == key.project_id
-        case SubjectKind.TENANT:
-            return limit.subject_id == key.tenant_id

@@ -14,6 +14,7 @@ from sqlalchemy import RowMapping
 from tenants.directory.keys import prefix_of
 from tenants.types import (
     DEFAULT_THRESHOLDS,
+    PLATFORM,
     Limit,
     LimitMode,
     Meter,
@@ -148,7 +149,7 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
     """A limit as shown by the CLI and the admin API."""
     return {
         "id": limit.limit_id,
-        "tenant_id": limit.tenant_id,
+        "tenant_id": None if limit.kind is SubjectKind.PLATFORM else limit.tenant_id,
         "kind": limit.kind.value,
         "subject_id": limit.subject_id,
         "meter": limit.meter.value,
@@ -158,6 +159,9 @@ def limit_as_json(limit: Limit) -> dict[str, Any]:
         "rate_per_s": limit.rate_per_s,
         "mode": limit.mode.value,
         "tier": limit.tier.value if limit.tier else None,
+        "model": limit.model,
+        "above_tokens": limit.above_tokens,
+        "end_user": limit.end_user or None,
         "thresholds": list(limit.thresholds),
         "override": None if limit.override is None else override_as_json(limit.override),
     }
@@ -223,7 +227,7 @@ def limit_from(row: Row, override: Override | None = None) -> Limit:
     thresholds = DEFAULT_THRESHOLDS if row["thresholds"] is None else tuple(row["thresholds"])
     return Limit(
         limit_id=row["id"],
-        tenant_id=row["tenant_id"],
+        tenant_id=row["tenant_id"] or PLATFORM,
         kind=SubjectKind(row["kind"]),
         subject_id=row["subject_id"],
         meter=Meter(row["meter"]),
@@ -234,6 +238,9 @@ def limit_from(row: Row, override: Override | None = None) -> Limit:
         mode=mode,
         tier=Tier(row["tier"]) if row["tier"] else None,
         thresholds=thresholds if mode is LimitMode.SOFT else (),
+        model=row["model"] or None,
+        above_tokens=row["above_tokens"],
+        end_user=row["end_user"],
         override=override,
     )
 

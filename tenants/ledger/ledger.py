@@ -155,14 +155,17 @@ class Ledger:
         )
 
     async def standing(self, limits: Iterable[Limit], now: datetime) -> Standing:
-        """The value of every limit's counter at `now` (see `replay.usage`) and every open request, read from
-        one snapshot. Input of `QuotaStore.rebuild`."""
+        """The value of every limit's counter at `now` (see `replay.usage`; a default of end users as the
+        limits of each of them) and every open request, read from one snapshot. Input of
+        `QuotaStore.rebuild`."""
         chosen = list(limits)
         now_us = to_us(now)
 
         def look(connection: Connection) -> Standing:
             open_requests = _open(connection, [], None)
-            used = replay.emptied(replay.usage(connection, chosen, now_us), open_requests)
+            counted = replay.of_end_users(connection, chosen, open_requests, now_us)
+            used = replay.emptied(replay.usage(connection, counted, now_us), open_requests)
+            used = replay.without_rested(used, open_requests)
             return Standing(used, open_requests)
 
         return await self._database.read(look)

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, select, text, true
 
 from tenants.directory import queries
 from tenants.quota import rules
-from tenants.storage.tables import counter_sets, ledger
-from tenants.types import NOTHING, Amounts, Limit
+from tenants.storage.tables import CHARGES, counter_sets, ledger
+from tenants.types import NOTHING, Amounts, Limit, SubjectKind
 
 if TYPE_CHECKING:
     from tenants.ledger.rows import OpenRequest
+
+CLOCKS_APART_US = 600_000_000
+"""How far the clocks of gateways and stores may be apart, at most: windows turn by the one, rows are dated by
+the other."""
 
 _reserve = ledger.alias("reserve")
 _SETTLED_BY_COUNTER = counter_sets.join(
@@ -30,6 +34,55 @@ _SETTLED_BY_COUNTER = counter_sets.join(
     ),
 ).join(ledger, and_(ledger.c.request_id == _reserve.c.request_id, ledger.c.kind == "settle"))
 """Settle rows (`ledger`), each joined with every counter that its request was reserved on."""
+
+
+def of_end_users(
+    connection: Connection, limits: Sequence[Limit], open_requests: Iterable[OpenRequest], now_us: int
+) -> list[Limit]:
+    """The same limits, with the defaults of end users replaced by the limits of those that have used or hold
+    something that may still count."""
+    defaults: dict[str, list[Limit]] = {}
+    for limit in limits:
+        if limit.is_default:
+            defaults.setdefault(limit.tenant_id, []).append(limit)
+    found = {limit.identity: limit for limit in limits if not limit.is_default}
+    names: dict[str, set[str]] = {
+        tenant_id: _settled_counters(connection, mine, now_us) for tenant_id, mine in defaults.items()
+    }
+    for each in open_requests:
+        if each.reserve.tenant_id in names:
+            names[each.reserve.tenant_id].update(each.reserve.charged_to)
+    for tenant_id, mine in defaults.items():
+        users = sorted({rules.end_user_in(name) for name in names[tenant_id]} - {""})
+        for limit in (default.of_end_user(user) for default in mine for user in users):
+            # One that an end user has of its own is in the default's place.
+            found.setdefault(limit.identity, limit)
+    return list(found.values())
+
+
+def _settled_counters(connection: Connection, defaults: Sequence[Limit], now_us: int) -> set[str]:
+    """Counters of end users with settlements since the first window or refill of these limits of one tenant
+    began."""
+    query = (
+        select(counter_sets.c.counter)
+        .select_from(_SETTLED_BY_COUNTER)
+        .where(
+            # Of the rows joined it is the condition of the index by tenant and time.
+            text(f"ledger.{CHARGES.text}"),
+            ledger.c.tenant_id == defaults[0].tenant_id,
+            ledger.c.at_us >= min(_counts_since_us(limit, now_us) for limit in defaults) - CLOCKS_APART_US,
+            counter_sets.c.counter.startswith(f"{SubjectKind.END_USER.value}:"),
+        )
+        .distinct()
+    )
+    return set(connection.execute(query).scalars())
+
+
+def _counts_since_us(limit: Limit, now_us: int) -> int:
+    """Settlements before it no longer count."""
+    if limit.window is not None:
+        return rules.window_bounds_us(limit.window, limit.time_zone, now_us)[0]
+    return _replayed_since_us(limit, now_us) if limit.is_bucket else now_us
 
 
 def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[tuple[Limit, int]]:
@@ -45,9 +98,12 @@ def usage(connection: Connection, limits: Sequence[Limit], now_us: int) -> list[
             names[rules.charge_name(limit, rules.advance(limit, None, now_us))] = limit
     sums = charged_sums(connection, list(names))
     used = {limit.identity: sums.get(name, NOTHING).of(limit.meter) for name, limit in names.items()}
+    buckets: dict[tuple[int, float | None], list[Limit]] = {}
     for limit in limits:
         if limit.is_bucket:
-            used[limit.identity] = _bucket_used(connection, limit, now_us)
+            buckets.setdefault((limit.amount, limit.rate_per_s), []).append(limit)
+    for alike in buckets.values():
+        used |= _buckets_used(connection, alike, now_us)
     return [(limit, used.get(limit.identity, 0)) for limit in limits]
 
 
@@ -70,31 +126,36 @@ def charged_sums(
     return found
 
 
-def _bucket_used(connection: Connection, limit: Limit, now_us: int) -> int:
-    """Replays the charges of a bucket in the order of their settlement.
+def _replayed_since_us(limit: Limit, now_us: int) -> int:
+    """Twice the time of a bucket's full refill ago."""
+    assert limit.rate_per_s is not None
+    return now_us - 2 * (int(limit.amount / limit.rate_per_s * 1e6) + 1_000)
 
-    Starts with an empty bucket, which is never above the true level; from any moment at which the bucket is
+
+def _buckets_used(connection: Connection, alike: Sequence[Limit], now_us: int) -> dict[str, int]:
+    """Replays the charges of buckets of one size and rate in the order of their settlement.
+
+    Starts with empty buckets, which are never above the true level; from any moment at which a bucket is
     full the replayed level is exact. So the replay never overstates the level.
     """
-    assert limit.rate_per_s is not None
-    fill_us = int(limit.amount / limit.rate_per_s * 1e6) + 1_000
-    start_us = now_us - 2 * fill_us
-    charges = (
-        select(ledger.c.at_us, *counted_columns(ledger))
-        .select_from(_SETTLED_BY_COUNTER)
-        .where(
-            counter_sets.c.counter == limit.identity,
-            ledger.c.at_us > start_us,
-            ledger.c.at_us <= now_us,
+    start_us = _replayed_since_us(alike[0], now_us)
+    by_name = {limit.identity: limit for limit in alike}
+    counters: dict[str, rules.Counter] = dict.fromkeys(by_name, rules.BucketCounter(0, start_us // 1_000, 0))
+    for chunk in queries.chunks(list(by_name)):
+        charges = (
+            select(counter_sets.c.counter, ledger.c.at_us, *counted_columns(ledger))
+            .select_from(_SETTLED_BY_COUNTER)
+            .where(counter_sets.c.counter.in_(chunk), ledger.c.at_us > start_us, ledger.c.at_us <= now_us)
+            .order_by(ledger.c.at_us)
         )
-        .order_by(ledger.c.at_us)
-    )
-    counter: rules.Counter = rules.BucketCounter(0, start_us // 1_000, 0)
-    for at_us, *amounts in connection.execute(charges):
-        counter = rules.advance(limit, counter, at_us)
-        counter = rules.charge(limit, counter, Amounts(*amounts).of(limit.meter))
-    counter = rules.advance(limit, counter, now_us)
-    return rules.view(limit, counter, now_us).used
+        for name, at_us, *amounts in connection.execute(charges):
+            limit = by_name[name]
+            counter = rules.advance(limit, counters[name], at_us)
+            counters[name] = rules.charge(limit, counter, Amounts(*amounts).of(limit.meter))
+    return {
+        name: rules.view(limit, rules.advance(limit, counters[name], now_us), now_us).used
+        for name, limit in by_name.items()
+    }
 
 
 def counted_columns(rows: FromClause) -> tuple[ColumnElement[int], ...]:
@@ -117,4 +178,17 @@ def emptied(
     return [
         (limit, limit.amount if limit.is_bucket and limit.identity in streaming else amount)
         for limit, amount in used
+    ]
+
+
+def without_rested(
+    used: Iterable[tuple[Limit, int]], open_requests: Iterable[OpenRequest]
+) -> list[tuple[Limit, int]]:
+    """The same usage without the limits of end users of whom nothing counts any more: their counters would
+    take places for nothing. Pure."""
+    holding = {rules.end_user_in(name) for each in open_requests for name in each.reserve.charged_to}
+    return [
+        (limit, amount)
+        for limit, amount in used
+        if amount or limit.kind is not SubjectKind.END_USER or limit.subject_id in holding
     ]

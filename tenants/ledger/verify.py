@@ -8,6 +8,7 @@ after the counters, and a limit is reported only if it is inconsistent in severa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, Select, and_, func, or_, select
 
 from tenants.directory import queries
 from tenants.directory.gateways import GatewayRegistry
+from tenants.ledger import replay
 from tenants.ledger.counter_sets import changed_sets
 from tenants.ledger.ledger import Ledger
 from tenants.ledger.replay import charged_sums, counted_columns
@@ -70,6 +72,7 @@ async def verify_ledger(
     gateway_id: str = "",
     stale_s: float = 0.0,
     pause_s: float = PAUSE_S,
+    wall_clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
     """Checks every row and, with a quota store, every limit's counter against the rows.
 
@@ -90,7 +93,7 @@ async def verify_ledger(
         others = {each.gateway_id for each in seen if each.silent_s <= stale_s} - {gateway_id}
         problems += await _check_unsettled(database, live, others, pause_s)
     if quota_store is not None:
-        limits = await database.read(queries.limits_where)
+        limits = await _counted_limits(database, round(wall_clock() * 1e6))
         problems += await _check_counters(database, quota_store, limits, live, pause_s)
     return VerifyReport(rows.reserves, rows.settles, rows.open_requests, len(limits), tuple(problems))
 
@@ -221,6 +224,16 @@ class _Bounds:
     """Some live request has no row yet, so its hold is not known here."""
 
 
+async def _counted_limits(database: Database, now_us: int) -> list[Limit]:
+    """Every limit that has a counter: the defaults of end users as those of each of them."""
+    open_requests = await Ledger(database).open_requests(most=None)
+    return await database.read(
+        lambda connection: replay.of_end_users(
+            connection, queries.limits_where(connection), open_requests, now_us
+        )
+    )
+
+
 async def _check_counters(
     database: Database,
     quota_store: QuotaStore,
@@ -318,4 +331,5 @@ def _describe(limit: Limit) -> str:
     if limit.meter is not Meter.CONCURRENCY:
         shape = f"{limit.meter.value} per {limit.window.value if limit.window else 'second'}"
     tier = f", tier {limit.tier.value}" if limit.tier else ""
-    return f"limit {limit.limit_id} ({shape} of {limit.kind.value} {limit.subject_id}{tier})"
+    model = f", model {limit.model}" if limit.model else ""
+    return f"limit {limit.limit_id} ({shape} of {limit.kind.value} {limit.subject_id}{tier}{model})"

@@ -137,7 +137,12 @@ class FallbackQuotaStore:
     process; use from one event loop."""
 
     def __init__(
-        self, shared: SharedStore, slice_percent: int, clock: Callable[[], float] = time.time
+        self,
+        shared: SharedStore,
+        slice_percent: int,
+        clock: Callable[[], float] = time.time,
+        *,
+        max_end_users: int = rules.MAX_END_USERS,
     ) -> None:
         """Raises ValueError for a slice that is not between 1 and 100 per cent."""
         if not 1 <= slice_percent <= 100:
@@ -145,6 +150,7 @@ class FallbackQuotaStore:
         self._shared = shared
         self._slice_percent = slice_percent
         self._clock = clock
+        self._max_end_users = max_end_users
         self._was_ready = False
         self._outage: _Outage | None = None
         self._seen: OrderedDict[str, int] = OrderedDict()
@@ -160,6 +166,11 @@ class FallbackQuotaStore:
         """See `QuotaStore.epoch`. During an outage the epoch in which it began, though the store may be in a
         later one: see the module docstring."""
         return self._shared.epoch if self._outage is None else self._outage.epoch
+
+    @property
+    def keeps_platform_limits(self) -> bool:
+        """See `QuotaStore.keeps_platform_limits`."""
+        return self._shared.keeps_platform_limits
 
     async def reserve(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
@@ -246,6 +257,10 @@ class FallbackQuotaStore:
             await self._end_outage(self._outage)
         self._was_ready = True
 
+    async def end_users(self, tenant_id: str) -> int:
+        """See `QuotaStore.end_users`."""
+        return await self._pass(lambda: self._shared.end_users(tenant_id))
+
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
         is_ours = await self._shared.begin_rebuild(owner, ttl_s)
@@ -287,7 +302,8 @@ class FallbackQuotaStore:
             log.warning(
                 "the quota store is away: %d %% of each limit is given out locally", self._slice_percent
             )
-            self._outage = _Outage(self._shared.epoch, MemoryQuotaStore(self._clock), dict(self._seen))
+            local = MemoryQuotaStore(self._clock, max_end_users=self._max_end_users)
+            self._outage = _Outage(self._shared.epoch, local, dict(self._seen))
 
     async def _end_outage(self, outage: _Outage) -> None:
         """Ends the outage, as the store's counters are of a later epoch. Requests settled here after the
@@ -387,7 +403,7 @@ class FallbackQuotaStore:
             await outage.local.settle(request_id, beyond(actual, base))
             del outage.base[request_id]
         running = self._running.pop(request_id, None)
-        outage.ended[request_id] = actual, running.limits[0].tenant_id if running and running.limits else None
+        outage.ended[request_id] = actual, rules.tenant_of(running.limits) if running else None
         return is_first
 
     async def _slices(self, outage: _Outage, limits: Sequence[Limit]) -> list[Limit]:

@@ -15,6 +15,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from tenants.quota import rules
+from tenants.quota.end_users import EndUsers
 from tenants.quota.rules import Counter, LimitHold, WindowCounter, Wish
 from tenants.quota.store import (
     Denied,
@@ -23,8 +24,9 @@ from tenants.quota.store import (
     LimitState,
     QuotaStoreRecovering,
     QuotaStoreUnavailable,
+    TooManyEndUsers,
 )
-from tenants.types import Amounts, Limit, LimitMode
+from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind
 
 MAX_HOLDS = 100_000
 
@@ -40,6 +42,11 @@ class _Hold:
     ahead: Amounts
     lease_until_us: int
 
+    @property
+    def end_user(self) -> str:
+        """The end user on whose counters it is; empty: none."""
+        return rules.end_user_of(self.limits)
+
 
 class _State(Enum):
     NEW = "new"
@@ -52,10 +59,19 @@ class MemoryQuotaStore:
     """Implements `QuotaStore` for one process. `clock` gives seconds since 1970 (calendar windows need
     it)."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, *, max_holds: int = MAX_HOLDS) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        max_holds: int = MAX_HOLDS,
+        max_end_users: int = rules.MAX_END_USERS,
+    ) -> None:
         self._clock = clock
         self._max_holds = max_holds
+        self._max_end_users = max_end_users
         self._counters: dict[str, Counter] = {}
+        self._end_users: dict[str, EndUsers] = {}
+        """By tenant."""
         # Ended windows on which something is still held or promised, by charge name.
         self._ended: dict[str, WindowCounter] = {}
         self._holds: dict[str, _Hold] = {}
@@ -76,6 +92,7 @@ class MemoryQuotaStore:
         now_us = self._now_us()
         if (existing := self._holds.get(request_id)) is not None:
             return self._granted(existing, self._current(existing.limits, now_us), (), now_us)
+        gives_way = self._who_gives_way(limits, now_us)
         counters = self._current(limits, now_us)
         wishes = [rules.wish(limit, hold) for limit in limits]
         taken = [each for each in map(rules.taken, limits, counters, wishes) if each is not None]
@@ -101,10 +118,14 @@ class MemoryQuotaStore:
             hold.ahead,
             now_us + round(lease_ttl_s * 1e6),
         )
+        if gives_way:
+            for name in self._end_users[rules.tenant_of(limits)].forget(gives_way):
+                self._counters.pop(name, None)
         counters = [counter for counter, _ in taken]
         for limit, counter in zip(limits, counters, strict=True):
             self._store(limit, counter)
         self._holds[request_id] = held
+        self._hold_on_user(held)
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
         return self._granted(held, counters, would_deny, now_us)
 
@@ -183,6 +204,11 @@ class MemoryQuotaStore:
         now_us = self._now_us()
         return tuple(rules.view(limit, self._advance(limit, now_us), now_us) for limit in limits)
 
+    async def end_users(self, tenant_id: str) -> int:
+        """See `QuotaStore.end_users`."""
+        self._check_ready()
+        return len(self._end_users.get(tenant_id, ()))
+
     async def ping(self) -> None:
         """See `QuotaStore.ping`; always answers."""
         self._check_ready()
@@ -197,6 +223,11 @@ class MemoryQuotaStore:
         """See `QuotaStore.is_local`; always False."""
         return False
 
+    @property
+    def keeps_platform_limits(self) -> bool:
+        """See `QuotaStore.keeps_platform_limits`; always True."""
+        return True
+
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
         now_us = self._now_us()
@@ -204,7 +235,7 @@ class MemoryQuotaStore:
             return False
         self._state, self._owner = _State.RECOVERING, owner
         self._owner_until_us = now_us + round(ttl_s * 1e6)
-        for kept in (self._counters, self._ended, self._holds, self._leases):
+        for kept in (self._counters, self._ended, self._holds, self._leases, self._end_users):
             kept.clear()
         return True
 
@@ -213,7 +244,11 @@ class MemoryQuotaStore:
         now_us = self._now_us()
         for limit, amount in used:
             rules.check_limits([limit])
-            self._store(limit, rules.with_used(limit, self._advance(limit, now_us), amount))
+            counter = rules.with_used(limit, self._advance(limit, now_us), amount)
+            self._store(limit, counter)
+            if limit.kind is SubjectKind.END_USER and limit.meter is not Meter.CONCURRENCY:
+                rest_us = rules.rest_us(limit, counter)
+                self._users_of(limit.tenant_id).used(limit.subject_id, limit.identity, rest_us)
 
     async def restore(
         self,
@@ -247,6 +282,7 @@ class MemoryQuotaStore:
             counter = self._restored_counter(held, index, now_us)
             self._store(limit, rules.changed(counter, LimitHold(), held.parts[index]))
         self._holds[request_id] = held
+        self._hold_on_user(held)
         heapq.heappush(self._leases, (held.lease_until_us, request_id))
 
     async def finish_rebuild(self, owner: str, epoch: str) -> None:
@@ -268,6 +304,27 @@ class MemoryQuotaStore:
             expected = sums.pop(name, (0, 0))
             assert (counter.held, promised) == expected, f"{name}: {counter}, not {expected}"
         assert not any(map(any, sums.values())), f"held on nothing: {sums}"
+
+    def _users_of(self, tenant_id: str) -> EndUsers:
+        return self._end_users.setdefault(tenant_id, EndUsers())
+
+    def _who_gives_way(self, limits: Sequence[Limit], now_us: int) -> str:
+        """The end user whose counters a new one replaces; empty: there is room. Raises `TooManyEndUsers`."""
+        user = rules.end_user_of(limits)
+        if not user:
+            return ""
+        users = self._users_of(rules.tenant_of(limits))
+        if user in users or len(users) < self._max_end_users:
+            return ""
+        first = users.longest_at_rest()
+        if first is None or first[0] > now_us:
+            raise TooManyEndUsers(self._max_end_users, rules.until_rest_s(first and first[0], now_us))
+        return first[1]
+
+    def _hold_on_user(self, held: _Hold) -> None:
+        if user := held.end_user:
+            names = [limit.identity for limit in held.limits if limit.kind is SubjectKind.END_USER]
+            self._users_of(rules.tenant_of(held.limits)).holds(user, names)
 
     def _check_ready(self) -> None:
         if self._state is _State.RECOVERING:
@@ -334,11 +391,18 @@ class MemoryQuotaStore:
     def _end(self, request_id: str, actual: Amounts) -> None:
         held = self._holds.pop(request_id)
         now_us = self._now_us()
+        user = held.end_user
+        users = self._users_of(rules.tenant_of(held.limits)) if user else EndUsers()
         for index, limit in enumerate(held.limits):
             counter = self._counter_of(held, index, now_us)
             if counter is not None:
                 part = held.parts[index]
-                self._store(limit, rules.settle(limit, counter, part, actual.of(limit.meter)))
+                counter = rules.settle(limit, counter, part, actual.of(limit.meter))
+                self._store(limit, counter)
+                if limit.kind is SubjectKind.END_USER and self._counters[limit.identity] == counter:
+                    users.used(user, limit.identity, rules.rest_us(limit, counter))
+        if user:
+            users.released(user)
         self._trim_leases()
 
     def _trim_leases(self) -> None:

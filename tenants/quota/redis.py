@@ -2,11 +2,16 @@
 
 Redis 6.2 or newer, one Lua call per operation: atomic, exact, on the server's clock. `lua/*.lua` follow
 `rules.py`; values for display (states, retry times) are computed here from the raw counters. All keys of a
-tenant carry the hash tag `{tenant id}`, so they lie in one slot of a Redis Cluster:
+tenant carry the hash tag `{tenant id}`, so they lie in one slot of a Redis Cluster. The platform's go into
+every call beside them, so a request is held on both in one step; in a Cluster, where they would lie in two
+slots, there are none (`keeps_platform_limits`):
 
     fairgate:{ten_…}:counters   hash: a limit's identity -> its counter; #epoch: the rebuild that they are of
     fairgate:{ten_…}:holds      hash: request id -> what it holds
     fairgate:{ten_…}:leases     sorted set: request id by the end of its lease
+    fairgate:{ten_…}:users      hash: an end user with counters -> its record
+    fairgate:{ten_…}:resting    sorted set: end user without holds by when its counters are at rest
+    fairgate:{platform}:counters   hash, as a tenant's: the counters of all tenants together
     fairgate:registry           hash: the epoch and the tenants that have counters (`registry.py`)
     fairgate:server             the server process that was filled
 
@@ -19,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +34,21 @@ from redis.exceptions import NoScriptError, RedisError
 
 from tenants.errors import Invalid
 from tenants.quota import rules, wire
-from tenants.quota.registry import Registry, recovering
+from tenants.quota.registry import OnTenant, Registry, recovering
 from tenants.quota.scripts import scripts
-from tenants.quota.store import Denied, Granted, Hold, LimitState, Overrun, QuotaStoreUnavailable
+from tenants.quota.store import (
+    IN_A_CLUSTER,
+    Denied,
+    Granted,
+    Hold,
+    LimitNotKept,
+    LimitState,
+    Overrun,
+    QuotaStoreUnavailable,
+    TooManyEndUsers,
+)
 from tenants.storage.redis_options import redis_options
-from tenants.types import Amounts, Limit
+from tenants.types import PLATFORM, Amounts, Limit
 
 TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
@@ -41,13 +56,6 @@ MAX_REMEMBERED = 200_000
 EXPIRE_BATCH = 200
 CLOCK_ATTEMPTS = 4
 OLDEST_VERSION = (6, 2)
-
-_NO_TENANT = "-"
-"""Stands for the tenant of requests without limits, which are held as well."""
-
-
-Run = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
-"""Calls a script by name on a tenant's counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class Passenger:
     """Called when there is no answer; whether the script ran is not known."""
 
 
+_KEYS = ("counters", "leases", "holds", "users", "resting")
+"""A tenant's keys, in the order of the scripts."""
 _CARRYING = frozenset({"reserve", "top_up", "settle"})
 """Scripts that carry a passenger: those that every request calls."""
 
@@ -78,6 +88,7 @@ class RedisQuotaStore:
         prefix: str = "fairgate",
         timeout_s: float = TIMEOUT_S,
         virtual_clock: Callable[[], float] | None = None,
+        max_end_users: int = rules.MAX_END_USERS,
     ) -> None:
         try:
             pool = redis_client.BlockingConnectionPool.from_url(
@@ -98,10 +109,11 @@ class RedisQuotaStore:
         self._redis: Any = redis_client.Redis(connection_pool=pool)
         self._prefix = prefix
         self._virtual_clock = virtual_clock
+        self._max_end_users = max_end_users
         self._server_ahead_us = 0
         # Called by hash; the client library loads the text where the server lacks it.
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts().items()}
-        self._registry = Registry(self._redis, prefix, self._call)
+        self._registry = Registry(self._redis, prefix, self._call, self._on_tenant)
         self._epoch = ""
         self._tenant_of: OrderedDict[str, str] = OrderedDict()
 
@@ -116,9 +128,18 @@ class RedisQuotaStore:
         rules.check_request(request_id, lease_ttl_s)
         rules.check_rising(hold.first, hold.ahead, hold.most)
         rules.check_limits(limits)
-        tenant_id = limits[0].tenant_id if limits else _NO_TENANT
+        if not self.keeps_platform_limits and any(map(rules.is_platforms, limits)):
+            raise LimitNotKept(IN_A_CLUSTER)
+        tenant_id = rules.tenant_of(limits)
         wishes = [rules.wish(limit, hold) for limit in limits]
-        head = [request_id, wire.lease_us(lease_ttl_s), wire.pack(limits), *wire.by_meter(hold.ahead)]
+        head = [
+            request_id,
+            wire.lease_us(lease_ttl_s),
+            wire.pack(limits),
+            rules.end_user_of(limits),
+            self._max_end_users,
+            *wire.by_meter(hold.ahead),
+        ]
         async with self._call_guard():
             reply = await self._with_windows(
                 self._run,
@@ -133,6 +154,10 @@ class RedisQuotaStore:
                     ),
                 ],
             )
+        if reply[0] == b"users":
+            rest_us = int(reply[2])
+            until_rest_s = rules.until_rest_s(None if rest_us < 0 else rest_us, int(reply[1]))
+            raise TooManyEndUsers(self._max_end_users, until_rest_s)
         if reply[0] == b"denied":
             return wire.denied_reserve(limits, wishes, reply)
         self.remember(request_id, tenant_id)
@@ -212,11 +237,17 @@ class RedisQuotaStore:
         found: dict[str, LimitState] = {}
         async with self._call_guard():
             for tenant_id, mine in by_tenant.items():
-                _, now, raws = await self._run("states", tenant_id, [limit.identity for limit in mine])
+                _, now, raws = await self._run("states", tenant_id, wire.names(mine))
                 for limit, raw in zip(mine, raws, strict=True):
                     counter = wire.advanced(limit, raw, int(now))
                     found[limit.identity] = rules.view(limit, counter, int(now))
         return tuple(found[limit.identity] for limit in limits)
+
+    async def end_users(self, tenant_id: str) -> int:
+        """See `QuotaStore.end_users`."""
+        async with self._call_guard():
+            _, number = await self._run("users", tenant_id, [])
+        return int(number)
 
     async def ping(self) -> None:
         """See `QuotaStore.ping`; also rejects a server that is too old."""
@@ -239,6 +270,16 @@ class RedisQuotaStore:
         """See `QuotaStore.is_local`; always False."""
         return False
 
+    @property
+    def keeps_platform_limits(self) -> bool:
+        """See `QuotaStore.keeps_platform_limits`; not in a Redis Cluster."""
+        return not self._registry.is_cluster
+
+    @property
+    def _platform(self) -> tuple[str, ...]:
+        """What is entered and joined beside a tenant."""
+        return (PLATFORM,) if self.keeps_platform_limits else ()
+
     async def lose(self, epoch: str) -> None:
         """Ends `epoch` if it is the current one: the counters must be rebuilt."""
         async with self._call_guard(proves=False):
@@ -250,7 +291,8 @@ class RedisQuotaStore:
             if not await self._registry.begin(owner, ttl_s):
                 return False
             # From here on the counters of the last epoch are unusable.
-            for tenant_id in await self._registry.entered():
+            # The platform's first: they tell a slower attempt that it is over.
+            for tenant_id in (*self._platform, *await self._registry.entered()):
                 await self._rebuilding("rebuild", tenant_id, [1])
             return True
 
@@ -293,7 +335,7 @@ class RedisQuotaStore:
             rules.check_amounts(amounts)
         rules.check_limits(limits)
         charged = rules.charged_limits(limits, charged_to)
-        tenant_id = limits[0].tenant_id if limits else _NO_TENANT
+        tenant_id = rules.tenant_of(limits)
         columns = [
             value
             for limit, start_us in charged
@@ -375,14 +417,19 @@ class RedisQuotaStore:
 
     async def _on_tenant(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
         base = f"{self._prefix}:{{{tenant_id}}}"
-        return await self._call(script, [f"{base}:counters", f"{base}:leases", f"{base}:holds"], arguments)
+        keys = [f"{base}:{name}" for name in _KEYS]
+        if self.keeps_platform_limits:
+            keys.append(f"{self._prefix}:{{{PLATFORM}}}:counters")
+        return await self._call(script, keys, arguments)
 
     async def _run(self, script: str, tenant_id: str, arguments: list[Any]) -> list[Any]:
-        """Runs one operation. Where the tenant is not of the known epoch, joins the current one or raises."""
+        """Runs one operation. Where the tenant or the platform is not of the known epoch, joins the current
+        one or raises."""
         reply = await self._on_tenant(script, tenant_id, [self._epoch, *arguments])
         if reply[0] != b"lost":
             return reply
-        self._epoch = await self._registry.join(tenant_id)
+        for joining in dict.fromkeys((*self._platform, tenant_id)):
+            self._epoch = await self._registry.join(joining)
         reply = await self._on_tenant(script, tenant_id, [self._epoch, *arguments])
         if reply[0] == b"lost":
             await self._registry.lose(self._epoch)
@@ -399,7 +446,7 @@ class RedisQuotaStore:
         return reply
 
     async def _with_windows(
-        self, run: Run, script: str, tenant_id: str, arguments: Callable[[int], list[Any]]
+        self, run: OnTenant, script: str, tenant_id: str, arguments: Callable[[int], list[Any]]
     ) -> list[Any]:
         """Runs a script that may open new windows. Their bounds are computed here (Lua has no time zones) for
         the estimated server time; repeated where the server reports that the estimate is wrong."""

@@ -1,4 +1,4 @@
-"""Registry in Redis of the epoch and of the tenants that have counters.
+"""Registry in Redis of the epoch and of the tenants that have counters, the platform among them.
 
 One hash, so that it is lost as a whole or not at all:
 
@@ -34,14 +34,16 @@ _FIELD = "t:"
 
 Call = Callable[[str, list[str], list[Any]], Awaitable[list[Any]]]
 """Calls a script by name, with keys and arguments."""
+OnTenant = Callable[[str, str, list[Any]], Awaitable[list[Any]]]
+"""Calls a script by name on a tenant's counters."""
 
 
 class Registry:
     """Reads and writes the registry."""
 
-    def __init__(self, client: Any, prefix: str, call: Call) -> None:
+    def __init__(self, client: Any, prefix: str, call: Call, on_tenant: OnTenant) -> None:
         self._client = client
-        self._prefix = prefix
+        self._on_tenant = on_tenant
         self._key = f"{prefix}:registry"
         self._server_key = f"{prefix}:server"
         self._server = ""
@@ -49,6 +51,8 @@ class Registry:
         self._call = call
         self.attempt = 0
         """Number of this process's rebuild; 0: none under way."""
+        self.is_cluster = False
+        """Whether the server was seen to be a node of a Redis Cluster."""
 
     async def join(self, tenant_id: str) -> str:
         """Adds the tenant to the current epoch and returns it. Raises `QuotaStoreRecovering`."""
@@ -58,7 +62,7 @@ class Registry:
         epoch = str(rest[0].decode())
         if state != IN:
             # Nothing is held before the second step, so a half-done join may be repeated.
-            await self._client.hset(f"{self._prefix}:{{{tenant_id}}}:counters", "#epoch", epoch)
+            await self._on_tenant("enter", tenant_id, [epoch])
             await self._client.hset(self._key, _FIELD + tenant_id, IN)
         return epoch
 
@@ -81,7 +85,7 @@ class Registry:
         pipeline = self._client.pipeline(transaction=False)
         pipeline.hget(self._key, "epoch").get(self._server_key).info("server")
         epoch, filled, server = await pipeline.execute()
-        if filled is None or filled.decode() != _run_id(server):
+        if filled is None or filled.decode() != self._run_id(server):
             if epoch is not None:
                 log.warning("Redis was started again: what it remembers may be old, the counters are rebuilt")
                 await self.lose(epoch.decode())
@@ -89,7 +93,7 @@ class Registry:
 
     async def begin(self, owner: str, ttl_s: float) -> bool:
         """See `QuotaStore.begin_rebuild`."""
-        self._server = _run_id(await self._client.info("server"))
+        self._server = self._run_id(await self._client.info("server"))
         reply = await self._call("begin", [self._key], [owner, wire.lease_us(ttl_s)])
         if reply[0] != b"begun":
             return False
@@ -117,14 +121,14 @@ class Registry:
         if reply[0] != b"finished":
             raise recovering()
 
+    def _run_id(self, server: dict[str, Any]) -> str:
+        self.is_cluster = server.get("redis_mode") == "cluster"
+        return str(server.get("run_id", ""))
+
 
 def recovering() -> QuotaStoreRecovering:
     """The error of lost counters."""
     return QuotaStoreRecovering("Redis has lost its counters; they must be rebuilt from the ledger")
-
-
-def _run_id(server: dict[str, Any]) -> str:
-    return str(server.get("run_id", ""))
 
 
 def _tenants(fields: list[bytes]) -> list[str]:

@@ -39,20 +39,27 @@ from msgspec.structs import replace
 
 from tenants.errors import Invalid
 from tenants.quota.store import Denied, Hold, LimitState, Overrun
-from tenants.types import Amounts, Limit, LimitMode, Meter, Window
+from tenants.types import PLATFORM, Amounts, Limit, LimitMode, Meter, SubjectKind, Window
 
 MAX_COUNT = 9_000_000_000_000_000
 """The largest amount of anything; below 2**53."""
 MAX_AMOUNT = MAX_COUNT // 2
 """The largest amount of one request; input and output together are a count as well."""
-MAX_LIMITS = 128
+MAX_LIMITS = 192
 """Limits on one request's path."""
+MAX_END_USERS = 10_000
+"""Of a tenant, with counters at a time, unless the setting says otherwise."""
 MAX_REQUEST_ID_CHARS = 80
 MAX_LEASE_S = 86_400.0
 HOLD_RETRY_S = 1.0
 """Retry time when only running requests are in the way: when they end is unknown."""
 MAX_DEBT = 7_000_000_000_000
 """How far below zero a bucket's level may fall; with the largest level it stays below 2**53."""
+
+NO_TENANT = "-"
+"""Stands for the tenant of requests without limits of their tenant's, which are held as well."""
+NEVER_US = MAX_COUNT
+"""When a lifetime window with use in it is at rest."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000
@@ -139,14 +146,43 @@ def counter_name(identity_: str, counter: Counter) -> str:
     return identity_
 
 
+def identity_in(name: str) -> str:
+    """The identity in the name of a counter."""
+    return name.partition("@")[0]
+
+
 def charged_limits(limits: Sequence[Limit], charged_to: Sequence[str]) -> list[tuple[Limit, int]]:
     """The `limits` that a request with these charge names is charged on, with the start of the window
     (microseconds; 0: no window)."""
     starts: dict[str, int] = {}
     for name in charged_to:
-        identity_, _, start_s = name.partition("@")
-        starts[identity_] = int(start_s or 0) * _SECOND_US
+        _, _, start_s = name.partition("@")
+        starts[identity_in(name)] = int(start_s or 0) * _SECOND_US
     return [(limit, starts[limit.identity]) for limit in limits if limit.identity in starts]
+
+
+# ---------------------------------------------------------------- subjects
+
+
+def tenant_of(limits: Sequence[Limit]) -> str:
+    """The tenant of a request with these limits; those of the platform say nothing about it."""
+    return next((limit.tenant_id for limit in limits if limit.kind is not SubjectKind.PLATFORM), NO_TENANT)
+
+
+def is_platforms(limit: Limit) -> bool:
+    """Whether it is on all tenants together."""
+    return limit.kind is SubjectKind.PLATFORM
+
+
+def end_user_of(limits: Sequence[Limit]) -> str:
+    """The end user of a request with these limits; empty: no limit is on one."""
+    return next((limit.subject_id for limit in limits if limit.kind is SubjectKind.END_USER), "")
+
+
+def end_user_in(name: str) -> str:
+    """The end user in the name of a counter; empty: it is another subject's."""
+    kind, _, rest = name.partition(":")
+    return rest.partition(":")[0] if kind == SubjectKind.END_USER.value else ""
 
 
 # ---------------------------------------------------------------- windows
@@ -403,6 +439,27 @@ def with_used(limit: Limit, counter: Counter, used: int) -> Counter:
             return counter
 
 
+def rest_us(limit: Limit, counter: Counter) -> int:
+    """When a counter on which nothing is held is at rest: as if it had never been used, so that to drop it
+    changes nothing."""
+    match counter:
+        case WindowCounter():
+            return (counter.end_us or NEVER_US) if counter.used else 0
+        case BucketCounter():
+            missing = limit.amount * limit.scale - counter.level
+            return (counter.at_ms - (-missing // rate_per_ms(limit))) * 1_000 if missing > 0 else 0
+        case ConcurrencyCounter():
+            return 0
+
+
+def until_rest_s(rest_us: int | None, now_us: int) -> float | None:
+    """Seconds to the rest of the end user that comes to it first; None: never, as all have used what does not
+    come back. `rest_us` None: requests of all of them are under way."""
+    if rest_us is None:
+        return HOLD_RETRY_S
+    return None if rest_us >= NEVER_US else (rest_us - now_us) / _SECOND_US
+
+
 # ---------------------------------------------------------------- answers
 
 
@@ -517,8 +574,10 @@ def check_limits(limits: Sequence[Limit]) -> None:
     """Raises `Invalid` unless the limits are one tenant's, distinct, well-formed and exact."""
     if len(limits) > MAX_LIMITS:
         raise Invalid("limits", f"more than {MAX_LIMITS} limits on one request")
-    if len({limit.tenant_id for limit in limits}) > 1:
+    if len({limit.tenant_id for limit in limits} - {PLATFORM}) > 1:
         raise Invalid("limits", "of more than one tenant")
+    if len({limit.subject_id for limit in limits if limit.kind is SubjectKind.END_USER}) > 1:
+        raise Invalid("limits", "of more than one end user")
     if len({limit.identity for limit in limits}) < len(limits):
         raise Invalid("limits", "the same limit twice")
     for limit in limits:

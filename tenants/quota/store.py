@@ -13,6 +13,11 @@ import msgspec
 
 from tenants.types import NOTHING, Amounts, Limit
 
+IN_A_CLUSTER = (
+    "a limit on the platform cannot be kept by a Redis Cluster, as its counters and a tenant's lie in two"
+    " slots; use a Redis without cluster mode, or limit each tenant"
+)
+
 
 class QuotaStoreUnavailable(Exception):
     """The store cannot be reached; nothing was held. Callers fail closed."""
@@ -32,6 +37,20 @@ class Overrun(ValueError):
         self.limit_name = limit_name
         self.held = held
         self.actual = actual
+
+
+class TooManyEndUsers(Exception):
+    """A tenant's end user without counters, while as many as may be have theirs in use: nothing was held.
+    `retry_after_s`: when to ask again; None: waiting does not help."""
+
+    def __init__(self, most: int, retry_after_s: float | None) -> None:
+        super().__init__(f"{most} end users have counters in use")
+        self.most = most
+        self.retry_after_s = retry_after_s
+
+
+class LimitNotKept(Exception):
+    """A limit that this store cannot keep: nothing was held. The message says why."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -112,10 +131,14 @@ class QuotaStore(Protocol):
     `held + used <= amount` for hard limits, always (an amount that is lowered below what is used, held and
     promised admits nothing until there is room again); nothing is ever negative, except that a bucket of
     GPU-milliseconds may be in debt. A request is charged to the window in which it was reserved, also when
-    it goes on in a later one. Usage belongs to a limit's identity (subject, meter, window, tier), so changing
-    the amount keeps it.
+    it goes on in a later one. Usage belongs to a limit's identity (subject, meter, window, tier, model,
+    size of request), so changing the amount keeps it.
 
     All amounts are totals since the request began, so a repeated call changes nothing.
+
+    A tenant's end users have counters from their first request on, at most a fixed number of them at a time.
+    One more takes the place of one whose counters are at rest (nothing held, nothing used in the present
+    windows, buckets full), the longest first.
 
     Every method raises `QuotaStoreUnavailable` when the store cannot be reached, `QuotaStoreRecovering` (all
     but the rebuilding ones) when it has lost its counters, and `tenants.errors.Invalid` for amounts or limits
@@ -125,7 +148,8 @@ class QuotaStore(Protocol):
     async def reserve(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
-        """Holds on every limit, or on none. A repeat with a live `request_id` changes nothing."""
+        """Holds on every limit, or on none. A repeat with a live `request_id` changes nothing. Raises
+        `TooManyEndUsers`."""
         ...
 
     async def top_up(
@@ -170,8 +194,18 @@ class QuotaStore(Protocol):
         """Whether the store is unreachable and local slices of the limits are granted (`fallback.py`)."""
         ...
 
+    @property
+    def keeps_platform_limits(self) -> bool:
+        """Whether limits on all tenants together can be kept; where not, `reserve` raises `LimitNotKept` on
+        them."""
+        ...
+
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """Current states of the limits. Changes nothing."""
+        ...
+
+    async def end_users(self, tenant_id: str) -> int:
+        """How many of a tenant's end users have counters. Changes nothing."""
         ...
 
     async def begin_rebuild(self, owner: str, ttl_s: float) -> bool:

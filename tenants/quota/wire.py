@@ -43,17 +43,24 @@ def restore_columns(limit: Limit, part: LimitHold, start_us: int) -> list[Any]:
     return _columns(limit, (part.held, part.charged, part.most), _bounds(limit, start_us))
 
 
+def names(limits: Sequence[Limit]) -> list[str]:
+    """Arguments for reading the counters: of each its home and its name."""
+    return [part for limit in limits for part in (_home(limit), limit.identity)]
+
+
 def rebuild_columns(limit: Limit, used: int, now_us: int) -> list[Any]:
     """Arguments of one limit for setting its counter."""
     start_us, end_us = _bounds(limit, now_us)
     return [
         limit.identity,
         _shape(limit),
+        _home(limit),
         used,
         limit.amount,
         start_us,
         end_us,
         limit.scale,
+        rules.rate_per_ms(limit) if limit.is_bucket else 0,
     ]
 
 
@@ -70,7 +77,18 @@ def _columns(limit: Limit, numbers: tuple[int, int, int], bounds: tuple[int, int
         limit.scale,
         rules.rate_per_ms(limit) if limit.is_bucket else 0,
         rules.lowest_level(limit),
+        _home(limit),
     ]
+
+
+def _home(limit: Limit) -> str:
+    """Whose counter it is: `p` the platform's, an end user's id, or empty: the tenant's."""
+    match limit.kind:
+        case SubjectKind.PLATFORM:
+            return "p"
+        case SubjectKind.END_USER:
+            return limit.subject_id
+    return ""
 
 
 def _shape(limit: Limit) -> str:
@@ -189,6 +207,9 @@ def pack(limits: Sequence[Limit]) -> str:
                 limit.mode,
                 limit.tier,
                 limit.thresholds,
+                limit.model,
+                limit.above_tokens,
+                limit.end_user,
             ]
             for limit in limits
         ],
@@ -197,7 +218,7 @@ def pack(limits: Sequence[Limit]) -> str:
 
 
 def unpack(text: bytes) -> list[Limit]:
-    """Inverse of `pack`."""
+    """Inverse of `pack`; also of holds that an earlier version stored, without the last three columns."""
     return [
         Limit(
             limit_id,
@@ -212,6 +233,7 @@ def unpack(text: bytes) -> list[Limit]:
             LimitMode(mode),
             None if tier is None else Tier(tier),
             tuple(thresholds),
+            *since,
         )
         for (
             limit_id,
@@ -226,5 +248,6 @@ def unpack(text: bytes) -> list[Limit]:
             mode,
             tier,
             thresholds,
+            *since,
         ) in json.loads(text)
     ]

@@ -98,7 +98,8 @@ limits = Table(
     "limits",
     metadata,
     Column("id", _ID, primary_key=True),
-    Column("tenant_id", _ID, ForeignKey("tenants.id"), nullable=False, index=True),
+    # NULL: all tenants together.
+    Column("tenant_id", _ID, ForeignKey("tenants.id"), index=True),
     Column("kind", _WORD, nullable=False),
     Column("subject_id", _ID, nullable=False),
     Column("meter", _WORD, nullable=False),
@@ -113,7 +114,12 @@ limits = Table(
     Column("created_us", BigInteger, nullable=False),
     # Per cent at which a soft limit alerts; NULL: the default ones.
     Column("thresholds", JSON(none_as_null=True)),
-    UniqueConstraint("kind", "subject_id", "meter", "shape", "tier"),
+    Column("model", String(256), nullable=False, server_default=text("''")),
+    # It binds only requests of more tokens; 0: all.
+    Column("above_tokens", BigInteger, nullable=False, server_default="0"),
+    # The name of the end user that it is set on.
+    Column("end_user", String(64), nullable=False, server_default=text("''")),
+    UniqueConstraint("kind", "subject_id", "meter", "shape", "tier", "model", "above_tokens"),
 )
 
 # At most one per limit; an expired one stays until replaced or cleared.

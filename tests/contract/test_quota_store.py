@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,13 @@ from tenants.quota.store import (
     Overrun,
     QuotaStore,
     QuotaStoreRecovering,
+    TooManyEndUsers,
 )
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
-from tests.support.quota import NOON_S, Clock, filled, limit, stepwise, whole
+from tests.support.quota import NOON_S, Clock, filled, limit, on_platform, on_user, stepwise, whole
 
 LEASE_S = 30.0
+MOST_USERS = 3
 
 
 def tokens(count: int) -> Amounts:
@@ -37,15 +40,20 @@ def clock() -> Clock:
     return Clock()
 
 
+def redis_store(request: pytest.FixtureRequest, clock: Clock) -> RedisQuotaStore:
+    url = request.getfixturevalue("redis_url")
+    return RedisQuotaStore(url, timeout_s=30, virtual_clock=clock, max_end_users=MOST_USERS)
+
+
 @pytest.fixture(params=["memory", "redis", "fallback"])
 async def store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
     if request.param == "memory":
-        memory = MemoryQuotaStore(clock)
+        memory = MemoryQuotaStore(clock, max_end_users=MOST_USERS)
         await filled(memory)
         yield memory
         memory.check()
     else:
-        shared = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
+        shared = redis_store(request, clock)
         used: QuotaStore = FallbackQuotaStore(shared, 10, clock) if request.param == "fallback" else shared
         await filled(used)
         yield used
@@ -364,6 +372,149 @@ async def test_tiers_and_subjects_have_budgets_of_their_own(store: QuotaStore) -
     ]
     await store.reserve("r", [limits[1], limits[2]], whole(4), LEASE_S)
     assert [state.held for state in await store.states(limits)] == [0, 4, 4, 0, 0]
+
+
+async def test_models_and_long_requests_have_budgets_of_their_own(store: QuotaStore) -> None:
+    limits = [
+        limit(),
+        limit(model="small"),
+        limit(model="large"),
+        limit(above_tokens=9),
+        limit(above_tokens=99),
+    ]
+    await store.reserve("r", [limits[0], limits[1], limits[3]], whole(4), LEASE_S)
+    await store.settle("r", tokens(3))
+    assert [state.used for state in await store.states(limits)] == [3, 3, 0, 3, 0]
+
+
+# ---------------------------------------------------------------- platform
+
+
+async def test_tenants_share_the_platforms_limit_and_no_other(store: QuotaStore) -> None:
+    all_together, one_at_a_time = on_platform(amount=100), on_platform(Meter.CONCURRENCY, amount=2)
+    mine, other = limit(amount=90), limit(amount=90, tenant_id="ten_b")
+    shared = [all_together, one_at_a_time]
+    granted = await store.reserve("a", [mine, *shared], whole(60), LEASE_S)
+    assert isinstance(granted, Granted)
+    assert isinstance(await store.reserve("b", [other, *shared], whole(40), LEASE_S), Granted)
+    denied = await store.reserve("c", [other, *shared], whole(1), LEASE_S)
+    assert isinstance(denied, Denied)
+    assert denied.limit.kind is SubjectKind.PLATFORM
+    assert await counts(store, mine, other, *shared) == [(0, 60, 30), (0, 40, 50), (0, 100, 0), (0, 2, 0)]
+    assert await store.settle("a", tokens(10))
+    assert isinstance(await raised(store, "b", 50, used=40), Granted)
+    assert await store.settle("b", tokens(45))
+    assert await counts(store, mine, other, *shared) == [(10, 0, 80), (45, 0, 45), (55, 0, 45), (0, 0, 2)]
+
+
+async def test_only_the_platform_may_limit_a_request(store: QuotaStore, clock: Clock) -> None:
+    minute, bucket = on_platform(amount=50, window=Window.MINUTE), on_platform(amount=50, rate_per_s=1)
+    await store.reserve("a", [minute, bucket], whole(20), LEASE_S)
+    await store.reserve("b", [minute, bucket], whole(30), LEASE_S)
+    assert await store.settle("a", tokens(20))
+    clock.advance(LEASE_S)
+    assert await store.expire() == ["b"]
+    assert await counts(store, minute, bucket) == [(20, 0, 30), (0, 0, 50)]
+
+
+# ---------------------------------------------------------------- end users
+
+
+async def ask(store: QuotaStore, request_id: str, user: str, count: int = 1, **shape: Any) -> None:
+    answer = await store.reserve(
+        request_id, [limit(amount=10_000), on_user(user, **shape)], whole(count), LEASE_S
+    )
+    assert isinstance(answer, Granted)
+
+
+async def test_each_end_user_has_a_counter_of_its_own(store: QuotaStore) -> None:
+    await ask(store, "a", "amy", 60)
+    await ask(store, "b", "bob", 70)
+    assert isinstance(await store.reserve("c", [on_user("amy")], whole(41), LEASE_S), Denied)
+    assert await counts(store, on_user("amy"), on_user("bob")) == [(0, 60, 40), (0, 70, 30)]
+    assert await store.end_users("ten_a") == 2
+
+
+async def test_one_end_user_too_many_is_refused_until_one_is_at_rest(store: QuotaStore, clock: Clock) -> None:
+    for number, user in enumerate(("amy", "bob", "cid")):
+        await ask(store, user, user, 2, window=Window.MINUTE)
+        clock.advance(1)
+        assert await store.settle(user, tokens(number))
+    # Nothing of hers was used: she is at rest.
+    await ask(store, "d", "dan", window=Window.MINUTE)
+    for request_id in ("e", "e"):
+        with pytest.raises(TooManyEndUsers) as caught:
+            await ask(store, request_id, "eve", window=Window.MINUTE)
+        assert (caught.value.most, caught.value.retry_after_s) == (MOST_USERS, 37)
+    assert await store.end_users("ten_a") == MOST_USERS
+    # Those who are known go on.
+    await ask(store, "b2", "bob", 99, window=Window.MINUTE)
+    states = [on_user(user, window=Window.MINUTE) for user in ("amy", "bob", "cid", "dan", "eve")]
+    assert [state.used + state.held for state in await store.states(states)] == [0, 100, 2, 1, 0]
+    # The minute is over for cid; for bob and dan it lasts as long as their requests.
+    clock.advance(37)
+    await ask(store, "e", "eve", window=Window.MINUTE)
+    with pytest.raises(TooManyEndUsers) as caught:
+        await ask(store, "f", "fay", window=Window.MINUTE)
+    assert caught.value.retry_after_s == 1
+    assert await store.end_users("ten_a") == MOST_USERS
+    assert await store.end_users("ten_b") == 0
+
+
+async def test_a_bucket_is_at_rest_when_it_is_full_and_a_lifetime_never(
+    store: QuotaStore, clock: Clock
+) -> None:
+    await ask(store, "a", "amy", rate_per_s=2)
+    await ask(store, "b", "bob")
+    await ask(store, "c", "cid", meter=Meter.CONCURRENCY)
+    for request_id in ("a", "b", "c"):
+        await store.settle(request_id, tokens(1))
+    await ask(store, "d", "dan", rate_per_s=2)  # in cid's place
+    with pytest.raises(TooManyEndUsers) as caught:
+        await ask(store, "e", "eve", rate_per_s=2)
+    assert caught.value.retry_after_s == 0.5
+    clock.advance(0.5)
+    await ask(store, "e", "eve", rate_per_s=2)  # in amy's
+    assert await store.settle("d", tokens(0))
+    await ask(store, "f", "fay")  # in dan's
+    assert await store.settle("f", tokens(1))
+    assert await store.settle("e", tokens(1))
+    clock.advance(1_000)
+    await ask(store, "g", "gil")  # in eve's
+    assert await store.settle("g", tokens(1))
+    with pytest.raises(TooManyEndUsers) as caught:
+        await ask(store, "h", "hal")
+    assert caught.value.retry_after_s is None
+    assert await counts(store, on_user("bob"), on_user("fay"), on_user("gil")) == [(1, 0, 99)] * 3
+
+
+async def test_a_refused_end_user_takes_no_place(store: QuotaStore) -> None:
+    assert isinstance(await store.reserve("a", [on_user("amy")], whole(101), LEASE_S), Denied)
+    assert await store.end_users("ten_a") == 0
+
+
+async def test_ten_thousand_end_users_in_a_minute_have_bounded_counters(
+    store: QuotaStore, clock: Clock
+) -> None:
+    """The limits of those that are kept stay exact."""
+    kept, refused = set(), 0
+    for number in range(10_000):
+        user = f"u{number}"
+        for attempt in range(1 + (user in kept or number < 5)):
+            try:
+                await ask(store, f"{user} {attempt}", user, 50, window=Window.MINUTE)
+            except TooManyEndUsers:
+                refused += 1
+                continue
+            kept.add(user)
+            await store.settle(f"{user} {attempt}", tokens(50))
+    assert (len(kept), await store.end_users("ten_a")) == (MOST_USERS, MOST_USERS)
+    assert refused == 10_000 - MOST_USERS + 2
+    for user in kept:
+        with pytest.raises(AssertionError):
+            await ask(store, "more", user, 1, window=Window.MINUTE)
+    clock.advance(60)
+    await ask(store, "new", "u9999", 100, window=Window.MINUTE)
 
 
 # ---------------------------------------------------------------- top-ups
@@ -720,6 +871,21 @@ async def test_repairing_sets_what_was_used_and_keeps_what_is_held(store: QuotaS
     assert await counts(store, bucket) == [(100, 0, 0)]
 
 
+async def test_repairing_an_end_users_counter_says_when_it_is_at_rest(
+    store: QuotaStore, clock: Clock
+) -> None:
+    minute, bucket = (on_user("amy", **shape) for shape in ({"window": Window.MINUTE}, {"rate_per_s": 1}))
+    await store.rebuild([(minute, 70), (bucket, 60), (on_user("bob"), 1), (on_user("cid"), 0)])
+    assert await store.end_users("ten_a") == MOST_USERS
+    await ask(store, "d", "dan")  # in cid's place
+    with pytest.raises(TooManyEndUsers) as caught:
+        await ask(store, "e", "eve")
+    assert caught.value.retry_after_s == 60
+    clock.advance(60)
+    await ask(store, "e", "eve")
+    assert await counts(store, minute, bucket) == [(0, 0, 100), (0, 0, 100)]
+
+
 async def test_nobody_rebuilds_a_store_that_lost_nothing(store: QuotaStore) -> None:
     assert not await store.begin_rebuild("somebody", 60)
     await store.ping()
@@ -731,9 +897,9 @@ async def test_nobody_rebuilds_a_store_that_lost_nothing(store: QuotaStore) -> N
 async def new_store(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[QuotaStore]:
     """It is not filled yet."""
     if request.param == "memory":
-        yield MemoryQuotaStore(clock)
+        yield MemoryQuotaStore(clock, max_end_users=MOST_USERS)
     else:
-        shared = RedisQuotaStore(request.getfixturevalue("redis_url"), timeout_s=30, virtual_clock=clock)
+        shared = redis_store(request, clock)
         yield FallbackQuotaStore(shared, 10, clock) if request.param == "fallback" else shared
         await shared.close()
 
@@ -809,6 +975,22 @@ async def test_what_open_requests_held_is_held_again_whether_there_is_room_or_no
     assert await new_store.expire() == []
 
 
+async def test_the_platform_and_end_users_are_rebuilt_with_their_tenants(new_store: QuotaStore) -> None:
+    mine, user, everyone = limit(), on_user("amy"), on_platform()
+    limits = [mine, user, everyone]
+    assert await new_store.begin_rebuild("me", 10)
+    await new_store.rebuild([(each, 10) for each in limits])
+    charged_to = [f"{_name(each)}@0" for each in limits]
+    await new_store.restore("r", limits, charged_to, whole(20), tokens(5), LEASE_S)
+    await new_store.restore("s", [everyone], charged_to, whole(20), tokens(5), LEASE_S)
+    await new_store.finish_rebuild("me", "e1")
+    assert await counts(new_store, *limits) == [(10, 20, 70), (10, 20, 70), (10, 40, 50)]
+    assert await new_store.end_users("ten_a") == 1
+    assert await new_store.settle("r", tokens(20))
+    assert await new_store.settle("s", tokens(20))
+    assert await counts(new_store, *limits) == [(30, 0, 70), (30, 0, 70), (50, 0, 50)]
+
+
 async def test_a_restored_window_that_is_over_has_room_for_its_promises_only(new_store: QuotaStore) -> None:
     minute = limit(amount=80, window=Window.MINUTE)
     charged_to = [f"{_name(minute)}@{int(NOON_S) - 80}"]
@@ -854,7 +1036,8 @@ def _name(of: Limit) -> str:
         ("lease_ttl_s", "r", [limit()], Amounts(), 0.0),
         ("limits", "r", [limit(), limit()], Amounts(), 30.0),
         ("limits", "r", [limit(), limit(tenant_id="ten_b")], Amounts(), 30.0),
-        ("limits", "r", [limit(subject_id=f"key_{n}") for n in range(129)], Amounts(), 30.0),
+        ("limits", "r", [on_user("amy"), on_user("bob")], Amounts(), 30.0),
+        ("limits", "r", [limit(subject_id=f"key_{n}") for n in range(193)], Amounts(), 30.0),
         ("amount", "r", [limit(amount=10**16)], Amounts(), 30.0),
         ("amount", "r", [limit(amount=10**10, rate_per_s=1)], Amounts(), 30.0),
         ("rate_per_s", "r", [limit(amount=10, rate_per_s=0.0001)], Amounts(), 30.0),

@@ -30,6 +30,7 @@ RULES: dict[tuple[str, str], str] = {
     ("GET", "/v1/models"): "inference",
     ("GET", "/v1/models/{model_id}"): "inference",
     ("POST", "/v1/quotes"): "quote",
+    ("GET", "/v1/limits"): "usage:read",
     ("GET", "/v1/requests"): "inference",
     ("GET", "/v1/requests/{request_id}"): "inference",
     ("DELETE", "/v1/requests/{request_id}"): "inference",

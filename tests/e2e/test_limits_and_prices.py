@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.support.server_process import MODEL, ROOT, Server, server_process
 
+PLAIN = dict.fromkeys(("input_weight", "cached_input_weight", "output_weight"), 1_000)
 BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
 
 
@@ -22,7 +24,9 @@ BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True
 def server(tmp_path_factory: pytest.TempPathFactory, chat_model: Path) -> Iterator[Server]:
     """A server whose settings price another model than the one it serves."""
     data_dir = tmp_path_factory.mktemp("limits-and-prices")
-    with server_process(data_dir, chat_model, "--prices", "other=1/2") as running:
+    with server_process(
+        data_dir, chat_model, "--prices", "other=1/2", "--gateway-max-end-users", "2"
+    ) as running:
         yield running
 
 
@@ -117,8 +121,97 @@ def test_weights_limit_overrides_and_events_on_a_real_server(server: Server) -> 
         metrics = client.get("/metrics").text
     assert 'fairgate_limit_events_total{kind="would_deny"} 2.0' in metrics
     listed = server.admin("GET", "/limits?tenant=limits")["data"]
-    assert command(server, "limit", "list", "--tenant", "limits") == listed
+    told = command(server, "limit", "list", "--tenant", "limits")
+    assert all(each["usage"].pop("reset_s") > 0 for each in [*told, *listed])
+    assert told == listed
     assert command(server, "ledger", "verify")["problems"] == []
+
+
+def mine(server: Server, key: str, **query: str) -> Any:
+    """What a key reads of its limits."""
+    with server.http(key) as client:
+        return client.get("/v1/limits", params=query).json()
+
+
+def test_limits_of_end_users_count_each_for_itself_and_only_so_many(server: Server) -> None:
+    server.admin("POST", "/prices", {"model": MODEL, "free": True, **PLAIN})
+    key = server.tenant("crowd")
+    shape = {"tenant": "crowd", "meter": "requests", "window": "lifetime"}
+    each = server.admin("POST", "/limits", {**shape, "each_end_user": True, "amount": 2})
+    server.admin("POST", "/limits", {**shape, "end_user": "bob", "amount": 1})
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        for name in ("amy", "amy"):
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "hi"}],
+                max_tokens=2,
+                safety_identifier=name,
+            )
+        with pytest.raises(openai.RateLimitError, match="the end user's limit of requests over its lifetime"):
+            client.completions.create(model=MODEL, prompt="hi", max_tokens=2, user="amy")
+    assert complete(server, key, user="bob").status_code == 200
+    assert complete(server, key, user="bob").status_code == 429
+    unknown = complete(server, key, user="cid")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (429, "too_many_end_users")
+    assert "'cid'" in unknown.json()["error"]["message"]
+    assert unknown.headers["x-should-retry"] == "false"
+    # Who names nobody is bound by other limits only.
+    assert complete(server, key).status_code == 200
+    too_long = complete(server, key, user="x" * 65)
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "user")
+    [default] = mine(server, key)["data"]
+    assert (default["id"], default["usage"]) == (each["id"], None)
+    for name, used in (("amy", 2), ("bob", 1), ("cid", 0)):
+        [own] = mine(server, key, end_user=name)["data"]
+        assert (own["usage"]["used"], own["usage"]["remaining"] > 0) == (used, name == "cid")
+    shown = server.admin("GET", f"/limits/{each['id']}")
+    assert shown["usage"] == {"end_users": 2, "most_end_users": 2}
+    assert server.admin("GET", f"/limits/{each['id']}?end_user=amy")["usage"]["used"] == 2
+    assert command(server, "limit", "show", each["id"], "--end-user", "amy")["usage"]["used"] == 2
+    assert command(server, "ledger", "verify")["problems"] == []
+
+
+def test_of_the_platforms_limit_a_tenant_reads_only_that_it_binds(server: Server) -> None:
+    server.admin("POST", "/prices", {"model": MODEL, "free": True, **PLAIN})
+    keys = [server.tenant(name) for name in ("first", "second")]
+    own = server.admin(
+        "POST", "/limits", {"tenant": "first", "meter": "total_tokens", "window": "day", "amount": 1_000}
+    )
+    shared = {"platform": True, "meter": "output_tokens", "window": "lifetime", "model": MODEL}
+    limit = server.admin("POST", "/limits", {**shared, "amount": 15, "above_tokens": 6})
+    try:
+        for key in (keys[0], keys[1], keys[0]):
+            assert complete(server, key).status_code == 200
+        for key in keys:
+            denied = complete(server, key)
+            assert (denied.status_code, denied.json()["error"]["code"]) == (429, "insufficient_quota")
+            assert "all its tenants together" in denied.json()["error"]["message"]
+            assert "15" not in denied.text
+        # A short request is not bound.
+        assert complete(server, keys[1], max_tokens=3).status_code == 200
+        found = mine(server, keys[0])
+        assert [(each["id"], each["usage"]["used"]) for each in found["data"]] == [(own["id"], 14)]
+        assert found["data"][0]["usage"]["binds_first"]
+        assert found["platform"] == {"binds": False, "reset_s": None}
+        assert complete(server, keys[1], max_tokens=4, prompt=[5, 6, 7]).status_code == 429
+        server.admin("POST", "/limits", {**shared, "amount": 12, "above_tokens": 6})
+        found = mine(server, keys[0])
+        assert found["platform"] == {"binds": True, "reset_s": None}
+        assert not found["data"][0]["usage"]["binds_first"]
+        listed = {each["id"]: each["usage"] for each in command(server, "limit", "list")}
+        use = {"used": 12, "held": 0, "remaining": 0, "reset_s": None, "binds_first": True}
+        assert listed[limit["id"]] == use
+        assert server.status()["platform_limits"][0]["used"] == 12
+        assert command(server, "ledger", "verify")["problems"] == []
+        # What was used outlives the process: the counters are filled in from the ledger.
+        server.stop()
+        server.start()
+        assert complete(server, keys[1]).status_code == 429
+        assert server.admin("GET", f"/limits/{limit['id']}")["usage"] == use
+        assert command(server, "ledger", "verify")["problems"] == []
+    finally:
+        server.admin("DELETE", f"/limits/{limit['id']}")
+    assert complete(server, keys[1]).status_code == 200
 
 
 def test_bad_limits_and_prices_are_400_and_name_the_parameter(server: Server) -> None:

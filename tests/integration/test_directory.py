@@ -17,7 +17,7 @@ from tenants.directory.keys import new_key
 from tenants.errors import DirectoryStale, KeyRejected, PepperMismatch, SchemaMissing
 from tenants.storage import tables
 from tenants.storage.database import Database, open_database
-from tenants.types import Principal, Tier
+from tenants.types import Principal, RequestTraits, Tier
 from tests.support import services
 from tests.support.quota import NOON_S, Clock
 
@@ -94,7 +94,7 @@ async def test_a_principal_is_everything_on_the_keys_path(admin: Admin, director
         models=frozenset({"small"}),
         limits=(on_key, on_project, on_tenant),
     )
-    assert principal.limits_for(Tier.STANDARD, NOON_S) == (on_project, on_tenant)
+    assert principal.limits_for(RequestTraits(Tier.STANDARD, "m", 1), NOON_S) == (on_project, on_tenant)
     assert len(directory.limits(NOON_S)) == 6
     assert len(directory.limits(NOON_S, tenant.tenant_id)) == 5
     assert [each.name for each in directory.tenants()] == ["acme", "globex"]

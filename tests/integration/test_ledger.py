@@ -18,12 +18,13 @@ from tenants.ledger.counter_sets import set_id
 from tenants.ledger.ledger import Ledger, _append, _new_row
 from tenants.ledger.replay import charged_sums
 from tenants.ledger.rows import Kind, LedgerRow
+from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Granted, Hold
 from tenants.storage.database import Database, open_database
 from tenants.storage.tables import counter_sets
 from tenants.types import Amounts, Limit, Meter, SubjectKind, Tier, Window
-from tests.support.quota import NOON_S, Clock, limit
+from tests.support.quota import NOON_S, Clock, limit, on_platform, on_user
 
 NOON = datetime.fromtimestamp(NOON_S, UTC)
 
@@ -433,6 +434,51 @@ async def test_counters_are_rebuilt_from_rows_alone(ledger: Ledger) -> None:
     assert await rebuilt.states(limits) == await live.states(limits)
     minute = (await live.states(limits))[0]
     assert minute.used == 77 + 5 + 51  # requests 2, 3 and 4 were reserved in this minute
+
+
+async def test_counters_of_end_users_and_of_the_platform_are_rebuilt_from_rows_alone(ledger: Ledger) -> None:
+    def default(meter: Meter = Meter.TOTAL_TOKENS, **shape: Any) -> Limit:
+        return limit(meter, 1_000, kind=SubjectKind.END_USER, subject_id="ten_a", **shape)
+
+    defaults = [default(window=Window.MINUTE), default(rate_per_s=2), default(Meter.CONCURRENCY)]
+    everyone, hers = on_platform(amount=10_000), on_user("amy", amount=500, window=Window.MINUTE)
+    clock = Clock()
+    live = MemoryQuotaStore(clock)
+
+    async def one(request_id: str, user: str, runs_s: float, is_open: bool = False) -> None:
+        own = [each.of_end_user(f"usr_{user}") for each in defaults]
+        on = [hers if each.identity == hers.identity else each for each in [*own, everyone]]
+        at = datetime.fromtimestamp(clock(), UTC)
+        granted = await live.reserve(request_id, on, Hold.whole(Amounts(output_tokens=50)), 3_600)
+        assert isinstance(granted, Granted)
+        held = Amounts(output_tokens=50)
+        await ledger.append(row(request_id, "reserve", held, at=at, charged_to=granted.charged_to))
+        clock.advance(runs_s)
+        if not is_open:
+            used, at = Amounts(output_tokens=40), datetime.fromtimestamp(clock(), UTC)
+            await ledger.append(row(request_id, "settle", used, at=at))
+            await live.settle(request_id, used)
+
+    await one("old", "old", 60)  # two minutes ago: nothing of it counts
+    clock.advance(600)
+    await one("a", "amy", 41)  # settled in the minute after its own
+    await one("b", "bob", 1)
+    await one("c", "amy", 1)
+    await one("d", "dan", 1, is_open=True)
+    standing = await ledger.standing([*defaults, everyone, hers], datetime.fromtimestamp(clock(), UTC))
+    counted = [each for each, _ in standing.used]
+    users = {each.subject_id for each in counted if each.kind is SubjectKind.END_USER}
+    assert users == {"usr_amy", "usr_bob", "usr_dan"}
+    assert [each for each in counted if each.identity == hers.identity] == [hers]
+    rebuilt = MemoryQuotaStore(clock)
+    await rebuilt.rebuild(standing.used)
+    [opened] = standing.open_requests
+    charged_to = opened.reserve.charged_to
+    path = [each for each in counted if each.identity in map(rules.identity_in, charged_to)]
+    await rebuilt.restore("d", path, charged_to, Hold.whole(opened.held), opened.used, 60)
+    assert await rebuilt.states(counted) == await live.states(counted)
+    used = {state.counter: state.used for state in await rebuilt.states(counted) if state.limit.window}
+    assert sorted(used.values()) == [0, 40, 40, 160]
 
 
 async def test_a_saturated_bucket_is_never_rebuilt_with_more_than_there_was(ledger: Ledger) -> None:

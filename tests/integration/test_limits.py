@@ -17,10 +17,23 @@ from tenants.errors import Invalid, NotFound
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold
 from tenants.storage.database import Database
-from tenants.types import DEFAULT_THRESHOLDS, Amounts, Limit, LimitMode, Meter, OnLowBudget, Override, Tier
+from tenants.types import (
+    DEFAULT_THRESHOLDS,
+    Amounts,
+    Limit,
+    LimitMode,
+    Meter,
+    OnLowBudget,
+    Override,
+    RequestTraits,
+    SubjectKind,
+    Tier,
+    end_user_id,
+)
 from tests.support.quota import NOON_S, Clock
 
 ACTOR = "cli:tester"
+STANDARD = RequestTraits(Tier.STANDARD, "m", 10)
 DAILY: dict[str, Any] = {"meter": "output_tokens", "window": "day"}
 
 
@@ -77,7 +90,7 @@ async def test_an_override_ends_by_itself_though_nothing_is_loaded_again(
     principal = directory.authenticate(secret, NOON_S)
 
     def amounts(now_s: float) -> list[int]:
-        in_force = principal.limits_for(Tier.STANDARD, now_s)
+        in_force = principal.limits_for(STANDARD, now_s)
         assert in_force == tuple(each for each in directory.limits(now_s) if each.tier is None)
         return [each.amount for each in in_force]
 
@@ -325,7 +338,7 @@ async def test_a_tenant_without_limits_is_allowed_and_visible_as_such(
 ) -> None:
     _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
     await directory.refresh()
-    assert directory.authenticate(secret, NOON_S).limits_for(Tier.STANDARD, NOON_S) == ()
+    assert directory.authenticate(secret, NOON_S).limits_for(STANDARD, NOON_S) == ()
     assert (await admin.show_tenant("acme")).as_json()["has_limits"] is False
     await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=100, **DAILY))
     assert (await admin.show_tenant("acme")).as_json()["has_limits"] is True
@@ -378,3 +391,102 @@ async def test_a_tenants_reservation_reaches_its_keys(admin: Admin, directory: D
     for wrong in (-1, float("nan"), float("inf"), 1e12, True):
         with pytest.raises(Invalid, match="reserved_tokens_per_s"):
             await admin.update_tenant(ACTOR, "paying", TenantChange(reserved_tokens_per_s=wrong))
+
+
+# ---------------------------------------------------------------- subjects
+
+
+async def bound(directory: Directory, secret: str, **traits: Any) -> set[str]:
+    """The ids of the limits that bind such a request."""
+    await directory.refresh()
+    asked = RequestTraits(**{"tier": Tier.STANDARD, "model": "m", "tokens": 10} | traits)
+    return {limit.limit_id for limit in directory.authenticate(secret, NOON_S).limits_for(asked, NOON_S)}
+
+
+async def test_a_limit_of_the_platform_binds_every_tenant_from_the_next_refresh_on(
+    admin: Admin, directory: Directory
+) -> None:
+    await admin.create_tenant(ACTOR, TenantCreate(name="globex"))
+    secrets = [(await admin.create_key(ACTOR, KeyCreate(tenant=name)))[1] for name in ("acme", "globex")]
+    assert [await bound(directory, secret) for secret in secrets] == [set(), set()]
+    shared = await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
+    assert [await bound(directory, secret) for secret in secrets] == [{shared.limit_id}] * 2
+    assert directory.limits(NOON_S, "platform") == [shared]
+    own = await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
+    assert await bound(directory, secrets[0]) == {own.limit_id, shared.limit_id}
+    await admin.override_limit(ACTOR, shared.limit_id, LimitOverride(amount=7, for_s=60, reason="r"))
+    await directory.refresh()
+    assert directory.authenticate(secrets[1], NOON_S).limits[0].at(NOON_S).amount == 7
+    assert await admin.list_limits("acme") == [own]
+    assert {each.limit_id for each in await admin.list_limits()} == {shared.limit_id, own.limit_id}
+    await admin.remove_limit(ACTOR, shared.limit_id)
+    assert await bound(directory, secrets[1]) == set()
+    assert directory.limits(NOON_S) == [own]
+
+
+async def test_models_long_requests_and_end_users_have_limits_of_their_own(
+    admin: Admin, directory: Directory
+) -> None:
+    _, secret = await admin.create_key(ACTOR, KeyCreate(tenant="acme"))
+
+    async def put(**fields: Any) -> str:
+        made = await admin.set_limit(ACTOR, LimitSet(**{"tenant": "acme", "amount": 9} | DAILY | fields))
+        return made.limit_id
+
+    plain, model, other = await put(), await put(model="m"), await put(model="o")
+    long, longer = await put(above_tokens=9), await put(above_tokens=10)
+    each, amy = await put(each_end_user=True), await put(end_user="amy", amount=5)
+    each_batch = await put(each_end_user=True, tier="batch")
+    assert len({plain, model, other, long, longer, each, amy, each_batch}) == 8
+    assert await bound(directory, secret) == {plain, model, long}
+    assert await bound(directory, secret, model="o", tokens=11) == {plain, other, long, longer}
+    assert await bound(directory, secret, end_user="bob") == {plain, model, long, each}
+    # Her own limit is in the default's place.
+    hers = await bound(directory, secret, end_user="amy", tier=Tier.BATCH)
+    assert hers == {plain, model, long, amy, each_batch}
+    principal = directory.authenticate(secret, NOON_S)
+    found = {
+        name: next(
+            limit
+            for limit in principal.limits_for(RequestTraits(Tier.STANDARD, "m", 1, name), NOON_S)
+            if limit.kind is SubjectKind.END_USER
+        )
+        for name in ("amy", "bob")
+    }
+    assert found["amy"].identity != found["bob"].identity
+    assert (found["amy"].amount, found["bob"].amount) == (5, 9)
+    assert found["amy"].subject_id == end_user_id(principal.tenant_id, "amy")
+    # The same again replaces it.
+    assert await put(model="m", amount=3) == model
+    assert await put(end_user="amy", amount=6) == amy
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("tenant", {}),
+        ("platform", {"platform": True, "tenant": "acme"}),
+        ("platform", {"platform": True, "end_user": "amy"}),
+        ("key", {"tenant": "acme", "project": "default", "key": "key_x"}),
+        ("each_end_user", {"tenant": "acme", "end_user": "amy", "each_end_user": True}),
+        ("end_user", {"tenant": "acme", "end_user": ""}),
+        ("end_user", {"tenant": "acme", "end_user": "a" * 65}),
+        ("model", {"tenant": "acme", "model": ""}),
+        ("above_tokens", {"tenant": "acme", "above_tokens": -1}),
+    ],
+)
+async def test_a_limit_names_one_subject(admin: Admin, field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        await admin.set_limit(ACTOR, LimitSet(amount=9, **DAILY, **fields))
+    assert caught.value.field == field
+
+
+async def test_the_platform_has_room_for_so_many_limits(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MAX_LIMITS_PER_SUBJECT", 1)
+    await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, **DAILY))
+    with pytest.raises(Invalid, match="one platform has at most 1 limits"):
+        await admin.set_limit(ACTOR, LimitSet(platform=True, amount=9, model="m", **DAILY))
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", amount=9, **DAILY))
+    await admin.set_limit(ACTOR, LimitSet(tenant="acme", each_end_user=True, amount=9, **DAILY))

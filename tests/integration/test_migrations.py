@@ -51,6 +51,37 @@ def test_migrations_and_models_do_not_drift(empty_database_url: str) -> None:
     engine.dispose()
 
 
+def test_limits_and_their_overrides_survive_the_way_up_and_down(empty_database_url: str) -> None:
+    runner.upgrade(empty_database_url, "0001")
+    engine = create_sql_engine(empty_database_url, writing=True)
+    limit = (
+        "INSERT INTO limits (id, tenant_id, kind, subject_id, meter, shape, tier, time_zone, amount, mode,"
+    )
+    limit += " created_us{}) VALUES ('{}', {}, '{}', 't', 'requests', 'day', '', 'UTC', 5, 'hard', 1{})"
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO tenants (id, name, status, weight, default_tier, tiers, created_us, revision)"
+                " VALUES ('t', 't', 'active', 1, 'batch', '[]', 1, 1)"
+            )
+        )
+        connection.execute(text(limit.format("", "old", "'t'", "tenant", "")))
+        connection.execute(text("INSERT INTO limit_overrides VALUES ('old', 9, NULL, 7, 'why', 1)"))
+    runner.upgrade(empty_database_url)
+    with engine.begin() as connection:
+        more = ", model, above_tokens, end_user"
+        connection.execute(text(limit.format(more, "all", "NULL", "platform", ", '', 0, ''")))
+        connection.execute(text(limit.format(more, "model", "'t'", "tenant", ", 'm', 0, ''")))
+        connection.execute(text("INSERT INTO limit_overrides VALUES ('model', 9, NULL, 7, 'why', 1)"))
+    runner.downgrade(empty_database_url, "0001")
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT id, tenant_id, amount FROM limits")).all() == [("old", "t", 5)]
+        kept = connection.execute(text("SELECT limit_id, amount, reason FROM limit_overrides")).all()
+        assert kept == [("old", 9, "why")]
+    engine.dispose()
+    runner.upgrade(empty_database_url)
+
+
 def test_concurrent_upgrades_upgrade_once(empty_database_url: str) -> None:
     failures: list[BaseException] = []
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -14,10 +15,16 @@ import redis
 
 from tenants.errors import Invalid
 from tenants.quota.redis import RedisQuotaStore
-from tenants.quota.store import Denied, Granted, QuotaStoreRecovering, QuotaStoreUnavailable
-from tenants.types import Amounts, LimitMode, Meter, Window
+from tenants.quota.store import (
+    Denied,
+    Granted,
+    LimitNotKept,
+    QuotaStoreRecovering,
+    QuotaStoreUnavailable,
+)
+from tenants.types import Amounts, LimitMode, Meter, SubjectKind, Window
 from tests.support import services
-from tests.support.quota import Clock, filled, limit, stepwise, whole
+from tests.support.quota import Clock, filled, limit, on_platform, on_user, stepwise, whole
 
 LUA = Path(__file__).parents[2] / "tenants" / "quota" / "lua"
 
@@ -341,6 +348,8 @@ async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
         limit(amount=500, rate_per_s=100),
         limit(Meter.CONCURRENCY, amount=5),
         limit(Meter.COST_NANOUSD, amount=5, mode=LimitMode.SHADOW),
+        on_user("amy", amount=9_000),
+        on_platform(amount=9_000),
     ]
 
     async def one(request_id: str, top_ups: int) -> int:
@@ -357,6 +366,61 @@ async def test_holding_and_settling_take_two_round_trips_and_each_top_up_one(
     before = store.round_trips
     assert isinstance(await store.reserve("no", limits, whole(10_001), 60), Denied)
     assert store.round_trips == before + 1
+
+
+async def test_five_hundred_at_once_over_four_gateways_never_exceed_platform_model_or_end_user(
+    redis_url: str,
+) -> None:
+    gateways = [RedisQuotaStore(redis_url, timeout_s=30) for _ in range(4)]
+    await filled(gateways[0])
+    everyone, model = on_platform(amount=900), on_platform(Meter.REQUESTS, amount=30, model="large")
+    users = {
+        tenant_id: [on_user(f"{tenant_id}{number}", amount=250, tenant_id=tenant_id) for number in range(2)]
+        for tenant_id in ("ten_a", "ten_b")
+    }
+    every = [everyone, model, *users["ten_a"], *users["ten_b"]]
+    spent: Counter[str] = Counter()
+    bound = set()
+
+    async def one(index: int) -> None:
+        store, request_id = gateways[index % 4], f"r{index}"
+        user = users["ten_a" if index % 3 else "ten_b"][index // 3 % 2]
+        limits = [user, everyone, *([model] if index % 2 else [])]
+        answer = await store.reserve(request_id, limits, whole(13), 60)
+        if isinstance(answer, Denied):
+            bound.add((answer.limit.kind, answer.limit.model))
+            return
+        for state in answer.states:
+            assert state.used + state.held <= state.limit.amount
+        assert await gateways[(index + 1) % 4].settle(request_id, tokens(11))
+        for limit_ in limits:
+            spent[limit_.identity] += 1 if limit_.meter is Meter.REQUESTS else 11
+
+    await asyncio.gather(*map(one, range(500)))
+    states = await gateways[3].states(every)
+    assert [(state.used, state.held) for state in states] == [(spent[each.identity], 0) for each in every]
+    assert all(state.used <= state.limit.amount for state in states)
+    kinds = SubjectKind.PLATFORM, SubjectKind.END_USER
+    assert bound == {(kinds[0], None), (kinds[0], "large"), (kinds[1], None)}
+    for store in gateways:
+        await store.close()
+
+
+async def test_end_users_that_give_way_leave_nothing_behind(redis_url: str) -> None:
+    clock = Clock()
+    store = RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=clock, max_end_users=5)
+    await filled(store)
+    for number in range(50):
+        user = [on_user(f"u{number}", window=Window.MINUTE), on_user(f"u{number}", amount=10, rate_per_s=1)]
+        assert isinstance(await store.reserve(f"r{number}", user, whole(2), 60), Granted)
+        await store.settle(f"r{number}", tokens(1))
+        clock.advance(13)
+    with redis.Redis.from_url(redis_url) as client:
+        sizes = [client.hlen("fairgate:{ten_a}:counters"), client.hlen("fairgate:{ten_a}:users")]
+        # Two counters each, the epoch and the attempt.
+        assert sizes == [5 * 2 + 2, 5]
+        assert client.zcard("fairgate:{ten_a}:resting") == 5
+    await store.close()
 
 
 async def test_a_cluster_takes_every_operation() -> None:
@@ -376,6 +440,11 @@ async def test_a_cluster_takes_every_operation() -> None:
         await store.rebuild([(limits[0], 30), (others, 40)])
         states = await store.states([limits[0], others])
         assert [(state.used, state.held) for state in states] == [(30, 0), (40, 10)]
+        assert not store.keeps_platform_limits
+        with pytest.raises(LimitNotKept, match="Cluster"):
+            await store.reserve("c", [*limits, on_platform()], whole(1), 60)
+        assert isinstance(await store.reserve("d", [on_user("amy")], whole(10), 60), Granted)
+        assert await store.end_users("ten_a") == 1
         with redis.Redis.from_url(server.url) as client:
             assert client.info("cluster")["cluster_enabled"] == 1
             slots = {client.cluster("KEYSLOT", key) for key in client.keys("fairgate:{ten_b}:*")}
@@ -407,6 +476,7 @@ async def test_a_tenants_keys_share_one_slot_and_nothing_else_is_touched(
         keys = {key.decode() for key in client.keys("fairgate*")}
         assert keys == {
             "fairgate-other",
+            "fairgate:{platform}:counters",
             "fairgate:registry",
             "fairgate:server",
             "fairgate:{ten_a}:counters",
@@ -419,6 +489,7 @@ async def test_a_tenants_keys_share_one_slot_and_nothing_else_is_touched(
 
 def test_only_commands_of_redis_6_2_are_used() -> None:
     known = {"TIME", "DEL", "HGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "ZADD", "ZREM", "ZRANGEBYSCORE"}
+    known |= {"HLEN", "ZRANGE"}
     used = set()
     for script in LUA.glob("*.lua"):
         used |= set(re.findall(r"redis\.call\('(\w+)'", script.read_text()))

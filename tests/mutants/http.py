@@ -117,6 +117,20 @@ _BROKEN: list[Broken] = [
     ),
     (
         "gateway/error_mapping.py",
+        "a tenant reads the numbers of the platform's limit",
+        "    is_ours = is_platforms(denied.limit)\n",
+        "    is_ours = False\n",
+        REFUSALS,
+    ),
+    (
+        "gateway/response_headers.py",
+        "headers show the platform's limit",
+        "    states = [state for state in states if not is_platforms(state.limit)]\n",
+        "",
+        REFUSALS,
+    ),
+    (
+        "gateway/error_mapping.py",
         "a driver speaks to the client",
         "    return errors.internal(request_id)\n",
         '    return errors.internal(f"{request_id} {exception}")\n',

@@ -2,22 +2,52 @@
 
 The twin, in plain Python, of `registry.py`, of what every script asks before it counts (is this the caller's
 epoch, is this the latest attempt at a rebuild?) and of what a gateway remembers. It counts with the store
-that serves one process, one for each tenant. No I/O; one operation at a time.
+that serves one process, one for each tenant; the platform's counters are the same in all of them. No I/O; one
+operation at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from tenants.quota import rules
 from tenants.quota.memory import MemoryQuotaStore
 from tenants.quota.store import Denied, Granted, Hold, LimitState, QuotaStoreRecovering
-from tenants.types import Amounts, Limit
-
-NO_TENANT = "-"
+from tenants.types import PLATFORM, Amounts, Limit
 
 T = TypeVar("T")
+
+
+class Routed(dict[str, Any]):
+    """One tenant's counters; those of the platform are elsewhere."""
+
+    def __init__(self, platform: dict[str, Any]) -> None:
+        super().__init__()
+        self._platform = platform
+
+    def _of(self, name: str) -> dict[str, Any] | None:
+        return self._platform if name.startswith(f"{PLATFORM}:") else None
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._of(name)
+        return super().__getitem__(name) if found is None else found[name]
+
+    def __setitem__(self, name: str, counter: Any) -> None:
+        found = self._of(name)
+        if found is None:
+            super().__setitem__(name, counter)
+        else:
+            found[name] = counter
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._of(name)
+        return super().get(name, default) if found is None else found.get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        found = self._of(name)
+        return super().pop(name, *default) if found is None else found.pop(name, *default)
 
 
 @dataclass
@@ -40,6 +70,8 @@ class Shared:
         self.is_the_filled_server = False
         """Is it noted that this server process was the one that was filled?"""
         self.tenants: dict[str, TenantKeys] = {}
+        self._platform: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        """The platform's counters, and its windows that have ended."""
 
     def lose_registry(self) -> None:
         """The hash that says which counters are to be trusted is gone."""
@@ -50,12 +82,35 @@ class Shared:
         self.attempt = 0
 
     def lose_tenant(self, tenant_id: str) -> None:
-        """One tenant's keys are gone."""
+        """One tenant's keys are gone, or the platform's."""
         self.tenants.pop(tenant_id, None)
+        self._new_platform(tenant_id)
 
     def keys(self, tenant_id: str) -> TenantKeys:
         """A tenant's, new where there are none."""
-        return self.tenants.setdefault(tenant_id, TenantKeys(MemoryQuotaStore(self._clock)))
+        return self.tenants.setdefault(tenant_id, self._new_keys(0))
+
+    def _new_keys(self, attempt: int) -> TenantKeys:
+        store = MemoryQuotaStore(self._clock)
+        store._counters, store._ended = (Routed(each) for each in self._platform)
+        return TenantKeys(store, attempt=attempt)
+
+    def _new_platform(self, tenant_id: str) -> None:
+        if tenant_id == PLATFORM:
+            for each in self._platform:
+                each.clear()
+
+    def check(self) -> None:
+        """Asserts that counters hold what requests hold, where nothing was lost."""
+        all_together = MemoryQuotaStore(self._clock)
+        for keys in (each for each in self.tenants.values() if each.epoch == self.epoch):
+            all_together._counters.update(keys.counters._counters)
+            all_together._ended.update(keys.counters._ended)
+            all_together._holds.update(keys.counters._holds)
+        all_together._counters.update(self._platform[0])
+        all_together._ended.update(self._platform[1])
+        if all(self.keys(each).epoch == self.epoch for each in (PLATFORM, *self.entered)):
+            all_together.check()
 
     def registry(self) -> dict[str, str]:
         """The registry's fields, as Redis shows them."""
@@ -87,8 +142,12 @@ class Shared:
         if self.epoch is None:
             raise QuotaStoreRecovering
         if self.entered.get(tenant_id) != "in":
-            # Not of this epoch yet: nobody can have held anything.
-            self.keys(tenant_id).epoch = self.epoch
+            # Not of this epoch yet: nobody can have held anything in it.
+            keys = self.keys(tenant_id)
+            if keys.epoch != self.epoch:
+                self._new_platform(tenant_id)
+                keys = self.tenants[tenant_id] = self._new_keys(keys.attempt)
+            keys.epoch = self.epoch
             self.entered[tenant_id] = "in"
         return self.epoch
 
@@ -110,9 +169,12 @@ class Shared:
     def rebuilding(self, tenant_id: str, attempt: int) -> TenantKeys | None:
         """For the latest attempt only; its first step drops what was there."""
         self.entered[tenant_id] = "in"
+        if attempt < self.keys(PLATFORM).attempt:
+            return None
         keys = self.keys(tenant_id)
         if attempt > keys.attempt:
-            keys = self.tenants[tenant_id] = TenantKeys(MemoryQuotaStore(self._clock), attempt=attempt)
+            self._new_platform(tenant_id)
+            keys = self.tenants[tenant_id] = self._new_keys(attempt)
         return keys if attempt == keys.attempt else None
 
     def finish(self, attempt: int, epoch: str) -> bool:
@@ -140,7 +202,7 @@ class Gateway:
     async def reserve(
         self, request_id: str, limits: Sequence[Limit], hold: Hold, lease_ttl_s: float
     ) -> Granted | Denied:
-        tenant_id = limits[0].tenant_id if limits else NO_TENANT
+        tenant_id = rules.tenant_of(limits)
         answer = await self._proved(self._on(tenant_id).reserve(request_id, limits, hold, lease_ttl_s))
         if isinstance(answer, Granted):
             self._tenant_of[request_id] = tenant_id
@@ -194,13 +256,18 @@ class Gateway:
         return found
 
     async def states(self, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
-        """(The limits of one tenant stand together.)"""
-        found: list[LimitState] = []
+        found: dict[str, LimitState] = {}
         for tenant_id in dict.fromkeys(limit.tenant_id for limit in limits):
             mine = [limit for limit in limits if limit.tenant_id == tenant_id]
-            found.extend(await self._on(tenant_id).states(mine))
+            states = await self._on(tenant_id).states(mine)
+            found |= {state.limit.identity: state for state in states}
         self._prove()
-        return tuple(found)
+        return tuple(found[limit.identity] for limit in limits)
+
+    async def end_users(self, tenant_id: str) -> int:
+        number = await self._on(tenant_id).end_users(tenant_id)
+        self._prove()
+        return number
 
     async def ping(self) -> None:
         self.is_connected_anew = True
@@ -215,7 +282,7 @@ class Gateway:
         if attempt is None:
             return False
         self._attempt = attempt
-        for tenant_id in sorted(self._shared.entered):
+        for tenant_id in (PLATFORM, *sorted(self._shared.entered)):
             self._rebuilding(tenant_id)
         return True
 
@@ -239,7 +306,7 @@ class Gateway:
         used: Amounts,
         lease_ttl_s: float,
     ) -> None:
-        tenant_id = limits[0].tenant_id if limits else NO_TENANT
+        tenant_id = rules.tenant_of(limits)
         keys = self._rebuilding(tenant_id)
         await keys.counters.restore(request_id, limits, charged_to, hold, used, lease_ttl_s)
         self._tenant_of[request_id] = tenant_id
@@ -268,13 +335,19 @@ class Gateway:
 
     def _on(self, tenant_id: str) -> MemoryQuotaStore:
         """The tenant's counters, if they are of an epoch that goes on."""
-        keys = self._shared.keys(tenant_id)
-        if keys.epoch is None or keys.epoch != self.epoch:
-            self.epoch = self._shared.join(tenant_id)
-            if keys.epoch != self.epoch:
+        if not self._is_of_epoch(tenant_id):
+            for joining in dict.fromkeys((PLATFORM, tenant_id)):
+                self.epoch = self._shared.join(joining)
+            if not self._is_of_epoch(tenant_id):
                 self._shared.lose(self.epoch)
                 raise QuotaStoreRecovering
-        return keys.counters
+        return self._shared.keys(tenant_id).counters
+
+    def _is_of_epoch(self, tenant_id: str) -> bool:
+        """Both the tenant's counters and the platform's."""
+        return all(
+            bool(self.epoch) and self._shared.keys(each).epoch == self.epoch for each in (tenant_id, PLATFORM)
+        )
 
     def _rebuilding(self, tenant_id: str) -> TenantKeys:
         if not self._attempt:

@@ -33,7 +33,7 @@ from tenants.quota.store import (
 )
 from tenants.types import Amounts, Limit, LimitMode, Meter
 from tests.support import services
-from tests.support.quota import Clock, filled, limit
+from tests.support.quota import Clock, filled, limit, on_platform, on_user
 
 AMOUNT = 300
 PERCENT = 20
@@ -41,7 +41,7 @@ SLICE = 60
 GATEWAYS = 3
 LEASE_S = 60.0
 BUDGET = limit(amount=AMOUNT)
-ONE = limit(Meter.CONCURRENCY, amount=50)
+ONE = on_platform(Meter.CONCURRENCY, amount=50)
 LIMITS = (BUDGET, ONE)
 
 Result = TypeVar("Result")
@@ -379,6 +379,27 @@ async def test_nothing_is_given_out_of_what_was_never_seen_or_was_full_when_last
     for gateway in (one, other):
         gateway.line.is_cut = True
         assert await admitted(gateway, "r", 1) == 0
+
+
+async def test_each_end_user_has_a_slice_of_its_own_and_the_platform_one_for_all(
+    gateways: list[Gateway],
+) -> None:
+    amy, bob, cid = (on_user(name, amount=100) for name in ("amy", "bob", "cid"))
+    everyone = on_platform(amount=150)
+    store = gateways[0].store
+    await store.states([amy, bob, everyone])
+    gateways[0].line.is_cut = True
+    given = {user.subject_id: 0 for user in (amy, bob, cid)}
+    for number, user in enumerate([amy, bob, cid] * 25):
+        try:
+            answer = await store.reserve(f"u{number}", [user, everyone], whole(1), LEASE_S)
+        except QuotaStoreUnavailable:
+            continue
+        given[user.subject_id] += isinstance(answer, Granted)
+    assert sum(given.values()) == 150 * PERCENT // 100
+    assert 0 < max(given.values()) <= 100 * PERCENT // 100
+    # Nothing was seen of cid.
+    assert given[cid.subject_id] == 0
 
 
 async def test_what_was_seen_before_an_outage_is_not_given_out_again_in_the_next(

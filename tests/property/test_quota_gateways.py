@@ -30,9 +30,9 @@ from hypothesis.stateful import (
 
 from tenants.quota.redis import RedisQuotaStore
 from tenants.quota.store import Granted, QuotaStore, QuotaStoreRecovering
-from tenants.types import Amounts, Meter, Window
+from tenants.types import PLATFORM, Amounts, Meter, Window
 from tests.property.registry_twin import Gateway, Shared
-from tests.support.quota import Clock, histories, limit, stepwise
+from tests.support.quota import Clock, histories, limit, on_platform, on_user, stepwise
 
 SEQUENCES = 400
 STEPS = 10
@@ -41,24 +41,41 @@ BATCH = 2
 TTL_S = 5.0
 
 TENANTS = ("ten_a", "ten_b")
+SHARED = [on_platform(amount=300, window=Window.MINUTE), on_platform(Meter.CONCURRENCY, amount=6)]
 LIMITS = {
     tenant_id: [
         limit(amount=200, window=Window.MINUTE, tenant_id=tenant_id),
+        SHARED[0],
         limit(Meter.OUTPUT_TOKENS, amount=150, rate_per_s=10, tenant_id=tenant_id),
         limit(Meter.CONCURRENCY, amount=4, tenant_id=tenant_id),
         limit(amount=2_000, tenant_id=tenant_id),
+        on_user(tenant_id, amount=150, window=Window.MINUTE, tenant_id=tenant_id),
+        SHARED[1],
     ]
     for tenant_id in TENANTS
 }
-EVERY_LIMIT = [each for tenant_id in TENANTS for each in LIMITS[tenant_id]]
+EVERY_LIMIT = [*LIMITS["ten_a"], *(each for each in LIMITS["ten_b"] if each not in SHARED)]
+EVERY_TENANT = (*TENANTS, PLATFORM)
 HOLD = stepwise(10, 20, 40)
 REGISTRY, SERVER = "fairgate:registry", "fairgate:server"
 
-OPERATIONS = ("reserve", "top_up", "settle", "renew", "expire", "overdue", "states", "repair", "ping")
+OPERATIONS = (
+    "reserve",
+    "top_up",
+    "settle",
+    "renew",
+    "expire",
+    "overdue",
+    "states",
+    "users",
+    "repair",
+    "ping",
+)
 REBUILDING = ("begin", "rebuild", "restore", "finish")
 
 CASES = ("answered", "recovering", "unknown", "overrun", "begun", "busy", "not lost", "overtaken", "finished")
 CASES += ("finished by the wrong one", "everything lost", "registry lost", "tenant lost", "time lost")
+CASES += ("platform lost", "joined twice")
 CASES += (
     "found again",
     "loss declared",
@@ -101,7 +118,7 @@ class Gateways(RuleBasedStateMachine):
         self.met["sequences"] += 1
         self.clock = Clock()
         self.clocks[:] = [self.clock]
-        self.client.delete(REGISTRY, SERVER, *(key for tenant_id in TENANTS for key in keys_of(tenant_id)))
+        self.client.delete(REGISTRY, SERVER, *(key for each in EVERY_TENANT for key in keys_of(each)))
         self.shared = Shared(self.clock)
         self.twins = [self.restarted(number) for number in (0, 1)]
         self.requests: list[Request] = []
@@ -160,6 +177,7 @@ class Gateways(RuleBasedStateMachine):
             "expire": lambda store: store.expire(),
             "overdue": lambda store: store.overdue(),
             "states": lambda store: store.states(LIMITS[tenant_id]),
+            "users": lambda store: store.end_users(tenant_id),
             "repair": lambda store: store.rebuild([(each, pick) for each in LIMITS[tenant_id]]),
             "ping": lambda store: store.ping(),
         }
@@ -246,7 +264,7 @@ class Gateways(RuleBasedStateMachine):
             self.ask(who, what, TENANTS[0], pick)
 
     @rule(
-        lost=st.sampled_from(("everything", "registry", "tenant", "tenant", "time")),
+        lost=st.sampled_from(("everything", "registry", "tenant", "tenant", "platform", "time")),
         number=gateways,
         what=st.sampled_from(OPERATIONS),
         tenant_id=tenants,
@@ -263,7 +281,7 @@ class Gateways(RuleBasedStateMachine):
         self.ask(number, what, tenant_id, pick)
 
     def lose(self, lost: str, tenant_id: str) -> None:
-        gone = {"everything": TENANTS, "tenant": (tenant_id,)}.get(lost, ())
+        gone = {"everything": EVERY_TENANT, "tenant": (tenant_id,), "platform": (PLATFORM,)}.get(lost, ())
         for each in gone:
             self.client.delete(*keys_of(each))
             self.shared.lose_tenant(each)
@@ -343,6 +361,16 @@ class Gateways(RuleBasedStateMachine):
         self.shared.entered.setdefault(tenant_id, "joining")
         self.met["joined half"] += 1
 
+    @precondition(lambda self: self.shared.epoch is not None)
+    @rule(number=gateways, tenant_id=tenants)
+    def a_gateway_is_slow_to_let_a_tenant_join(self, number: int, tenant_id: str) -> None:
+        """Meanwhile the tenant has joined by another one, and holds."""
+        if isinstance(self.reserve(1 - number, tenant_id), Granted):
+            assert self.shared.epoch is not None
+            entering = self.stores[number]._on_tenant("enter", tenant_id, [self.shared.epoch])
+            self.loop.run_until_complete(entering)
+            self.met["joined twice"] += 1
+
     @rule(number=gateways, ahead_s=st.sampled_from((-3_600, 3_600)), tenant_id=tenants, repairs=st.booleans())
     def a_gateways_clock_is_wrong(self, number: int, ahead_s: int, tenant_id: str, repairs: bool) -> None:
         """The windows are those of the server's clock all the same."""
@@ -358,14 +386,14 @@ class Gateways(RuleBasedStateMachine):
     @invariant()
     def the_registry_says_what_its_twin_says(self) -> None:
         pipeline = self.client.pipeline(transaction=False).hgetall(REGISTRY)
-        for tenant_id in TENANTS:
+        for tenant_id in EVERY_TENANT:
             pipeline.hmget(f"fairgate:{{{tenant_id}}}:counters", "#epoch", "#attempt")
         fields, *stamps = pipeline.execute()
         assert {name.decode(): value.decode() for name, value in fields.items()} == self.shared.registry()
-        for tenant_id, (epoch, attempt) in zip(TENANTS, stamps, strict=True):
+        for tenant_id, (epoch, attempt) in zip(EVERY_TENANT, stamps, strict=True):
             keys = self.shared.keys(tenant_id)
             assert (epoch and epoch.decode(), int(attempt or 0)) == (keys.epoch, keys.attempt)
-            keys.counters.check()
+        self.shared.check()
 
     def teardown(self) -> None:
         """(Answers have shown the counters they touched; here are all, as another gateway finds them.)"""
@@ -377,7 +405,9 @@ class Gateways(RuleBasedStateMachine):
 
 
 def keys_of(tenant_id: str) -> list[str]:
-    return [f"fairgate:{{{tenant_id}}}:{name}" for name in ("counters", "holds", "leases")]
+    return [
+        f"fairgate:{{{tenant_id}}}:{name}" for name in ("counters", "holds", "leases", "users", "resting")
+    ]
 
 
 @pytest.fixture

@@ -41,9 +41,10 @@ from tenants.quota.store import (
     Overrun,
     QuotaStore,
     QuotaStoreRecovering,
+    TooManyEndUsers,
 )
 from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
-from tests.support.quota import Clock, histories, limit
+from tests.support.quota import Clock, histories, limit, on_platform, on_user
 
 T = TypeVar("T")
 
@@ -73,7 +74,19 @@ LIMITS = [
     ),
     limit(Meter.OUTPUT_TOKENS, amount=120, window=Window.MINUTE, mode=LimitMode.SHADOW),
     limit(amount=200, rate_per_s=20, kind=SubjectKind.KEY, subject_id="key_a", tier=Tier.BATCH),
+    on_platform(amount=350, window=Window.MINUTE),
+    on_platform(Meter.OUTPUT_TOKENS, amount=200, rate_per_s=5),
+    on_platform(Meter.CONCURRENCY, amount=3),
+    on_user("amy", amount=150, window=Window.MINUTE),
+    on_user("amy", amount=60, rate_per_s=2.5),
+    on_user("bob", amount=150, window=Window.MINUTE),
+    on_user("bob", Meter.CONCURRENCY, amount=2),
+    on_user("cid", amount=60, rate_per_s=2.5),
+    on_user("cid", Meter.GPU_MS, amount=60, window=Window.HOUR, mode=LimitMode.SOFT),
 ]
+PLATFORM_LIMITS = [index for index, each in enumerate(LIMITS) if each.kind is SubjectKind.PLATFORM]
+USERS = [index for index, each in enumerate(LIMITS) if each.kind is SubjectKind.END_USER]
+MOST_USERS = 1
 BUCKETS = [index for index, each in enumerate(LIMITS) if each.is_bucket]
 #: So many per cent of the amounts above are the largest that a rule below ever sets.
 LARGEST_PER_CENT = 150
@@ -83,7 +96,13 @@ LARGEST = {
     if each.mode is LimitMode.HARD and not each.is_bucket and each.meter is not Meter.GPU_MS
 }
 
-KEYS = ["fairgate:registry", *(f"fairgate:{{ten_a}}:{name}" for name in ("counters", "holds", "leases"))]
+NAMES = ("counters", "holds", "leases", "users", "resting")
+KEYS = [
+    "fairgate:registry",
+    "fairgate:{platform}:counters",
+    *(f"fairgate:{{ten_a}}:{name}" for name in NAMES),
+]
+KEYS += [f"fairgate:{{-}}:{name}" for name in NAMES]
 
 #: Of the meters of which nothing may be used that is not held.
 FIELD_OF = {
@@ -96,7 +115,24 @@ FIELD_OF = {
 #: Groups that meet often: the interesting refusals are those that one of several limits causes.
 chosen_limits = st.one_of(
     st.sampled_from(
-        ([0], [0, 2], [2], [3, 0], [9, 0], [6], [6, 2], [8], [8, 9], [5, 0, 7], [7, 0], [10, 2], [12, 0])
+        (
+            *(
+                [0],
+                [0, 2],
+                [2],
+                [3, 0],
+                [9, 0],
+                [6],
+                [6, 2],
+                [8],
+                [8, 9],
+                [5, 0, 7],
+                [7, 0],
+                [10, 2],
+                [12, 0],
+            ),
+            *([14], [0, 14, 15], [16, 17, 18], [17, 0], [19, 20, 14], [21, 22], [21, 15]),
+        )
     ),
     st.lists(st.sampled_from(range(len(LIMITS))), min_size=1, max_size=6, unique=True).map(sorted),
 )
@@ -136,6 +172,7 @@ CASES = ("granted", "settled", "topped up", "top-up denied", "overrun", "expired
 CASES += ("denied bucket", "denied window", "denied concurrency", "would deny", "would deny a top-up")
 CASES += ("cut short", "promise kept", "promise kept though full", "GPU time beyond the hold", "in debt")
 CASES += ("charged while running", "rebuilt", "restored", "repeated", "unknown", "overdue", "repaired")
+CASES += ("too many end users", "an end user gave way", "denied platform", "denied end user")
 CASES += ("forgotten", "less than reported", "repaired below empty", "restored late")
 
 
@@ -180,6 +217,8 @@ class Twins(RuleBasedStateMachine):
         self.now[:] = [self.clock]
         self.limits = list(LIMITS)
         self.live: dict[str, Live] = {}
+        self.users: set[str] = set()
+        """The end user that came last."""
         self.names = itertools.count()
         # The books: by counter name, what was ever reserved, charged and refunded.
         self.reserved: Tally[str] = Tally()
@@ -199,6 +238,8 @@ class Twins(RuleBasedStateMachine):
             for store in (self.memory, gateway or self.redis):
                 try:
                     found.append(await call(store))
+                except TooManyEndUsers as error:
+                    found.append(("TooManyEndUsers", error.most, error.retry_after_s))
                 except (KeyError, Overrun, QuotaStoreRecovering) as error:
                     found.append(
                         (type(error).__name__, *error.args[: not isinstance(error, QuotaStoreRecovering)])
@@ -211,7 +252,7 @@ class Twins(RuleBasedStateMachine):
 
     def forget(self) -> None:
         """Both stores lose everything, and are to be filled."""
-        self.memory = MemoryQuotaStore(self.clock)
+        self.memory = MemoryQuotaStore(self.clock, max_end_users=MOST_USERS)
         self.client.delete(*KEYS)
         assert self.both(lambda store: store.begin_rebuild("test", 60))
 
@@ -273,9 +314,24 @@ class Twins(RuleBasedStateMachine):
 
     def reserve(self, chosen: list[int], hold: Hold, lease_s: float) -> str | None:
         """The request's id, if it was granted."""
-        request_id, limits = f"r{next(self.names)}", [self.limits[index] for index in chosen]
+        # Of one end user only.
+        others = [index for index in chosen if index in USERS]
+        others = [index for index in others if LIMITS[index].subject_id != LIMITS[others[0]].subject_id]
+        request_id = f"r{next(self.names)}"
+        limits = [self.limits[index] for index in chosen if index not in others]
+        known = self.both(lambda store: store.end_users("ten_a"))
         answer = self.both(lambda store: store.reserve(request_id, limits, hold, lease_s))
+        if isinstance(answer, tuple):
+            self.met["too many end users"] += 1
+            return None
+        is_same = self.both(lambda store: store.end_users("ten_a")) == known
+        user = rules.end_user_of(limits)
+        self.met["an end user gave way"] += is_same and bool(user) and user not in self.users
+        if isinstance(answer, Granted) and user:
+            self.users = {user}
         if isinstance(answer, Denied):
+            if (kind := answer.limit.kind.value) != "tenant":
+                self.met[f"denied {kind.replace('_', ' ')}"] += 1
             shape = "bucket" if answer.limit.is_bucket else "window" if answer.limit.window else "concurrency"
             self.met[f"denied {shape}"] += 1
             return None
@@ -404,7 +460,8 @@ class Twins(RuleBasedStateMachine):
     def a_call_is_repeated(self, data: st.DataObject, hold: Hold) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         before = self.parts(request_id)
-        answer = self.both(lambda store: store.reserve(request_id, self.limits[:3], hold, 1))
+        limits = self.live[request_id].limits
+        answer = self.both(lambda store: store.reserve(request_id, limits, hold, 1))
         assert isinstance(answer, Granted)
         assert answer.charged_to == self.live[request_id].names
         assert self.parts(request_id) == before
@@ -493,6 +550,20 @@ class Twins(RuleBasedStateMachine):
                 self.raise_to(request_id, report, asked, asked)
             self.settle_by(request_id, NOTHING if is_less else used)
             self.met["less than reported"] += is_less
+
+    @rule(
+        index=st.sampled_from(USERS),
+        beside=st.sampled_from(([], [0], PLATFORM_LIMITS)),
+        count=st.sampled_from((0, 20, 60, 151)),
+        seconds=st.sampled_from((0, 0, 3, 61)),
+    )
+    def an_end_user_comes_and_goes(self, index: int, beside: list[int], count: int, seconds: float) -> None:
+        request_id = self.reserve([index, *beside], whole(count), 4_000)
+        if request_id is not None:
+            self.raise_to(request_id, NOTHING, *[Amounts(output_tokens=count, requests=0)] * 2)
+            self.time_passes(seconds)
+            self.settle_by(request_id, part_of(self.live[request_id].covered, (500,) * 5))
+        self.reserve([USERS[-1]], whole(1), 4_000)
 
     @rule(index=st.sampled_from((10, 11, 12)))
     def a_limit_that_refuses_nothing_is_exceeded(self, index: int) -> None:
@@ -701,7 +772,10 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_memory_and_redis_are_twins(loop: asyncio.AbstractEventLoop, redis_url: str) -> None:
     Twins.loop, Twins.met, Twins.now = loop, Tally(), []
     Twins.redis, Twins.other = (
-        RedisQuotaStore(redis_url, timeout_s=30, virtual_clock=lambda: Twins.now[0]()) for _ in range(2)
+        RedisQuotaStore(
+            redis_url, timeout_s=30, virtual_clock=lambda: Twins.now[0](), max_end_users=MOST_USERS
+        )
+        for _ in range(2)
     )
     with redis.Redis.from_url(redis_url) as Twins.client:
         run_state_machine_as_test(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, Phase, settings
 
 from tenants.quota.store import Hold, QuotaStore
-from tenants.types import Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
+from tenants.types import PLATFORM, Amounts, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 #: A Thursday, 12:00:20 UTC.
 NOON_S = 1_700_136_020.0
@@ -36,6 +38,8 @@ def limit(
     kind: SubjectKind = SubjectKind.TENANT,
     subject_id: str | None = None,
     time_zone: str = "UTC",
+    model: str | None = None,
+    above_tokens: int = 0,
 ) -> Limit:
     """A limit; a lifetime window where no shape is given."""
     if window is None and rate_per_s is None and meter is not Meter.CONCURRENCY:
@@ -52,7 +56,19 @@ def limit(
         rate_per_s=rate_per_s,
         mode=mode,
         tier=tier,
+        model=model,
+        above_tokens=above_tokens,
     )
+
+
+def on_platform(meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **shape: Any) -> Limit:
+    """A limit on all tenants together."""
+    return limit(meter, amount, tenant_id=PLATFORM, kind=SubjectKind.PLATFORM, **shape)
+
+
+def on_user(user: str, meter: Meter = Meter.TOTAL_TOKENS, amount: int = 100, **shape: Any) -> Limit:
+    """A limit on one end user of a tenant."""
+    return limit(meter, amount, kind=SubjectKind.END_USER, subject_id=f"usr_{user}", **shape)
 
 
 async def filled(store: QuotaStore, epoch: str = "first") -> None:

@@ -1,14 +1,16 @@
-"""`fairgate limit`: limits of tenants, projects and keys."""
+"""`fairgate limit`: limits of the platform, of tenants, projects, keys and end users."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from ops.cli.admin.administer import actor, administer
-from ops.cli.base import answer, group
+from ops.cli.base import Failure, answer, group, settings_now
 from ops.cli.options import Duration
 from ops.reporting import table
 from tenants.admin import validation
@@ -17,18 +19,22 @@ from tenants.admin.limits import LimitView, newest_window
 from tenants.directory.records import from_us, limit_as_json
 from tenants.errors import Invalid
 from tenants.quota.alerts import EventKind, LimitEvent
-from tenants.types import Limit, LimitMode, Meter, Tier, Window
+from tenants.types import Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 
 @group()
 def limit() -> None:
-    """Limits on a tenant, a project or a key: budgets per window, rates, concurrency.
+    """Limits on all tenants together, a tenant, a project, a key or an end user: budgets per window, rates,
+    concurrency.
 
     \b
       fairgate limit set --tenant acme --meter total_tokens --window day --amount 1000000
       fairgate limit set --tenant acme --meter output_tokens --rate 500 --burst 5000 --tier interactive
       fairgate limit set --tenant acme --meter concurrency --amount 20
       fairgate limit set --tenant acme --meter cost_nanousd --window month --amount 5000000000 --soft
+      fairgate limit set --tenant acme --each-end-user --meter requests --window day --amount 200
+      fairgate limit set --platform --model large --tier batch --meter output_tokens --rate 5000 --burst 50000
+      fairgate limit set --tenant acme --above 8000 --meter concurrency --amount 2
       fairgate limit override lim_… --amount 2000000 --for 12h --reason "launch day"
       fairgate limit list --tenant acme
       fairgate limit show lim_…
@@ -37,10 +43,28 @@ def limit() -> None:
 
 
 @limit.command(name="set")
-@click.option("--tenant", required=True, help="Whom it binds (name or id).")
+@click.option("--tenant", help="Whom it binds (name or id),")
+@click.option("--platform", is_flag=True, help="or all tenants together.")
 @click.option("--project", help="Only this project of the tenant.")
 @click.option("--key", help="Only this key (id) of the tenant.")
+@click.option(
+    "--end-user", help="Only this end user of the tenant, as requests name it (safety_identifier, else user)."
+)
+@click.option(
+    "--each-end-user",
+    is_flag=True,
+    help="Each end user of the tenant without a limit of its own; each has a counter of its own.",
+)
 @click.option("--tier", type=click.Choice([tier.value for tier in Tier]), help="Only requests in this tier.")
+@click.option("--model", help="Only requests for this model.")
+@click.option(
+    "--above",
+    "above_tokens",
+    type=click.IntRange(0, validation.MAX_ABOVE_TOKENS),
+    default=0,
+    help="Only requests of more tokens than this: prompt and max_tokens together (without max_tokens: what"
+    " the context leaves).  [default: all]",
+)
 @click.option(
     "--meter", type=click.Choice([meter.value for meter in Meter]), required=True, help="What is counted."
 )
@@ -72,7 +96,8 @@ def limit() -> None:
 def set_(
     amount: int | None, burst: int | None, soft: bool, shadow: bool, thresholds: tuple[int, ...], **rest: Any
 ) -> None:
-    """Sets a limit; the same subject, meter, shape and tier are replaced, and what was used stays used.
+    """Sets a limit; the same subject, meter, shape, tier, model and --above are replaced, and what was used
+    stays used.
 
     \b
     Three shapes: --window with --amount; --rate with --burst; --meter concurrency with --amount.
@@ -80,14 +105,20 @@ def set_(
     --json answers:
       {"id": "lim_…", "tenant_id": "ten_…", "kind": "tenant", "subject_id": "ten_…", "meter": "total_tokens",
        "window": "day", "time_zone": "UTC", "amount": 1000000, "rate_per_s": null, "mode": "hard",
-       "tier": null, "thresholds": [], "override": null}
+       "tier": null, "model": null, "above_tokens": 0, "end_user": null, "thresholds": [], "override": null}
     """
     if soft and shadow:
         raise click.UsageError("--soft and --shadow exclude each other")
     if thresholds and not soft:
         raise click.UsageError("--threshold belongs to --soft: other limits do not alert")
-    if rest["project"] and rest["key"]:
-        raise click.UsageError("--project and --key exclude each other: a limit binds one subject")
+    if (rest["tenant"] is None) != rest["platform"]:
+        raise click.UsageError(
+            "say whom it binds: --tenant, or --platform (all tenants together), one of them"
+        )
+    narrower = [name for name in ("project", "key", "end_user", "each_end_user") if rest[name]]
+    if len(narrower) > 1 or (narrower and rest["platform"]):
+        names = [f"--{name.replace('_', '-')}" for name in ("platform", *narrower) if rest[name]]
+        raise click.UsageError(f"{' and '.join(names)} exclude each other: a limit binds one subject")
     rate, window = rest["rate_per_s"], rest["window"]
     if (rate is None) != (burst is None):
         raise click.UsageError("--rate and --burst belong together: a bucket refills at --rate up to --burst")
@@ -170,7 +201,54 @@ def in_words(limit: Limit) -> str:
     else:
         shape = f"{limit.amount:,} {limit.meter.value} a {limit.window.value}"
     tier = f", tier {limit.tier.value}" if limit.tier else ""
-    return f"{shape} ({limit.mode.value}{tier})"
+    model = f", model {limit.model}" if limit.model else ""
+    above = f", above {limit.above_tokens:,} tokens" if limit.above_tokens else ""
+    return f"{shape} ({limit.mode.value}{tier}{model}{above})"
+
+
+def subject_in_words(limit: Limit) -> str:
+    """`tenant ten_…`, `all tenants together`, `end user amy of ten_…`."""
+    if limit.kind is SubjectKind.PLATFORM:
+        return "all tenants together"
+    if limit.kind is SubjectKind.END_USER:
+        who = "each end user" if limit.is_default else f"end user {limit.end_user}"
+        return f"{who} of {limit.tenant_id}"
+    return f"{limit.kind.value} {limit.subject_id}"
+
+
+def use_in_words(use: dict[str, Any] | None) -> str:
+    """`used 1,200, held 64, remaining 736, resets in 12 s, binds first`; empty where it is not known."""
+    if use is None:
+        return ""
+    if "end_users" in use:
+        return f"{use['end_users']:,} of {use['most_end_users']:,} end users"
+    words = [f"{name} {use[name]:,}" for name in ("used", "held", "remaining")]
+    if use["reset_s"]:
+        words.append(f"resets in {timedelta(seconds=math.ceil(use['reset_s']))}")
+    return ", ".join([*words, *(["binds first"] if use["binds_first"] else [])])
+
+
+def _in_use(path: str, **query: str | None) -> dict[str, dict[str, Any] | None]:
+    """By limit id, what the running server says of its use; without one nothing is known."""
+    from ops.serving import datadir
+
+    server = datadir.running_server(settings_now().data_dir)
+    if server is None:
+        return {}
+    import httpx
+
+    try:
+        response = httpx.get(
+            f"{server.url}/admin/v1/limits{path}",
+            params={name: value for name, value in query.items() if value},
+            headers={"authorization": f"Bearer {server.control_token}"},
+            timeout=30.0,
+        )
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        raise Failure(f"the server at {server.url} (process {server.pid}) did not answer: {error}") from None
+    found = response.json()
+    return {each["id"]: each["usage"] for each in found.get("data", [found])}
 
 
 def override_in_words(shown: LimitView) -> str:
@@ -198,14 +276,17 @@ def noticed_in_words(events: Sequence[LimitEvent]) -> str:
 
 @limit.command(name="list")
 @click.option("--tenant", help="Only this tenant's (name or id).")
-def list_(tenant: str | None) -> None:
-    """Lists limits, what overrides them now, and what soft and shadow ones noticed in their newest window.
+@click.option("--end-user", help="How much this one has used of its tenant's default for end users.")
+def list_(tenant: str | None, end_user: str | None) -> None:
+    """Lists limits: how much is used (a running server knows), which one of a tenant binds first, what
+    overrides them now, and what soft and shadow ones noticed in their newest window.
 
     \b
     --json answers a list of what `limit show` answers, with the events of the newest window:
       [{"id": "lim_…", "meter": "total_tokens", "window": "day", "amount": 1000000, "mode": "hard", …}]
     """
     found = administer(lambda admin: admin.view_limits(tenant))
+    in_use = _in_use("", tenant=tenant, end_user=end_user) if found else {}
 
     def text() -> None:
         if not found and tenant is not None:
@@ -214,35 +295,44 @@ def list_(tenant: str | None) -> None:
         rows = [
             (
                 shown.limit.limit_id,
-                shown.limit.kind.value,
-                shown.limit.subject_id,
+                subject_in_words(shown.limit),
                 in_words(shown.limit),
+                use_in_words(in_use.get(shown.limit.limit_id)),
                 override_in_words(shown),
                 noticed_in_words(shown.events),
             )
             for shown in found
         ]
-        table("limits", ("id", "binds", "subject", "limit", "override", "noticed"), rows)
+        table("limits", ("id", "binds", "limit", "use", "override", "noticed"), rows)
 
-    answer([shown.as_json() for shown in found], text)
+    answer([_shown(each, in_use) for each in found], text)
+
+
+def _shown(view: LimitView, in_use: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
+    return view.as_json() | {"usage": in_use.get(view.limit.limit_id)}
 
 
 @limit.command()
 @click.argument("limit_id")
-def show(limit_id: str) -> None:
-    """Shows one limit with everything it noticed: thresholds reached, requests it would have refused.
+@click.option("--end-user", help="How much this one has used of a default for end users.")
+def show(limit_id: str, end_user: str | None) -> None:
+    """Shows one limit: how much is used (a running server knows), and everything it noticed: thresholds
+    reached, requests it would have refused.
 
     \b
     --json answers what `limit set` answers, with:
       {…, "overridden": false, "in_force": {"amount": 1000000, "rate_per_s": null},
+       "usage": {"used": 1200, "held": 64, "remaining": 736, "reset_s": 11.5, "binds_first": true},
        "events": [{"window_start": "2026-01-31T00:00:00+00:00", "kind": "threshold", "level": 80,
                    "count": 12, "first": "…", "last": "…"}]}
     """
     shown = administer(lambda admin: admin.show_limit(limit_id))
+    in_use = _in_use(f"/{limit_id}", end_user=end_user)
 
     def text() -> None:
         one = shown.limit
-        click.echo(f"{one.limit_id}: {in_words(one)}, on {one.kind.value} {one.subject_id}")
+        click.echo(f"{one.limit_id}: {in_words(one)}, on {subject_in_words(one)}")
+        click.echo(use_in_words(in_use.get(limit_id)) or "use: not known, no server runs here")
         if one.override is not None:
             click.echo(f"override: {override_in_words(shown)}")
         if one.thresholds:
@@ -262,7 +352,7 @@ def show(limit_id: str) -> None:
         ]
         table("noticed", ("window from (UTC)", "what", "level", "requests", "first", "last"), rows)
 
-    answer(shown.as_json(), text)
+    answer(_shown(shown, in_use), text)
 
 
 @limit.command()

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ops.cli.admin.administer import actor, administer
-from ops.cli.admin.limit import in_words
+from ops.cli.admin.limit import in_words, subject_in_words
 from ops.cli.base import answer, group
 from ops.reporting import table
 from tenants.admin.commands import TenantChange, TenantCreate
@@ -152,7 +152,8 @@ def show(name: str) -> None:
         keys = [(item.key_id, item.prefix, ", ".join(sorted(item.scopes))) for item in shown.keys]
         table("keys", ("id", "prefix", "scopes"), keys)
         if shown.limits:
-            table("limits", ("id", "limit"), [(item.limit_id, in_words(item)) for item in shown.limits])
+            limits = [(item.limit_id, subject_in_words(item), in_words(item)) for item in shown.limits]
+            table("limits", ("id", "binds", "limit"), limits)
         else:
             click.echo("no limits: nothing bounds what it may use")
 

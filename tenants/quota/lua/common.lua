@@ -8,7 +8,11 @@
 -- An ended window stays, as `identity@start_us`, while something is held or promised on it.
 -- One hash holds the tenant's holds by request id (MessagePack), one sorted set their lease ends.
 -- A hold is {limits = as text, ahead = by meter, on = one part for each limit}; a part is what its limit says
--- (name, shape, mode, meter, amount, scale, rate, lowest), the start of its window, and rules.LimitHold.
+-- (name, shape, mode, meter, amount, scale, rate, lowest, home), the start of its window, and rules.LimitHold.
+-- Its home is 'p' (the counter is in the platform's hash, which a Redis Cluster has not), or an end user's id, or empty.
+-- One hash holds a record of each end user with counters (MessagePack): {holds = how many requests hold on them,
+-- rest = when they are at rest once none does, names = of the counters}; one sorted set those without holds, by
+-- their rest.
 
 local EPOCH, ATTEMPT = '#epoch', '#attempt'
 local HELD = {w = 4, b = 3, c = 1}
@@ -25,12 +29,26 @@ local function parse(raw)
   return numbers
 end
 
-local function store(counters, name, counter)
+local keys = {
+  counters = KEYS[1], leases = KEYS[2], holds = KEYS[3], users = KEYS[4], resting = KEYS[5], platform = KEYS[6],
+}
+local now_us = clock_us(ARGV[1])
+
+-- The hash of a counter.
+local function hash_of(home)
+  return home == 'p' and keys.platform or keys.counters
+end
+
+local function load(home, name)
+  return parse(redis.call('HGET', hash_of(home), name))
+end
+
+local function store(home, name, counter)
   local parts = {}
   for i = 1, #counter do
     parts[i] = text(counter[i])
   end
-  redis.call('HSET', counters, name, table.concat(parts, ' '))
+  redis.call('HSET', hash_of(home), name, table.concat(parts, ' '))
 end
 
 -- Exact, where a rounded division might not be. (Towards zero.)
@@ -139,15 +157,12 @@ local function overrun(hold, used)
   end
 end
 
-local keys = {counters = KEYS[1], leases = KEYS[2], holds = KEYS[3]}
-local now_us = clock_us(ARGV[1])
-
 -- The counter that a part was taken from (nil: dropped), advanced, and the name it is stored under.
 local function locate(part)
-  local counter = parse(redis.call('HGET', keys.counters, part.name))
+  local counter = load(part.home, part.name)
   if part.shape == 'w' and (not counter or counter[1] ~= part.start) then
     local name = part.name .. '@' .. text(part.start)
-    return parse(redis.call('HGET', keys.counters, name)), name
+    return load(part.home, name), name
   elseif part.shape == 'b' then
     return advance_bucket(part, counter, now_us), part.name
   end
@@ -156,16 +171,16 @@ end
 
 local function store_located(part, name, counter)
   if name ~= part.name and counter[4] == 0 and counter[5] == 0 then
-    redis.call('HDEL', keys.counters, name)
+    redis.call('HDEL', hash_of(part.home), name)
   else
-    store(keys.counters, name, counter)
+    store(part.home, name, counter)
   end
 end
 
 -- Keeps an ended window before a new one replaces it.
-local function keep_window(name, over)
+local function keep_window(home, name, over)
   if over[4] > 0 or over[5] > 0 then
-    store(keys.counters, name .. '@' .. text(over[1]), over)
+    store(home, name .. '@' .. text(over[1]), over)
   end
 end
 
@@ -179,13 +194,13 @@ local function by_meter(from)
   return numbers
 end
 
--- An empty part, from the 14 arguments of one limit (listed in wire.py).
-local COLUMNS = 14
+-- An empty part, from the 15 arguments of one limit (listed in wire.py).
+local COLUMNS = 15
 local function read_part(i)
   return {
     name = ARGV[i], shape = ARGV[i + 1], mode = tonumber(ARGV[i + 2]), meter = tonumber(ARGV[i + 3]),
     exact = ARGV[i + 4] == '1', amount = tonumber(ARGV[i + 8]), scale = tonumber(ARGV[i + 11]),
-    rate = tonumber(ARGV[i + 12]), lowest = tonumber(ARGV[i + 13]),
+    rate = tonumber(ARGV[i + 12]), lowest = tonumber(ARGV[i + 13]), home = ARGV[i + 14],
     start = 0, held = 0, charged = 0, most = 0,
   }
 end
@@ -199,8 +214,84 @@ local function store_hold(request_id, hold)
   redis.call('HSET', keys.holds, request_id, cmsgpack.pack(hold))
 end
 
+-- rules.rest_us
+local NEVER = 9000000000000000
+local function rest_us(shape, counter, cap, rate)
+  if shape == 'w' then
+    if counter[3] == 0 then
+      return 0
+    end
+    return counter[2] > 0 and counter[2] or NEVER
+  elseif shape == 'b' and counter[1] < cap then
+    return (counter[2] + quotient(cap - counter[1] + rate - 1, rate)) * 1000
+  end
+  return 0
+end
+
+-- The record of an end user; a new one where there is none.
+local function find_user(user)
+  local packed = redis.call('HGET', keys.users, user)
+  if packed then
+    return cmsgpack.unpack(packed), true
+  end
+  return {holds = 0, rest = 0, names = {}}, false
+end
+
+local function store_user(user, record)
+  redis.call('HSET', keys.users, user, cmsgpack.pack(record))
+  if record.holds > 0 then
+    redis.call('ZREM', keys.resting, user)
+  else
+    redis.call('ZADD', keys.resting, text(record.rest), user)
+  end
+end
+
+-- Notes a counter of an end user, and when it is at rest.
+local function note_counter(record, name, rest)
+  record.rest = math.max(record.rest, rest)
+  for _, known in ipairs(record.names) do
+    if known == name then
+      return
+    end
+  end
+  record.names[#record.names + 1] = name
+end
+
+-- Drops an end user's counters.
+local function forget_user(user)
+  redis.call('HDEL', keys.counters, unpack(find_user(user).names))
+  redis.call('HDEL', keys.users, user)
+  redis.call('ZREM', keys.resting, user)
+end
+
+-- The end user on whose counters a hold is; nil: none.
+local function user_of(hold)
+  for _, part in ipairs(hold.on) do
+    if part.home ~= '' and part.home ~= 'p' then
+      return part.home
+    end
+  end
+end
+
+-- One more request holds on the counters of its end user.
+local function hold_on_user(hold)
+  local user = user_of(hold)
+  if user then
+    local record = find_user(user)
+    record.holds = record.holds + 1
+    for _, part in ipairs(hold.on) do
+      if part.home == user then
+        note_counter(record, part.name, 0)
+      end
+    end
+    store_user(user, record)
+  end
+end
+
 -- Ends a hold: rules.settle on every counter it was taken from.
 local function finish(request_id, hold, actual)
+  local user = user_of(hold)
+  local record = user and find_user(user)
   for _, part in ipairs(hold.on) do
     local counter, name = locate(part)
     if counter then
@@ -208,7 +299,14 @@ local function finish(request_id, hold, actual)
       change(counter, part, 0, 0, 0)
       charge(counter, part, math.max(0, (actual and actual[part.meter] or 0) - charged))
       store_located(part, name, counter)
+      if part.home == user and name == part.name then
+        note_counter(record, name, rest_us(part.shape, counter, part.amount * part.scale, part.rate))
+      end
     end
+  end
+  if user then
+    record.holds = record.holds - 1
+    store_user(user, record)
   end
   redis.call('HDEL', keys.holds, request_id)
   redis.call('ZREM', keys.leases, request_id)
@@ -219,22 +317,31 @@ local function granted(hold, would_deny)
   local starts, raws, parts = {}, {}, {}
   for i, part in ipairs(hold.on) do
     starts[i] = part.start
-    raws[i] = redis.call('HGET', keys.counters, part.name) or ''
+    raws[i] = redis.call('HGET', hash_of(part.home), part.name) or ''
     parts[i] = {part.held, part.charged, part.most}
   end
   return {'granted', now_us, hold.limits, raws, parts, starts, hold.ahead, would_deny}
 end
 
--- Whether the counters were lost; every script checks this first.
+-- Whether the counters were lost, the tenant's or the platform's; every script checks this first.
 local function is_lost()
   return redis.call('HGET', keys.counters, EPOCH) ~= ARGV[2]
+    or keys.platform and redis.call('HGET', keys.platform, EPOCH) ~= ARGV[2]
+end
+
+-- Drops everything of a tenant.
+local function drop()
+  redis.call('DEL', keys.counters, keys.leases, keys.holds, keys.users, keys.resting)
 end
 
 -- Only the latest attempt at a rebuild may write; its first write drops what was there.
 local function may_rebuild(attempt)
+  if keys.platform and attempt < tonumber(redis.call('HGET', keys.platform, ATTEMPT) or '0') then
+    return false
+  end
   local latest = tonumber(redis.call('HGET', keys.counters, ATTEMPT) or '0')
   if attempt > latest then
-    redis.call('DEL', keys.counters, keys.leases, keys.holds)
+    drop()
     redis.call('HSET', keys.counters, ATTEMPT, text(attempt))
   end
   return attempt >= latest

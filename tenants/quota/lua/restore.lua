@@ -21,9 +21,9 @@ for i = 6 + METERS, #ARGV, COLUMNS do
     if part.shape == 'c' then
       counter = {0}
     elseif is_current then
-      local over = parse(redis.call('HGET', keys.counters, part.name))
+      local over = load(part.home, part.name)
       if over then
-        keep_window(part.name, over)
+        keep_window(part.home, part.name, over)
       end
       counter, name = {part.start, end_us, 0, 0, 0}, part.name
     else
@@ -35,6 +35,7 @@ for i = 6 + METERS, #ARGV, COLUMNS do
   store_located(part, name, counter)
   hold.on[#hold.on + 1] = part
 end
+hold_on_user(hold)
 store_hold(request_id, hold)
 redis.call('ZADD', keys.leases, text(now_us + tonumber(ARGV[4])), request_id)
 return {'restored', now_us}

@@ -35,8 +35,8 @@ if refused then
   store_hold(request_id, hold)
   local mine, current, parts = {}, {}, {}
   for i, part in ipairs(hold.on) do
-    mine[i] = found[i] and redis.call('HGET', keys.counters, names[i]) or ''
-    current[i] = redis.call('HGET', keys.counters, part.name) or ''
+    mine[i] = found[i] and redis.call('HGET', hash_of(part.home), names[i]) or ''
+    current[i] = redis.call('HGET', hash_of(part.home), part.name) or ''
     parts[i] = {part.held, part.charged, part.most}
   end
   return {'denied', now_us, hold.limits, current, parts, mine}

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from gateway import errors
+from gateway.budget.holds import EndUserRefused
 from gateway.domain.account import Account
 from gateway.domain.estimate import Times
-from gateway.error_mapping import budget_denied
+from gateway.error_mapping import as_api_error, budget_denied
 from gateway.errors import LONGEST_RETRY_S, ApiError
 from gateway.http.openai_responses import error_event
-from gateway.response_headers import MAX_POLICIES, quota_fields
-from tenants.quota.store import Denied, LimitState
+from gateway.response_headers import MAX_POLICIES, limit_headers, policy_name, quota_fields
+from tenants.quota.store import Denied, LimitNotKept, LimitState, TooManyEndUsers
 from tenants.types import NOTHING, Limit, LimitMode, Meter, SubjectKind, Tier, Window
 
 ARGUMENTS: dict[str, tuple[object, ...]] = {
@@ -38,6 +39,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "method_not_allowed": ("PUT", "/x"),
     "insufficient_quota": ("spent",),
     "rate_limited": ("wait", "tokens", 1.5),
+    "limit_not_kept": (),
     "queue_timeout": ("batch", 12.0, 2.0),
     "engine_failed": (),
     "accounts_unavailable": ("database",),
@@ -65,6 +67,14 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
 }
 CASES: list[tuple[str, ApiError]] = [
     *((name, getattr(errors, name)(*arguments)) for name, arguments in ARGUMENTS.items()),
+    *(
+        (name, make(seconds))
+        for seconds in (None, 12.2, LONGEST_RETRY_S + 1)
+        for name, make in {
+            "platform_limit": errors.platform_limit,
+            "too_many_end_users": lambda seconds: errors.too_many_end_users("amy", 10, seconds),
+        }.items()
+    ),
     ("queue_full", errors.queue_full("full", 2.0, tenant=True)),
     ("queue_full", errors.queue_full("full", 2.0, tenant=False)),
     ("engine_lost", errors.engine_lost(0)),
@@ -184,3 +194,50 @@ def test_a_refusal_by_a_limit_carries_the_fields_too() -> None:
     assert error.all_headers()["ratelimit"] == '"tenant-requests-minute";r=0;t=13'
     spent = replace(tight, window=Window.LIFETIME)
     assert "retry-after" not in budget_denied(Denied(spent, 1, 0, None, (state(spent, 0),))).all_headers()
+
+
+# ---------------------------------------------------------------- the platform
+
+
+def of_platform(meter: Meter, amount: int, **fields: object) -> Limit:
+    return replace(limit(meter, amount, **fields), kind=SubjectKind.PLATFORM, subject_id="platform")
+
+
+def test_of_a_platforms_limit_a_tenant_reads_only_that_it_binds_and_when_to_come_again() -> None:
+    mine = state(limit(Meter.REQUESTS, 20), 2)
+    full = state(of_platform(Meter.OUTPUT_TOKENS, 77_777, tier=Tier.BATCH, model="secret"), 0, 33.3)
+    free = state(of_platform(Meter.COST_NANOUSD, 88_888), 44_444)
+    soft = state(of_platform(Meter.REQUESTS, 66_666, mode=LimitMode.SOFT), 0)
+    for states, left in (
+        ((mine, free, soft), '"tenant-requests-minute";r=2;t=13'),
+        ((mine, full, free), '"platform";r=0;t=34, "tenant-requests-minute";r=2;t=13'),
+    ):
+        fields = limit_headers(states)
+        assert fields["ratelimit"] == left
+        assert fields["ratelimit-policy"] == '"tenant-requests-minute";q=20;w=60;qu="requests"'
+        assert fields["x-ratelimit-limit-requests"] == "20"
+        assert "x-ratelimit-limit-tokens" not in fields
+    assert limit_headers([full]) == {"ratelimit": '"platform";r=0;t=34'}
+    for retry_after_s, code in ((33.3, "rate_limit_exceeded"), (None, "insufficient_quota")):
+        error = budget_denied(Denied(full.limit, 99_999, 55_555, retry_after_s, (mine, full, free)))
+        said = f"{error.body().decode()} {error.all_headers()}"
+        assert error.code == code
+        assert error.retry_after_s == retry_after_s
+        for secret in ("77777", "88888", "44444", "99999", "55555", "batch", "secret", "output_tokens"):
+            assert secret not in said
+
+
+def test_a_limit_names_its_model_and_the_size_of_request_that_it_binds() -> None:
+    long = limit(Meter.REQUESTS, 5, model="org/Model-1", above_tokens=8_000)
+    assert policy_name(long) == "tenant-requests-minute-org_Model_1-above_8000"
+    users = replace(long, kind=SubjectKind.END_USER, model=None)
+    said = budget_denied(Denied(users, 1, 0, None)).message
+    assert "the end user's limit of requests per minute for requests of more than 8000 tokens" in said
+
+
+def test_an_end_user_too_many_is_named_with_the_way_out() -> None:
+    refused = as_api_error(EndUserRefused("amy", TooManyEndUsers(10, 7.5)), "req_1")
+    assert (refused.status, refused.code, refused.retry_after_s) == (429, "too_many_end_users", 7.5)
+    for part in ("'amy'", "10 end users", "in 8 s", "gateway.max_end_users"):
+        assert part in refused.message
+    assert as_api_error(LimitNotKept("a cluster"), "req_1").code == "limit_not_kept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,8 @@ def test_what_is_no_hard_rate_of_output_lets_everybody_pass() -> None:
         bucket(5, Meter.REQUESTS),
         bucket(5, Meter.INPUT_TOKENS),
         bucket(5, mode=LimitMode.SHADOW),
+        replace(bucket(5), kind=SubjectKind.PLATFORM),
+        replace(bucket(5), kind=SubjectKind.END_USER),
     ]
     assert fed_streams(others, sizes, 50.0) == {}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.config import GatewayConfig
 from gateway.domain.call import Call, ServedModel
 from gateway.errors import ApiError
 from gateway.requests.parse import RequestContext, parse_chat, parse_text
 from gateway.requests.schemas import ChatCompletionRequest, CompletionRequest, decode
-from tenants.types import Principal, Tier
+from tenants.types import Limit, Meter, Principal, SubjectKind, Tier, Window, end_user_id
 
 
 class Letters:
@@ -153,6 +155,39 @@ def test_fields_without_effect_are_accepted_as_openai_accepts_them() -> None:
     )  # fmt: skip
     assert call.sampling.top_k == 0
     assert 0 < call.sampling.top_p < 1e-6
+
+
+def test_the_end_user_is_the_safety_identifier_else_the_user() -> None:
+    for fields, named in (
+        ({}, ""),
+        ({"user": "u"}, "u"),
+        ({"user": "u", "safety_identifier": "s" * 64}, "s" * 64),
+        ({"user": "u", "safety_identifier": ""}, "u"),
+    ):
+        assert chat(**fields).end_user == text(prompt="a", **fields).end_user == named
+    for name in ("user", "safety_identifier"):
+        with pytest.raises(ApiError, match="65 characters") as caught:
+            chat(**{name: "x" * 65})
+        assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_the_limits_on_a_call_go_by_its_tier_model_size_and_end_user() -> None:
+    def limit(kind: SubjectKind = SubjectKind.TENANT, **fields: Any) -> Limit:
+        shape = {"window": Window.DAY} | fields
+        return Limit("lim", "ten_1", kind, "ten_1", Meter.REQUESTS, 5, **shape)
+
+    call = chat(max_tokens=10, n=2, user="amy")
+    tokens = call.input_tokens + 20
+    everything = [
+        limit(model=call.model), limit(model="x"), limit(above_tokens=tokens - 1), limit(above_tokens=tokens),
+        limit(tier=Tier.BATCH), limit(SubjectKind.END_USER),
+    ]  # fmt: skip
+    call = replace(call, principal=dataclasses.replace(call.principal, limits=tuple(everything)))
+    user = everything[-1].of_end_user(end_user_id(call.principal.tenant_id, "amy"))
+    assert call.limits_at(0) == (everything[0], everything[2], user)
+    assert call.limits_at(0, Tier.BATCH) == (everything[0], everything[2], everything[4], user)
+    assert call.limits_at(0)[-1].identity != everything[-1].identity
+    assert replace(call, end_user="").limits_at(0) == (everything[0], everything[2])
 
 
 def test_choices_of_a_seeded_prompt_have_seeds_of_their_own() -> None:

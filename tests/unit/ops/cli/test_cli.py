@@ -164,6 +164,28 @@ def test_a_tenant_its_key_and_its_limits_from_the_command_line(data_dir: str) ->
     assert answer_of("tenant", "suspend", "acme", *at)["status"] == "suspended"  # type: ignore[index]
 
 
+def test_limits_of_all_subjects_from_the_command_line(data_dir: str) -> None:
+    at = ("--data-dir", data_dir, "--json")
+    answer_of("tenant", "create", "acme", *at)
+    daily = ("--meter", "requests", "--window", "day", "--amount", "5")
+    shared = answer_of("limit", "set", "--platform", "--model", "large", "--tier", "batch", *daily, *at)
+    assert isinstance(shared, dict)
+    assert (shared["kind"], shared["tenant_id"], shared["model"]) == ("platform", None, "large")
+    each = answer_of("limit", "set", "--tenant", "acme", "--each-end-user", "--above", "8000", *daily, *at)
+    amy = answer_of("limit", "set", "--tenant", "acme", "--end-user", "amy", *daily, *at)
+    assert isinstance(each, dict)
+    assert isinstance(amy, dict)
+    assert (each["kind"], each["above_tokens"], each["end_user"]) == ("end_user", 8_000, None)
+    assert (amy["end_user"], amy["subject_id"][:4]) == ("amy", "usr_")
+    text = fairgate("limit", "list", *at[:2]).stdout
+    for part in ("all tenants together", "model large", "each end user of", "above 8,000", "end user amy of"):
+        assert part in " ".join(text.split())
+    assert "no server runs" in fairgate("limit", "show", amy["id"], *at[:2]).stdout
+    shown = answer_of("limit", "list", "--tenant", "acme", *at)
+    assert isinstance(shown, list)
+    assert [(item["id"], item["usage"]) for item in shown] == [(each["id"], None), (amy["id"], None)]
+
+
 def test_an_override_from_the_command_line(data_dir: str) -> None:
     at = ("--data-dir", data_dir, "--json")
     answer_of("tenant", "create", "acme", *at)
@@ -273,6 +295,22 @@ def test_a_tenant_is_changed_from_the_command_line(data_dir: str) -> None:
             ("limit", "set", "--tenant", "a", "--meter", "requests", "--window", "day", "--amount", "5",
              "--tier", "gold"),
             "--tier",
+        ),
+        (("limit", "set", "--meter", "requests", "--window", "day", "--amount", "5"), "--platform"),
+        (
+            ("limit", "set", "--tenant", "a", "--platform", "--meter", "requests", "--window", "day",
+             "--amount", "5"),
+            "--platform",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--end-user", "x", "--each-end-user", "--meter", "requests",
+             "--window", "day", "--amount", "5"),
+            "--each-end-user",
+        ),
+        (
+            ("limit", "set", "--tenant", "a", "--above", "-1", "--meter", "requests", "--window", "day",
+             "--amount", "5"),
+            "--above",
         ),
         (("price", "set", "m"), "--input"),
         (("price", "set", "m", "--input", "-1"), "--input"),

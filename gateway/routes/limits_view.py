@@ -1,0 +1,125 @@
+"""How much of limits is used: for operators, and for a tenant's own key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gateway.response_headers import tightness
+from tenants.directory.records import limit_as_json
+from tenants.quota.rules import is_platforms
+from tenants.quota.store import LimitState, QuotaStoreUnavailable
+from tenants.types import Limit, LimitMode, Principal, SubjectKind, end_user_id
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+MAX_USES_SHOWN = 2_000
+"""Limits whose counters one answer reads."""
+_OF_OPERATORS = ("tenant_id", "override", "thresholds")
+"""Fields that a tenant's own key does not read."""
+
+
+async def uses(
+    gateway: Gateway, limits: Sequence[Limit], end_user: str = "", *, beside: Sequence[Limit] = ()
+) -> dict[str, dict[str, Any]]:
+    """By limit id, the use of each limit; of a default of end users that of `end_user`, else how many of them
+    have counters. The first `MAX_USES_SHOWN` of them; none while the quota store is away. `beside`: limits
+    that may bind before these."""
+    store, chosen = gateway.deps.quota_store, limits[:MAX_USES_SHOWN]
+    resolved = _of_end_user([*chosen, *beside], end_user)
+    try:
+        states = await store.states(list(resolved.values()))
+        counted = {
+            tenant_id: await store.end_users(tenant_id)
+            for tenant_id in {limit.tenant_id for limit in chosen if limit.is_default}
+        }
+    except QuotaStoreUnavailable:
+        return {}
+    by_id = dict(zip(resolved, states, strict=True))
+    first = binding_first(by_id.values())
+    most = gateway.deps.config.max_end_users
+    return {
+        limit.limit_id: use_as_json(by_id[limit.limit_id], first)
+        if limit.limit_id in by_id
+        else {"end_users": counted[limit.tenant_id], "most_end_users": most}
+        for limit in chosen
+        if limit.limit_id in by_id or limit.is_default
+    }
+
+
+def binding_first(states: Iterable[LimitState]) -> set[str]:
+    """Of each tenant's hard limits (and of the platform's) the one that binds first: with the smallest share
+    left."""
+    first: dict[str, LimitState] = {}
+    for state in states:
+        tenant_id = state.limit.tenant_id
+        if state.limit.mode is LimitMode.HARD and (
+            tenant_id not in first or tightness(state) < tightness(first[tenant_id])
+        ):
+            first[tenant_id] = state
+    return {state.limit.identity for state in first.values()}
+
+
+def use_as_json(state: LimitState, first: set[str]) -> dict[str, Any]:
+    """The counter of one limit."""
+    return {
+        "used": state.used,
+        "held": state.held,
+        "remaining": state.available,
+        "reset_s": _or_never(state.reset_s),
+        "binds_first": state.limit.identity in first,
+    }
+
+
+async def own_limits(gateway: Gateway, principal: Principal, end_user: str) -> dict[str, Any]:
+    """What a key reads of the limits that bind its requests. Raises `QuotaStoreUnavailable`."""
+    now_s = gateway.deps.wall_clock()
+    in_force = [limit.at(now_s) for limit in principal.limits]
+    platform = [limit for limit in in_force if is_platforms(limit) and limit.mode is LimitMode.HARD]
+    user = end_user_id(principal.tenant_id, end_user) if end_user else ""
+    mine = [
+        limit
+        for limit in in_force
+        if not is_platforms(limit)
+        and (limit.kind is not SubjectKind.END_USER or limit.is_default or limit.subject_id == user)
+    ]
+    resolved = _of_end_user(mine, end_user)
+    states = await gateway.deps.quota_store.states([*resolved.values(), *platform])
+    by_id = dict(zip(resolved, states, strict=False))
+    full = [state for state in states[len(resolved) :] if not state.available]
+    first = set() if full else binding_first(by_id.values())
+    return {
+        "object": "list",
+        "data": [
+            _without(limit_as_json(resolved.get(limit.limit_id, limit)), _OF_OPERATORS)
+            | {"usage": use_as_json(by_id[limit.limit_id], first) if limit.limit_id in by_id else None}
+            for limit in mine
+            if limit.limit_id in by_id or not end_user
+        ],
+        "platform": {
+            "binds": bool(full),
+            "reset_s": _or_never(max(state.reset_s for state in full)) if full else None,
+        },
+    }
+
+
+def _of_end_user(limits: Iterable[Limit], end_user: str) -> dict[str, Limit]:
+    """By limit id, the limits with counters: a default as that of `end_user`, unless that one has its own."""
+    found = {limit.limit_id: limit for limit in limits if not limit.is_default}
+    if end_user:
+        taken = {limit.identity for limit in found.values()}
+        for default in (limit for limit in limits if limit.is_default):
+            limit = default.of_end_user(end_user_id(default.tenant_id, end_user))
+            if limit.identity not in taken:
+                found[limit.limit_id] = limit
+    return found
+
+
+def _or_never(reset_s: float) -> float | None:
+    return reset_s if math.isfinite(reset_s) else None
+
+
+def _without(shown: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in shown.items() if name not in names}
