@@ -444,8 +444,9 @@ def outcome_of(cause: BaseException) -> RequestOutcome:
         case StoppedByEngine():
             return RequestOutcome.ENGINE_FAILED
         case (
-            NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused() | LimitNotKept() | QueueRefused()
-            | SequenceRefused() | QuotaStoreUnavailable() | DatabaseUnavailable() | UnknownPrice()
+            NotInTime() | EstimateExceeds() | BudgetDenied() | EndUserRefused() | LimitNotKept()
+            | QueueRefused() | SequenceRefused() | QuotaStoreUnavailable() | DatabaseUnavailable()
+            | UnknownPrice()
         ):  # fmt: skip
             return RequestOutcome.REFUSED
     return RequestOutcome.FAILED
