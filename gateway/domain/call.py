@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,8 @@ class Call(msgspec.Struct, frozen=True):
     """False: the client named no length; `max_tokens` is what the context leaves."""
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
+    names_timeout: bool = False
+    """Its client said so outright, not only its SDK: in the batch tier its word goes before the tier's."""
     wants_progress: bool = False
     """Its stream reports the progress of its wait."""
     wordings: tuple[Wording, ...] = ()
@@ -68,6 +71,8 @@ class Call(msgspec.Struct, frozen=True):
     """Features for the length forecast."""
     names_tier: bool = False
     """The client asked for this tier; it is not only its key's default."""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Of its metadata what its tenant has declared, for the ledger."""
     binding: Binding | None = None
     """The quote that it redeems."""
     sequences: int = 0

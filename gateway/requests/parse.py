@@ -19,10 +19,13 @@ from gateway.domain.tiers import tier_of
 from gateway.requests.prompt import PromptRefused
 from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
-from tenants.types import Principal
+from tenants.types import Labels, Principal
 
 SMALLEST_TOP_P = 1e-9
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 _SEED_RANGE = range(-(2**63), 2**63)
 
 
@@ -51,6 +54,8 @@ class RequestContext:
     trace_context: str | None = None
     timeout_s: float | None = None
     """How long it may wait for its turn, if its client said so."""
+    names_timeout: bool = False
+    """Its client said so outright, and not only its SDK."""
     wants_progress: bool = False
 
 
@@ -147,10 +152,12 @@ def _call(
         trace_context=context.trace_context,
         asked_max_tokens=asked_max_tokens is not None,
         timeout_s=context.timeout_s,
+        names_timeout=context.names_timeout,
         wants_progress=context.wants_progress and bool(request.stream),
         wordings=wordings,
         pool=model.pool,
         names_tier=request.service_tier not in (None, "auto"),
+        labels=labels_of(request.metadata, principal.labels),
         traits=traits_of(
             wordings[0] if wordings else None,
             len(prompts[0]),
@@ -158,6 +165,33 @@ def _call(
             sampling,
         ),
     )
+
+
+def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str, str]:
+    """The pairs of a request's metadata that its tenant has declared as labels; the others are the client's
+    own. Raises `ApiError`."""
+    if not metadata:
+        return {}
+    if len(metadata) > MAX_METADATA:
+        raise errors.bad_request(
+            f"'metadata' holds {len(metadata)} pairs; the most is {MAX_METADATA}.", "metadata"
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise errors.bad_request(
+                f"Invalid 'metadata': the key '{key[:MAX_METADATA_KEY]}…' has {len(key)} characters; the most"
+                f" is {MAX_METADATA_KEY}.",
+                "metadata",
+            )
+        if len(value) > MAX_METADATA_VALUE:
+            raise errors.bad_request(
+                f"Invalid 'metadata.{key}': it has {len(value)} characters; the most is"
+                f" {MAX_METADATA_VALUE}.",
+                f"metadata.{key}",
+            )
+        if value not in declared.get(key, (value,)):
+            raise errors.invalid_label(key, value, declared[key])
+    return {key: value for key, value in metadata.items() if key in declared}
 
 
 def context_left_of(model: ServedModel, prompt_tokens: int) -> int:

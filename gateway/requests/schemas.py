@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[str, float] | None = None
     service_tier: str | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     top_k: int | None = None
     """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
     min_p: float | None = None

@@ -37,7 +37,8 @@ COMPLETES: dict[str, Any] = {
     "streams": True,
     "headers": {
         request_timeout.HEADER: (
-            "How long the request may wait for its turn, in seconds.",
+            "How long the request may wait for its turn, in seconds; in the batch tier up to a day, in the"
+            " others no longer than their own limit.",
             {"type": "number", "exclusiveMinimum": 0},
         ),
         queue_progress.HEADER: (
@@ -151,6 +152,7 @@ def _context(request: Request[Any, Any, Any], model: str) -> RequestContext:
         created=int(deps.wall_clock()),
         trace_context=trace_context(headers.get("traceparent")),
         timeout_s=request_timeout.timeout_s(headers.get(DEADLINE), headers.get(SDK_DEADLINE)),
+        names_timeout=DEADLINE in headers,
         wants_progress=queue_progress.wants_progress(headers.get(PROGRESS)),
     )
 

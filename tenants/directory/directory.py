@@ -297,6 +297,8 @@ def _entry(
         limits=tuple(limit for subject in path for limit in limits.get(subject, ())),
         on_low_budget=tenant.on_low_budget,
         reserved_tokens_per_s=tenant.reserved_tokens_per_s,
+        allow_from=key.allow_from,
+        labels=tenant.labels,
     )
     return _Entry(secret.digest, refusal, min(ends, default=None), principal)
 

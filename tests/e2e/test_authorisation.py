@@ -49,6 +49,7 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/admin/v1/tenants/{tenant}/resume"): "admin:write",
     ("GET", "/admin/v1/keys"): "admin:read",
     ("POST", "/admin/v1/keys"): "admin:write",
+    ("PATCH", "/admin/v1/keys/{key}"): "admin:write",
     ("POST", "/admin/v1/keys/{key}/rotate"): "admin:write",
     ("DELETE", "/admin/v1/keys/{key}"): "admin:write",
     ("GET", "/admin/v1/limits"): "admin:read",
