@@ -1,4 +1,4 @@
-"""The pages of the documentation, their blocks of code, and the commands that they name."""
+"""The pages of the documentation, their blocks of code, and what they may name: commands, flags, routes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from litestar import Litestar
 
+from gateway.app import HANDLERS
 from ops.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +20,7 @@ RUNS = "run"
 """Second word of a fence whose block is run by a test; pages show the first one's colours only."""
 
 _FENCE = re.compile(r"^```(?P<info>[^`\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-_SPAN = re.compile(r"`([^`]+)`")
+_SPAN = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n\n).)+?)(?<!`)\1(?!`)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 _NAME = re.compile(r"[a-z][a-z-]*")
 _SHELL = frozenset({"|", "||", "&&", ";", ">", "<", "&"})
@@ -48,7 +50,7 @@ def blocks(page: Path) -> list[Block]:
 
 def spans(page: Path) -> list[str]:
     """What stands in backticks in a page's sentences and tables, on one line each."""
-    return [" ".join(span.split()) for span in _SPAN.findall(_FENCE.sub("", page.read_text()))]
+    return [" ".join(span.split()) for _, span in _SPAN.findall(_FENCE.sub("", page.read_text()))]
 
 
 def commands(code: str) -> Iterator[list[str]]:
@@ -87,6 +89,20 @@ def all_commands(group: click.Group = cli) -> Iterator[click.Command]:
             yield from all_commands(command)
         else:
             yield command
+
+
+def routes() -> set[tuple[str, str]]:
+    """Method and path of everything that the application answers, documented or not."""
+    found: set[tuple[str, str]] = set()
+    app = Litestar(route_handlers=HANDLERS, openapi_config=None)
+    for route in app.routes:
+        for handler in getattr(route, "route_handlers", ()):
+            found |= {
+                (str(method), route.path_format or "/")
+                for method in handler.http_methods
+                if method not in ("OPTIONS", "HEAD")
+            }
+    return found
 
 
 def options_of(command: click.Command) -> set[str]:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 import pytest
-from litestar import Litestar
 
-from gateway.app import HANDLERS
 from ops.settings.settings import CONFIG_VARIABLE, IGNORED_PREFIX, SETTINGS, load
 from tests.support.documents import (
     PAGES,
+    ROOT,
     all_commands,
     blocks,
     command_of,
     commands,
     options_of,
+    routes,
     spans,
 )
 
@@ -27,22 +27,16 @@ OF_OTHERS = {
     "--target": "pip",
 }
 """Flags of other programs."""
-DOCS_PAGES = {"/docs", "/docs/openapi.json"}
+OF_THE_FRAMEWORK = {("GET", "/docs")}
 OF_OTHER_SERVERS = {"/health"}
 """Routes that upstreams have."""
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def routes() -> set[tuple[str, str]]:
-    """Method and path of every route, each parameter as `{}`."""
-    app = Litestar(route_handlers=HANDLERS, openapi_config=None)
-    found = {("GET", path) for path in DOCS_PAGES}
-    for route in app.routes:
-        for handler in getattr(route, "route_handlers", ()):
-            path = re.sub(r"\{[^}]*\}", "{}", route.path_format or "/")
-            found |= {(str(method), path) for method in handler.http_methods}
-    return found
+def plain(path: str) -> str:
+    """A route whatever its parameters are called."""
+    return re.sub(r"\{[^}]*\}", "{}", path).rstrip(".")
 
 
 def test_what_is_shown_as_a_program_runs() -> None:
@@ -100,17 +94,14 @@ def test_every_flag_that_stands_alone_is_some_commands(page: Path) -> None:
 
 @by_page
 def test_every_route_exists(page: Path) -> None:
-    known = routes()
+    known = {(method, plain(path)) for method, path in routes() | OF_THE_FRAMEWORK}
     methods = "|".join(sorted({method for method, _ in known}))
     text = page.read_text()
-    named = {
-        (method, re.sub(r"\{[^}]*\}", "{}", path).rstrip(".,:;)"))
-        for method, path in re.findall(rf"\b({methods}) (/[\w/{{}}.-]*)", text)
-    }
+    named = {(method, plain(path)) for method, path in re.findall(rf"\b({methods}) (/[\w/{{}}.-]*)", text)}
     assert named - known == set()
     # Without a method: a route, or what several begin with.
     paths = {path for _, path in known} | OF_OTHER_SERVERS
-    alone = {re.sub(r"\{[^}]*\}", "{}", span) for span in spans(page) if re.fullmatch(r"/[\w/{}-]+", span)}
+    alone = {plain(span) for span in spans(page) if re.fullmatch(r"/[\w/{}-]+", span)}
     assert {path for path in alone if not any(each.startswith(path) for each in paths)} == set()
 
 
@@ -135,3 +126,16 @@ def test_every_file_of_settings_loads(page: Path, tmp_path: Path) -> None:
             config = tmp_path / "fairgate.toml"
             config.write_text(block.code)
             load({}, {}, config)
+
+
+def test_every_error_code_exists() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
+    rows = re.findall(r"^\| [\d, ]+ \| (.*?) \|", (ROOT / "docs" / "using-the-api.md").read_text(), re.M)
+    codes = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert len(codes) > 20
+    # Of stores the code is made from the store's name.
+    assert {
+        code
+        for code in codes
+        if f'"{code}"' not in sources and f'"{code.removesuffix("_unavailable")}"' not in sources
+    } == set()
