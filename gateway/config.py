@@ -12,6 +12,7 @@ from engine.bounds import Bounded
 from engine.scheduling.options import PolicyOptions
 from engine.scheduling.policy import DEFAULT_POLICY
 from gateway.flow.control_rules import ControlMode
+from tenants.networks import Network
 from tenants.types import Tier
 
 PERCENT = {"unit": "percent"}
@@ -29,6 +30,11 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
         Meta(ge=1024, le=2**30, extra={"unit": "bytes"}),
         "Largest request body; a larger one is refused with 413.",
     ] = field(default=2**20, name="body_limit")
+    trusted_proxies: Annotated[
+        tuple[Network, ...],
+        "Proxies in front of the gateway whose X-Forwarded-For says where a request comes from; the default"
+        " trusts none: the address is the connection's.",
+    ] = ()
     max_queued: Annotated[
         int, Meta(ge=1, le=1_000_000), "Most requests that wait in the queue, all tenants together."
     ] = 2_048
@@ -41,9 +47,11 @@ class GatewaySettings(Bounded, frozen=True, kw_only=True):
     ttl_standard_s: Annotated[float, Meta(ge=0.1, le=86_400), "Longest wait in the queue, tier standard."] = (
         field(default=300.0, name="ttl_standard")
     )
-    ttl_batch_s: Annotated[float, Meta(ge=0.1, le=604_800), "Longest wait in the queue, tier batch."] = field(
-        default=540.0, name="ttl_batch"
-    )
+    ttl_batch_s: Annotated[
+        float,
+        Meta(ge=0.1, le=604_800),
+        "Longest wait in the queue, tier batch, where the client names none in X-Fairgate-Timeout-S.",
+    ] = field(default=900.0, name="ttl_batch")
     queue: Annotated[
         Literal["shared", "own"],
         "Whether gateways with the same Redis and the same engines share the queue in front of them, so that"

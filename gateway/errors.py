@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 import msgspec
@@ -177,6 +178,29 @@ def invalid_api_key(reason: str) -> ApiError:
     message = _KEY_MESSAGES.get(reason, _KEY_MESSAGES["unknown"])
     return ApiError(
         401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"}, should_retry=False
+    )
+
+
+def address_not_allowed(address: IPv4Address | IPv6Address | None) -> ApiError:
+    """403: a valid key, used from an address outside its networks, which are not named. None: the address is
+    unknown, which counts as outside."""
+    seen = (
+        f"from {address}. An administrator can allow it: fairgate key set KEY_ID --allow-from {address}"
+        if address is not None
+        else "from here: the client's address cannot be read from 'X-Forwarded-For' as the proxy sent it"
+    )
+    return ApiError(
+        403, "address_not_allowed", f"This API key may not be used {seen}.", type="permission_error"
+    )
+
+
+def invalid_label(key: str, value: str, allowed: tuple[str, ...]) -> ApiError:
+    """A label whose value is none of those that its tenant has declared."""
+    return bad_request(
+        f"Invalid 'metadata.{key}': '{value}' is none of the values that your administrator has declared for"
+        f" this label: {', '.join(allowed)}. Send one of these, or leave the label out.",
+        f"metadata.{key}",
+        "invalid_label",
     )
 
 

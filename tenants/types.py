@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
+
+from tenants.networks import Network
 
 
 class Tier(StrEnum):
@@ -241,6 +244,10 @@ NOTHING = Amounts(requests=0)
 """Zero of everything, requests included."""
 
 
+Labels = Mapping[str, tuple[str, ...]]
+"""Labels that a tenant has declared: keys of a request's `metadata`, each with the values it may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The caller, resolved from an API key, with everything the hot path needs."""
@@ -264,6 +271,9 @@ class Principal:
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """Service that its tenant gets before all others, in cost tokens (input + 2 x output); 0: none."""
+    allow_from: tuple[Network, ...] = ()
+    """Networks that the key may be used from; empty: anywhere."""
+    labels: Labels = field(default_factory=dict, hash=False)
 
     def limits_for(self, request: RequestTraits, now_s: float) -> tuple[Limit, ...]:
         """The limits on a request, as in force at `now_s` (seconds since 1970). The tenant's default for end

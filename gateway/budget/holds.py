@@ -325,6 +325,7 @@ class Holds:
             detail=detail,
             charged_to=charged_to,
             price_version=price_version,
+            labels=call.labels,
         )
 
     def _now(self) -> datetime:

@@ -110,6 +110,8 @@ class IdempotencyKeys:
 
     async def _claim(self, call: Call, scope: Scope, print_: str, instead_of: str | None) -> Claimed | None:
         now_us = self._now_us()
+        # The key outlives the longest wait of its request: it must not be free again while that waits.
+        waits_s = call.timeout_s if call.names_timeout and call.timeout_s is not None else 0.0
         try:
             return await self._store.claim(
                 scope,
@@ -117,7 +119,7 @@ class IdempotencyKeys:
                 call.request_id,
                 self._deps.gateway_id,
                 now_us=now_us,
-                expires_us=now_us + round(self._deps.config.idempotency_ttl_s * 1e6),
+                expires_us=now_us + round((self._deps.config.idempotency_ttl_s + waits_s) * 1e6),
                 instead_of=instead_of,
             )
         except TooManyKeys as error:

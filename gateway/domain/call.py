@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,8 @@ class Call(msgspec.Struct, frozen=True):
     """The longest wait (p90) that it may be told, if its client said so."""
     max_cost_nanousd: int | None = None
     """The most that it may cost, if its client said so."""
+    names_timeout: bool = False
+    """Its client said so outright, not only its SDK: in the batch tier its word goes before the tier's."""
     wordings: tuple[Wording, ...] = ()
     """The client's text, by prompt, for servers that tokenise by themselves."""
     pool: str = ""
@@ -73,6 +76,8 @@ class Call(msgspec.Struct, frozen=True):
     """Features for the length forecast."""
     names_tier: bool = False
     """The client asked for this tier; it is not only its key's default."""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Of its metadata what its tenant has declared, for the ledger."""
     binding: Binding | None = None
     """The quote that it redeems."""
     end_user: str = ""

@@ -1,7 +1,8 @@
 """Authentication and scope checks.
 
 A guard of every route that says `opt={"scope": ...}`. It puts a `Principal` into the connection's state: the
-key's own, or that of the local CLI, which proves itself with the control token.
+key's own, or that of the local CLI, which proves itself with the control token. A key that is bound to
+networks is refused from any other address.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from litestar.handlers import BaseRouteHandler
 
 from gateway import errors
 from gateway.http.asgi import begin, headers_of
+from gateway.http.client_address import client_of
 from tenants.errors import KeyRejected
+from tenants.networks import is_within
 from tenants.types import SCOPES, Principal, Tier
 
 if TYPE_CHECKING:
@@ -73,6 +76,10 @@ async def require_scope(connection: ASGIConnection[Any, Any, Any, Any], handler:
         principal = authenticate(deps, authorization)
     except KeyRejected as rejected:
         principal = await _authenticate_again(deps, authorization, rejected)
+    if principal.allow_from:
+        address = client_of(connection.scope, deps.config.trusted_proxies)
+        if address is None or not is_within(address, principal.allow_from):
+            raise errors.address_not_allowed(address)
     if scope not in principal.scopes:
         raise errors.scope_missing(scope)
     connection.scope["state"]["principal"] = principal

@@ -1,8 +1,8 @@
 """The longest wait for a turn that a request's headers allow.
 
 `X-Fairgate-Timeout-S` says it outright. SDKs send their own read timeout (`x-stainless-read-timeout`): a
-client that has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts;
-the tier's own limit is applied with them.
+client that has hung up by then needs no turn, so a refusal has to be out a moment earlier. The least counts.
+The tier's own limit is applied with them, but in the batch tier gives way to a time that was said outright.
 """
 
 from __future__ import annotations

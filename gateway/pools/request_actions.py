@@ -176,6 +176,7 @@ class RequestActions:
             "elapsed_s": round(self._clock() - run.times.arrived_s, 3),
             "input_tokens": call.input_tokens,
             "output_tokens": run.output_tokens,
+            "labels": call.labels,
         }
 
 

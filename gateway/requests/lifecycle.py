@@ -258,9 +258,14 @@ class Lifecycle:
             await self._finisher.settle(run, outcome, cause)
 
     def _expires_s(self, run: Run) -> float:
-        """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier."""
-        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[run.call.tier]
-        return of_tier_s if run.expires_s is None else min(of_tier_s, run.expires_s)
+        """When it leaves the queue: by its client's timeout or its tier's, whichever is earlier. In the batch
+        tier a timeout that the client names outright is the only one."""
+        call = run.call
+        of_tier_s = run.times.arrived_s + self._limits.feed_wait_s[call.tier]
+        if run.expires_s is None:
+            return of_tier_s
+        is_own = call.tier is Tier.BATCH and call.names_timeout
+        return run.expires_s if is_own else min(of_tier_s, run.expires_s)
 
     async def _reserve(self, run: Run) -> None:
         """4: holds what it probably needs, or nothing. Waiting for its tenant's rate it holds nothing."""

@@ -19,10 +19,13 @@ from gateway.domain.tiers import tier_of
 from gateway.requests.prompt import PromptRefused
 from gateway.requests.schemas import ChatCompletionRequest, ChatMessage, CompletionRequest, Sampling
 from gateway.upstream.base import Wording
-from tenants.types import MAX_END_USER_CHARS, Principal
+from tenants.types import MAX_END_USER_CHARS, Labels, Principal
 
 SMALLEST_TOP_P = 1e-9
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 _SEED_RANGE = range(-(2**63), 2**63)
 
 
@@ -54,6 +57,8 @@ class RequestContext:
     progress: bool | None = None
     max_wait_s: float | None = None
     max_cost_nanousd: int | None = None
+    names_timeout: bool = False
+    """Its client said so outright, and not only its SDK."""
 
 
 def parse_chat(request: ChatCompletionRequest, context: RequestContext) -> Call:
@@ -152,10 +157,12 @@ def _call(
         progress=context.progress if request.stream else False,
         max_wait_s=context.max_wait_s,
         max_cost_nanousd=context.max_cost_nanousd,
+        names_timeout=context.names_timeout,
         wordings=wordings,
         pool=model.pool,
         end_user=_end_user(request),
         names_tier=request.service_tier not in (None, "auto"),
+        labels=labels_of(request.metadata, principal.labels),
         traits=traits_of(
             wordings[0] if wordings else None,
             len(prompts[0]),
@@ -176,6 +183,33 @@ def _end_user(request: Sampling) -> str:
                 name,
             )
     return request.safety_identifier or request.user or ""
+
+
+def labels_of(metadata: Mapping[str, str] | None, declared: Labels) -> dict[str, str]:
+    """The pairs of a request's metadata that its tenant has declared as labels; the others are the client's
+    own. Raises `ApiError`."""
+    if not metadata:
+        return {}
+    if len(metadata) > MAX_METADATA:
+        raise errors.bad_request(
+            f"'metadata' holds {len(metadata)} pairs; the most is {MAX_METADATA}.", "metadata"
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise errors.bad_request(
+                f"Invalid 'metadata': the key '{key[:MAX_METADATA_KEY]}…' has {len(key)} characters; the most"
+                f" is {MAX_METADATA_KEY}.",
+                "metadata",
+            )
+        if len(value) > MAX_METADATA_VALUE:
+            raise errors.bad_request(
+                f"Invalid 'metadata.{key}': it has {len(value)} characters; the most is"
+                f" {MAX_METADATA_VALUE}.",
+                f"metadata.{key}",
+            )
+        if value not in declared.get(key, (value,)):
+            raise errors.invalid_label(key, value, declared[key])
+    return {key: value for key, value in metadata.items() if key in declared}
 
 
 def context_left_of(model: ServedModel, prompt_tokens: int) -> int:

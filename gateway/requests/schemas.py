@@ -68,7 +68,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     safety_identifier: str | None = None
     """The end user, before `user`."""
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     top_k: int | None = None
     """Vendor extra, as vLLM and SGLang have it; 0 or -1: off."""
     min_p: float | None = None

@@ -8,6 +8,7 @@ import msgspec
 from litestar import Request, Response
 
 from gateway.http.authentication import principal_of
+from gateway.http.client_address import client_of
 from gateway.requests.schemas import decode
 from gateway.routes.context import body_of, gateway_of, json_response
 from tenants.admin.audit import Actor
@@ -31,6 +32,6 @@ async def changed(request: Request[Any, Any, Any], shown: object, status: int = 
 def actor(request: Request[Any, Any, Any]) -> Actor:
     """The acting key and its client address, for the audit."""
     principal = principal_of(request)
-    origin = request.client.host if request.client is not None else ""
+    address = client_of(request.scope, gateway_of(request).deps.config.trusted_proxies)
     name = "control" if principal.key_id == "control" else f"key:{principal.key_prefix}"
-    return Actor(name, origin[:128])
+    return Actor(name, "" if address is None else str(address))

@@ -20,7 +20,7 @@ from gateway.routes.admin_common import READ, WRITE, actor, asked, changed
 from gateway.routes.context import gateway_of, json_response
 from gateway.routes.policy_view import MAX_DECISIONS, MAX_STEPS, change_policy, policy_of
 from gateway.routes.status_view import status_of
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyChange, KeyCreate, TenantChange, TenantCreate
 from tenants.ledger.verify import verify_ledger
 
 MAX_LOG_PAGE = 5_000
@@ -178,6 +178,18 @@ async def create_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     return await changed(request, key.as_json() | {"key": secret}, 201)
 
 
+@patch(
+    "/admin/v1/keys/{key:str}",
+    opt=WRITE | {"body": KeyChange},
+    summary="Change a key",
+    description="What is not named stays as it is.",
+)
+async def change_key(request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+    wanted = await asked(request, KeyChange)
+    edited = await gateway_of(request).deps.admin.update_key(actor(request), key, wanted)
+    return await changed(request, edited.as_json())
+
+
 @post(
     "/admin/v1/keys/{key:str}/rotate",
     status_code=200,
@@ -211,6 +223,7 @@ HANDLERS = [
     resume_tenant,
     list_keys,
     create_key,
+    change_key,
     rotate_key,
     revoke_key,
     *limits.HANDLERS,

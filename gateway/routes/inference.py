@@ -39,7 +39,8 @@ COMPLETES: dict[str, Any] = {
     "streams": True,
     "headers": {
         request_timeout.HEADER: (
-            "How long the request may wait for its turn, in seconds.",
+            "How long the request may wait for its turn, in seconds; in the batch tier up to a day, in the"
+            " others no longer than their own limit.",
             {"type": "number", "exclusiveMinimum": 0},
         ),
         queue_progress.HEADER: (
@@ -165,6 +166,7 @@ def _context(request: Request[Any, Any, Any], model: str) -> RequestContext:
         progress=queue_progress.wants_progress(headers.get(PROGRESS)),
         max_wait_s=estimate_bounds.max_wait_s(headers.get(MAX_WAIT)),
         max_cost_nanousd=estimate_bounds.max_cost_nanousd(headers.get(MAX_COST)),
+        names_timeout=DEADLINE in headers,
     )
 
 

@@ -250,6 +250,7 @@ def ended_request(row: LedgerRow) -> dict[str, Any]:
         "input_tokens": row.amounts.input_tokens,
         "output_tokens": row.amounts.output_tokens,
         "cost_nanousd": row.amounts.cost_nanousd,
+        "labels": row.labels,
     }
 
 

@@ -46,6 +46,8 @@ OWNER = "owner"
 """Tenant of the admin key that the first start makes."""
 MODEL_LOAD_S = 900.0
 KEEP_ALIVE_S = 30
+PROBE_EVERY_S = 60
+"""Of a connection on which nothing moves."""
 COLLECT_AFTER_OBJECTS = 20_000
 """Python's own is 700."""
 BACKLOG = 2048
@@ -178,6 +180,12 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise StartFailed(f"host {host} is not an address of this machine: {error.strerror}") from None
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit these: a batch request may wait in silence for a day, which routers on the way
+        # would take for its end, and a client that is gone without a word is noticed.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+            if hasattr(socket, name):  # else the system's own times count
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), PROBE_EVERY_S)
         try:
             listener.bind(address)
             # Only listening shows whether another process listens there.

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from tenants.errors import Invalid
+from tenants.networks import Network, network_of
 from tenants.pricing.pricing import Price
 
 T = TypeVar("T")
@@ -83,6 +84,8 @@ def kind_of(hint: Any) -> ValueKind[Any]:
             return _text(meta.title or "", meta.pattern or "")
         case pathlib.Path, _:
             return _path()
+        case other, _ if other == tuple[Network, ...]:
+            return _networks()
     return _mapped({str(choice): choice for choice in get_args(base) or base})
 
 
@@ -156,6 +159,22 @@ def _path() -> ValueKind[Path]:
         return Path(text).expanduser()
 
     return ValueKind("a path", parse)
+
+
+def _networks() -> ValueKind[tuple[Network, ...]]:
+    """Networks, separated by commas."""
+
+    def parse(text: str) -> tuple[Network, ...]:
+        try:
+            return tuple(network_of(item.strip()) for item in text.split(",") if item.strip())
+        except ValueError as error:
+            raise Unaccepted(str(error)) from None
+
+    return ValueKind(
+        "networks in CIDR notation, separated by commas, such as 10.0.0.0/8,2001:db8::/32",
+        parse,
+        lambda value: ",".join(map(str, value)),
+    )
 
 
 def _text(accepts: str, pattern: str) -> ValueKind[str]:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tenants.admin import audit, validation
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, TenantChange, TenantCreate
+from tenants.admin.commands import KeyChange, KeyCreate, TenantChange, TenantCreate
 from tenants.admin.limits import LimitCommands
 from tenants.admin.policy import PolicyCommands
 from tenants.admin.prices import PriceCommands
@@ -26,6 +26,7 @@ from tenants.directory import queries
 from tenants.directory.keys import PEPPER_SETTING, fingerprint, new_id, new_key
 from tenants.directory.records import ApiKey, Project, Status, Tenant, from_us, limit_as_json, tier_names
 from tenants.errors import AlreadyExists, Invalid, PepperMismatch
+from tenants.networks import Network
 from tenants.storage import tables
 from tenants.types import Limit, OnLowBudget, Tier
 
@@ -116,6 +117,8 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
                 new |= {"default_tier": default, "tiers": validation.tiers(default, wanted.tiers)}
             if wanted.models is not None:
                 new["models"] = validation.models(wanted.models)
+            if wanted.labels is not None:
+                new["labels"] = validation.labels(before.labels, wanted.labels)
             return replace(before, **new)
 
         return await self._edit_tenant(actor, "tenant.update", tenant, edit)
@@ -197,6 +200,7 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
         the tenant's, also when those change later; otherwise they must lie within the tenant's."""
         chosen_scopes = validation.scopes(DEFAULT_SCOPES if wanted.scopes is None else wanted.scopes)
         chosen_models, expires_in_s = validation.models(wanted.models), wanted.expires_in_s
+        networks = validation.networks(wanted.allow_from)
         if name:
             validation.name("name", name)
         if expires_in_s is not None:
@@ -242,6 +246,7 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
                     default_tier=default.value if default else None,
                     created_us=now_us,
                     expires_us=None if expires_in_s is None else now_us + round(expires_in_s * 1e6),
+                    allow_from=_network_column(networks),
                 )
             )
             _insert_secret(connection, key_id, secret.public_id, secret.digest, now_us)
@@ -249,6 +254,25 @@ class Admin(LimitCommands, PolicyCommands, PriceCommands, SloCommands):
             return Change(key, key_id, owner.tenant_id, after=key.as_json())
 
         return await self._act(actor, "key.create", change), secret.text
+
+    async def update_key(
+        self, actor: Actor | str, key: str, wanted: KeyChange, tenant: str | None = None
+    ) -> ApiKey:
+        """Changes the given fields of a key, by id or visible prefix. With `tenant` only a key of that tenant
+        is found."""
+
+        def change(connection: Connection, now_us: int) -> Change[ApiKey]:
+            before = after = self._find_key(connection, key, tenant)
+            if wanted.allow_from is not None:
+                after = replace(before, allow_from=validation.networks(wanted.allow_from))
+            connection.execute(
+                update(tables.api_keys)
+                .where(tables.api_keys.c.id == before.key_id)
+                .values(allow_from=_network_column(after.allow_from))
+            )
+            return Change(after, after.key_id, after.tenant_id, before.as_json(), after.as_json())
+
+        return await self._act(actor, "key.update", change)
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Keys of one tenant, or of all; revoked ones included."""
@@ -377,7 +401,12 @@ def _columns(tenant: Tenant) -> dict[str, Any]:
         "models": None if tenant.models is None else sorted(tenant.models),
         "on_low_budget": tenant.on_low_budget.value,
         "reserved_tokens_per_s": tenant.reserved_tokens_per_s,
+        "labels": {key: list(values) for key, values in tenant.labels.items()} or None,
     }
+
+
+def _network_column(networks: Iterable[Network]) -> list[str] | None:
+    return [str(network) for network in networks] or None
 
 
 def _insert_unique(connection: Connection, statement: Any, what: str, name: str) -> None:

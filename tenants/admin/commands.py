@@ -29,6 +29,9 @@ class TenantChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: list[str] | None = None
     on_low_budget: str | None = None
     reserved_tokens_per_s: float | None = None
+    labels: dict[str, list[str]] | None = None
+    """Keys of requests' `metadata` that go to the ledger, each with the values allowed; an empty list drops
+    the label, and labels that are not named stay."""
 
 
 class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +43,15 @@ class KeyCreate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     expires_in_s: float | None = None
     models: list[str] | None = None
     tiers: list[str] | None = None
+    allow_from: list[str] | None = None
+    """Networks in CIDR notation that it may be used from; none: anywhere."""
+
+
+class KeyChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /admin/v1/keys/{id}`."""
+
+    allow_from: list[str] | None = None
+    """As of a new key; an empty list: anywhere."""
 
 
 class LimitSet(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from tenants.admin.commands import LimitSet
 from tenants.errors import Invalid
-from tenants.types import MAX_END_USER_CHARS, SCOPES, Limit, LimitMode, Meter, OnLowBudget, Tier, Window
+from tenants.networks import Network, network_of
+from tenants.types import (
+    MAX_END_USER_CHARS,
+    SCOPES,
+    Labels,
+    Limit,
+    LimitMode,
+    Meter,
+    OnLowBudget,
+    Tier,
+    Window,
+)
 
 MAX_TENANTS = 10_000
 MAX_PROJECTS_PER_TENANT = 200
@@ -25,6 +36,10 @@ MAX_LIMITS_PER_SUBJECT = 32
 MAX_SECRETS_PER_KEY = 4
 MAX_MODELS = 100
 MAX_MODEL_CHARS = 256
+MAX_NETWORKS = 32
+MAX_LABELS = 8
+MAX_LABEL_VALUES = 64
+MAX_LABEL_CHARS = 64
 
 MIN_WEIGHT = 0.01
 MAX_WEIGHT = 1_000.0
@@ -147,6 +162,49 @@ def scopes(values: Iterable[str]) -> frozenset[str]:
         wrong = ", ".join(sorted(map(repr, chosen - SCOPES))) or "none"
         raise Invalid("scopes", f"{wrong} given; choose from {', '.join(sorted(SCOPES))}")
     return chosen
+
+
+def networks(values: Iterable[str] | None) -> tuple[Network, ...]:
+    """Networks that a key may be used from; none: anywhere."""
+    try:
+        chosen = dict.fromkeys(network_of(value) for value in values or ())
+    except ValueError as error:
+        raise Invalid("allow_from", str(error)) from None
+    if len(chosen) > MAX_NETWORKS:
+        raise Invalid("allow_from", f"{len(chosen)} networks; the most is {MAX_NETWORKS}: name larger ones")
+    return tuple(chosen)
+
+
+def labels(before: Labels, wanted: Mapping[str, Iterable[str]]) -> Labels:
+    """A tenant's labels after a change: each that is `wanted` has these values, or is dropped where there are
+    none; the others stay."""
+    after = dict(before)
+    for key, values in wanted.items():
+        chosen = tuple(sorted({_label(value) for value in values}))
+        if chosen:
+            after[_label(key)] = chosen
+        elif after.pop(key, None) is None:
+            known = ", ".join(map(repr, before)) or "none"
+            raise Invalid(
+                "labels", f"{key[:MAX_LABEL_CHARS]!r} is not there to be dropped; there are: {known}"
+            )
+    for key, chosen in after.items():
+        if len(chosen) > MAX_LABEL_VALUES:
+            raise Invalid("labels", f"{key!r} has {len(chosen)} values; the most is {MAX_LABEL_VALUES}")
+    if len(after) > MAX_LABELS:
+        raise Invalid("labels", f"{len(after)} of them; the most is {MAX_LABELS}: drop one that is not used")
+    return after
+
+
+def _label(text: str) -> str:
+    """A label's key or value."""
+    if not 0 < len(text) <= MAX_LABEL_CHARS or not text.isprintable() or text != text.strip():
+        raise Invalid(
+            "labels",
+            f"{text[:MAX_LABEL_CHARS]!r}: keys and values have 1 to {MAX_LABEL_CHARS} printable characters,"
+            " without spaces around them",
+        )
+    return text
 
 
 def seconds(field: str, value: float, most: float, *, least: float = 0.0) -> float:

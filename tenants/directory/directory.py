@@ -308,6 +308,8 @@ def _entry(
         limits=(*of_path, *of_users),
         on_low_budget=tenant.on_low_budget,
         reserved_tokens_per_s=tenant.reserved_tokens_per_s,
+        allow_from=key.allow_from,
+        labels=tenant.labels,
     )
     return _Entry(secret.digest, refusal, min(ends, default=None), principal)
 

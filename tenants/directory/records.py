@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import RowMapping
 
 from tenants.directory.keys import prefix_of
+from tenants.networks import Network, network_of
 from tenants.types import (
     DEFAULT_THRESHOLDS,
     PLATFORM,
+    Labels,
     Limit,
     LimitMode,
     Meter,
@@ -63,6 +65,7 @@ class Tenant:
     on_low_budget: OnLowBudget = OnLowBudget.REFUSE
     reserved_tokens_per_s: float = 0.0
     """In cost tokens (input + 2 x output); 0: none."""
+    labels: Labels = field(default_factory=dict, hash=False)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +78,7 @@ class Tenant:
             "default_tier": self.default_tier.value,
             "tiers": tier_names(self.tiers),
             "models": None if self.models is None else sorted(self.models),
+            "labels": {key: list(values) for key, values in self.labels.items()},
             "created_at": _iso(self.created_at),
         }
 
@@ -116,6 +120,8 @@ class ApiKey:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    allow_from: tuple[Network, ...] = ()
+    """Networks that it may be used from; empty: anywhere."""
 
     def status(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """The key's own status at `now`, regardless of its tenant's."""
@@ -134,6 +140,7 @@ class ApiKey:
             "models": None if self.models is None else sorted(self.models),
             "tiers": None if self.tiers is None else tier_names(self.tiers),
             "default_tier": self.default_tier.value if self.default_tier else None,
+            "allow_from": [str(network) for network in self.allow_from],
             "created_at": _iso(self.created_at),
             "expires_at": _iso(self.expires_at),
             "revoked_at": _iso(self.revoked_at),
@@ -192,6 +199,7 @@ def tenant_from(row: Row) -> Tenant:
         created_at=from_us(row["created_us"]),
         on_low_budget=OnLowBudget(row["on_low_budget"]),
         reserved_tokens_per_s=row["reserved_tokens_per_s"],
+        labels={key: tuple(values) for key, values in (row["labels"] or {}).items()},
     )
 
 
@@ -219,6 +227,7 @@ def key_from(row: Row, public_id: str) -> ApiKey:
         created_at=from_us(row["created_us"]),
         expires_at=_optional(row["expires_us"]),
         revoked_at=_optional(row["revoked_us"]),
+        allow_from=tuple(network_of(network) for network in row["allow_from"] or ()),
     )
 
 

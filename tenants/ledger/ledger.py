@@ -294,6 +294,7 @@ def _values(new_row: _NewRow) -> tuple[Any, ...]:
         to_us(row.at),
         msgspec.json.encode(row.detail).decode(),
         new_row.counter_set,
+        msgspec.json.encode(row.labels).decode() if row.labels else None,
     )
 
 
@@ -362,6 +363,7 @@ def _rows(connection: Connection, query: Any) -> list[LedgerRow]:
             counted_input=row["counted_input"],
             counted_output=row["counted_output"],
             price_version=row["price_version"],
+            labels=row["labels"] or {},
         )
         for row in found
     ]

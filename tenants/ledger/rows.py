@@ -45,6 +45,8 @@ class LedgerRow(msgspec.Struct, frozen=True):
     counted_output: int | None = None
     """Weighted tokens, as limits count them; None: not weighted."""
     price_version: int = 0
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The request's own, in each of its rows, so that charges can be grouped by them."""
 
     @property
     def counted(self) -> Amounts:

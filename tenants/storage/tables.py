@@ -52,6 +52,8 @@ tenants = Table(
     Column("created_us", BigInteger, nullable=False),
     Column("on_low_budget", _WORD, nullable=False, server_default="refuse"),
     Column("reserved_tokens_per_s", Float, nullable=False, server_default="0"),
+    # Labels that its requests may carry, each with its values; NULL: none.
+    Column("labels", JSON(none_as_null=True)),
     # The directory revision of the last change to this tenant or anything below it.
     Column("revision", BigInteger, nullable=False, index=True),
 )
@@ -81,6 +83,8 @@ api_keys = Table(
     Column("created_us", BigInteger, nullable=False),
     Column("expires_us", BigInteger),
     Column("revoked_us", BigInteger),
+    # Networks that it may be used from, in CIDR notation; NULL: anywhere.
+    Column("allow_from", JSON(none_as_null=True)),
 )
 
 # Rotating a key changes its secrets; its id, limits and scopes stay.
@@ -203,6 +207,8 @@ ledger = Table(
     Column("detail", JSON, nullable=False),
     # Reserve rows: the counters that hold the request and will be charged for it; NULL: none.
     Column("counter_set", String(16)),
+    # The request's labels; NULL: none.
+    Column("labels", JSON(none_as_null=True)),
     UniqueConstraint("request_id", "kind", "number"),
     Index("ix_ledger_tenant_id_at_us", "tenant_id", "at_us", sqlite_where=CHARGES, postgresql_where=CHARGES),
     Index(

@@ -10,10 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from litestar import Litestar
 
-from gateway.app import HANDLERS
 from tenants.types import SCOPES
+from tests.support.documents import routes
 from tests.support.server_process import MODEL, Server
 
 PUBLIC = ""
@@ -50,6 +49,7 @@ RULES: dict[tuple[str, str], str] = {
     ("POST", "/admin/v1/tenants/{tenant}/resume"): "admin:write",
     ("GET", "/admin/v1/keys"): "admin:read",
     ("POST", "/admin/v1/keys"): "admin:write",
+    ("PATCH", "/admin/v1/keys/{key}"): "admin:write",
     ("POST", "/admin/v1/keys/{key}/rotate"): "admin:write",
     ("DELETE", "/admin/v1/keys/{key}"): "admin:write",
     ("GET", "/admin/v1/limits"): "admin:read",
@@ -77,20 +77,6 @@ REFUSED = {
     "malformed": ("Bearer nonsense", "invalid_api_key"),
     "unknown": ("Bearer fg_live_0000000000000000_0000", "invalid_api_key"),
 }
-
-
-def routes() -> set[tuple[str, str]]:
-    """Method and path of everything that the application answers, documented or not."""
-    found: set[tuple[str, str]] = set()
-    app = Litestar(route_handlers=HANDLERS, openapi_config=None)
-    for route in app.routes:
-        for handler in getattr(route, "route_handlers", ()):
-            found |= {
-                (str(method), route.path_format or "/")
-                for method in handler.http_methods
-                if method not in ("OPTIONS", "HEAD")
-            }
-    return found
 
 
 def call(server: Server, method: str, path: str, authorization: str | None) -> httpx.Response:

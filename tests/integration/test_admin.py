@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from tenants.admin import validation
 from tenants.admin.admin import Admin
 from tenants.admin.audit import Actor
-from tenants.admin.commands import KeyCreate, LimitSet, TenantChange, TenantCreate
+from tenants.admin.commands import KeyChange, KeyCreate, LimitSet, TenantChange, TenantCreate
 from tenants.directory import queries
 from tenants.errors import AlreadyExists, Invalid, NotFound, PepperMismatch
 from tenants.storage import tables
@@ -90,6 +90,9 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
         (NotFound, admin.revoke_key(ACTOR, "key_unknown")),
         (NotFound, admin.remove_limit(ACTOR, "lim_unknown")),
         (Invalid, admin.update_tenant(ACTOR, "acme", TenantChange(weight=-1))),
+        (Invalid, admin.update_tenant(ACTOR, "acme", TenantChange(labels={"team": []}))),
+        (Invalid, admin.create_key(ACTOR, KeyCreate(tenant="acme", allow_from=["10.0.0.1/8"]))),
+        (NotFound, admin.update_key(ACTOR, "key_unknown", KeyChange(allow_from=[]))),
         (Invalid, admin.set_limit(ACTOR, LimitSet(tenant="acme", meter="requests", amount=1))),
     ]
     for error, act in refusals:
@@ -97,6 +100,35 @@ async def test_a_refused_act_leaves_no_trace(admin: Admin, database: Database) -
             await act
     assert await revision(database) == before
     assert len(await admin.read_audit()) == 1
+
+
+async def test_the_networks_of_a_key_and_the_labels_of_a_tenant_are_kept_and_audited(admin: Admin) -> None:
+    await admin.create_tenant(ACTOR, TenantCreate(name="acme"))
+    bound = KeyCreate(tenant="acme", allow_from=["10.0.0.0/8", "2001:db8::/32"])
+    key, _ = await admin.create_key(ACTOR, bound)
+    rotated, _ = await admin.rotate_key(ACTOR, key.key_id)
+    assert key.allow_from == rotated.allow_from != ()
+    moved = await admin.update_key(ACTOR, key.prefix, KeyChange(allow_from=["192.0.2.7"]), "acme")
+    assert await admin.update_key(ACTOR, key.key_id, KeyChange()) == moved
+    anywhere = await admin.update_key(ACTOR, key.key_id, KeyChange(allow_from=[]))
+    assert await admin.list_keys("acme") == [anywhere]
+    for labels in ({"team": ["search", "ads"]}, {"env": ["prod"]}, {"team": []}):
+        shown = await admin.update_tenant(ACTOR, "acme", TenantChange(labels=labels))
+    assert (await admin.show_tenant("acme")).tenant == shown
+
+    def seen(action: str, name: str) -> list[Any]:
+        return [
+            ((row.before or {}).get(name), (row.after or {}).get(name))
+            for row in rows
+            if row.action == action
+        ]
+
+    rows = await admin.read_audit()
+    both, one = ["10.0.0.0/8", "2001:db8::/32"], ["192.0.2.7/32"]
+    assert seen("key.create", "allow_from") == [(None, both)]
+    assert seen("key.update", "allow_from") == [(both, one), (one, one), (one, [])]
+    team, env = {"team": ["ads", "search"]}, {"env": ["prod"]}
+    assert seen("tenant.update", "labels") == [({}, team), (team, team | env), (team | env, env)]
 
 
 async def test_only_a_keyed_hash_of_a_key_is_stored(admin: Admin, database: Database) -> None:

@@ -59,6 +59,7 @@ async def test_a_row_comes_back_as_it_was_written(ledger: Ledger) -> None:
         detail={"prompt_tokens": [3, 4], "cause": "x"},
         charged_to=("a", "b@1"),
         amounts=Amounts(1, 2, 4_500_000_000_000_000, 1),
+        labels={"team": "sèarch", "feature": "x"},
     )
     settle = row(kind="settle", outcome="length", amounts=Amounts(1, 0, 0, 1))
     assert await ledger.append(reserve)

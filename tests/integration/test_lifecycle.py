@@ -246,11 +246,14 @@ class House:
         principal: Principal = PRINCIPAL,
         asked_max_tokens: bool = True,
         timeout_s: float | None = None,
+        names_timeout: bool = False,
+        tier: Tier = Tier.STANDARD,
     ) -> Run:
         call = Call(
-            request_id=new_request_id(1e9), chat=True, model="m", principal=principal, tier=Tier.STANDARD,
+            request_id=new_request_id(1e9), chat=True, model="m", principal=principal, tier=tier,
             prompts=(PROMPT,), choices=choices, max_tokens=max_tokens, sampling=SamplingParams(), stream=True,
             include_usage=True, created=1, asked_max_tokens=asked_max_tokens, timeout_s=timeout_s,
+            names_timeout=names_timeout,
         )  # fmt: skip
         return self.lifecycle.begin(call)
 
@@ -612,6 +615,38 @@ async def test_a_deadline_in_the_queue_is_an_outcome(sqlite_url: str) -> None:
         await house.closed(run)
     await house.close()
     await database.close()
+
+
+@pytest.mark.parametrize(
+    ("tier", "timeout_s", "names_timeout", "waits_s"),
+    [
+        # Tiers allow 60 seconds here, and in the batch tier more to a client that says so itself.
+        (Tier.BATCH, 86_400.0, True, 86_400.0),
+        (Tier.BATCH, 5.0, True, 5.0),
+        (Tier.BATCH, 599.0, False, 60.0),
+        (Tier.STANDARD, 86_400.0, True, 60.0),
+        (Tier.STANDARD, 5.0, True, 5.0),
+    ],
+)
+async def test_a_batch_request_waits_as_long_as_its_client_says_and_its_hold_lasts(
+    house: House, tier: Tier, timeout_s: float, names_timeout: bool, waits_s: float
+) -> None:
+    now_s = 1e9
+    house.store._clock = lambda: now_s
+    running = [await house.running() for _ in range(2)]
+    waiting = house.begin(tier=tier, timeout_s=timeout_s, names_timeout=names_timeout)
+    await until(lambda: waiting.in_line)
+    [ticket] = house.flow.tickets()
+    assert house.flow.expires_s(ticket) - waiting.times.arrived_s == pytest.approx(waits_s)
+    while now_s < 1e9 + waits_s:
+        now_s += 50
+        await house.holds.keep_once()
+    assert (await house.store.states(LIMITS[:1]))[0].held == 3 * 30
+    house.lifecycle.cancel(waiting)
+    await house.closed(waiting)
+    for run, (name,) in running:
+        house.engine.end(name, "stop")
+        await house.closed(run)
 
 
 async def test_waiting_ends_when_no_engine_comes_back(house: House) -> None:

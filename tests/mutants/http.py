@@ -14,6 +14,9 @@ ADMISSION = "tests/unit/gateway/dispatch/test_admission.py"
 PROGRESS = "tests/unit/gateway/requests/test_queue_progress.py"
 BREAKER = "tests/unit/gateway/upstream/test_breaker.py"
 STREAM = "tests/unit/gateway/upstream/test_openai_response.py"
+CLIENT = "tests/unit/gateway/http/test_client_address.py"
+PARSE = "tests/unit/gateway/requests/test_parse.py"
+LIFECYCLE = "tests/integration/test_lifecycle.py"
 
 _BROKEN: list[Broken] = [
     # ---- what a client is told, and may bound, before it waits
@@ -37,6 +40,35 @@ _BROKEN: list[Broken] = [
         "    return max(0.0, tell_after_s - waited_s)\n",
         "    return None\n",
         PROGRESS,
+    ),
+    # ---- where a request comes from, what it is labelled with, how long it may wait
+    (
+        "gateway/http/client_address.py",
+        "a client behind a trusted proxy names its own address",
+        "reversed(forwarded.split(",
+        "iter(forwarded.split(",
+        CLIENT,
+    ),
+    (
+        "gateway/http/client_address.py",
+        "any peer is taken for a proxy",
+        "        if found is None or not is_within(found, trusted):\n            break\n",
+        "",
+        CLIENT,
+    ),
+    (
+        "gateway/requests/parse.py",
+        "a label takes any value",
+        "        if value not in declared.get(key, (value,)):\n",
+        "        if False:\n",
+        PARSE,
+    ),
+    (
+        "gateway/requests/lifecycle.py",
+        "a client's timeout goes before every tier's",
+        "call.tier is Tier.BATCH and call.names_timeout",
+        "call.names_timeout",
+        LIFECYCLE,
     ),
     # ---- what a refusal tells
     (

@@ -11,12 +11,21 @@ from ops.cli.admin.administer import actor, administer
 from ops.cli.base import answer, group
 from ops.cli.options import Duration
 from ops.reporting import table
-from tenants.admin.commands import KeyCreate
+from tenants.admin.commands import KeyChange, KeyCreate
 from tenants.directory.records import ApiKey
 from tenants.types import SCOPES
 
 if TYPE_CHECKING:
     from tenants.admin.admin import Admin
+
+
+ALLOW_FROM = click.option(
+    "--allow-from",
+    "allow_from",
+    multiple=True,
+    metavar="CIDR",
+    help="Network or address that it may be used from (repeat).  [default: anywhere]",
+)
 
 
 @group()
@@ -26,6 +35,8 @@ def key() -> None:
     \b
       fairgate key create --tenant acme
       fairgate key create --tenant acme --scope usage:read --expires-in 30d
+      fairgate key create --tenant acme --allow-from 10.0.0.0/8 --allow-from 2001:db8::/32
+      fairgate key set key_… --allow-from 10.1.0.0/16
       fairgate key list --tenant acme
       fairgate key rotate key_… --grace 1h
       fairgate key revoke key_…
@@ -50,16 +61,24 @@ def key() -> None:
     help="Life time, such as 12h or 30d.  [default: for ever]",
 )
 @click.option("--model", "models", multiple=True, help="Model it may use (repeat; default: all).")
-def create(name: str, scopes: tuple[str, ...], models: tuple[str, ...], **options: Any) -> None:
+@ALLOW_FROM
+def create(
+    name: str, scopes: tuple[str, ...], models: tuple[str, ...], allow_from: tuple[str, ...], **options: Any
+) -> None:
     """Creates a key and shows its secret, this once.
 
     \b
     --json answers:
       {"key": "fg_live_…", "id": "key_…", "tenant_id": "ten_…", "project_id": "prj_…", "name": "",
        "prefix": "fg_live_4kXb…", "scopes": ["inference", "quote", "usage:read"], "models": null,
-       "expires_at": null, …}
+       "allow_from": ["10.0.0.0/8"], "expires_at": null, …}
     """
-    wanted = KeyCreate(scopes=list(scopes) or None, models=list(models) or None, **options)
+    wanted = KeyCreate(
+        scopes=list(scopes) or None,
+        models=list(models) or None,
+        allow_from=list(allow_from) or None,
+        **options,
+    )
 
     async def create_in_project(admin: Admin) -> tuple[ApiKey, str]:
         project, tenant = wanted.project, wanted.tenant
@@ -72,6 +91,24 @@ def create(name: str, scopes: tuple[str, ...], models: tuple[str, ...], **option
         {"key": secret} | made.as_json(),
         f"{secret}\n\nThis is the only time that the secret is shown. Its id is {made.key_id}.",
     )
+
+
+@key.command(name="set")
+@click.argument("key_id")
+@ALLOW_FROM
+@click.option("--allow-from-anywhere", is_flag=True, help="It may be used from anywhere again.")
+def set_(key_id: str, allow_from: tuple[str, ...], allow_from_anywhere: bool) -> None:
+    """Changes where a key may be used from. KEY_ID may be its prefix; rotation keeps the networks.
+
+    \b
+    --json answers what `key create` answers, without "key".
+    """
+    if bool(allow_from) == allow_from_anywhere:
+        raise click.UsageError("say what changes: --allow-from CIDR (repeat), or --allow-from-anywhere")
+    wanted = KeyChange(allow_from=list(allow_from))
+    changed = administer(lambda admin: admin.update_key(actor(), key_id, wanted))
+    where = ", ".join(map(str, changed.allow_from)) or "anywhere"
+    answer(changed.as_json(), f"key {changed.key_id} may be used from {where}")
 
 
 @key.command(name="list")
@@ -94,13 +131,16 @@ def list_(tenant: str | None) -> None:
             item.status(now),
             ", ".join(sorted(item.scopes)),
             expires,
+            ", ".join(map(str, item.allow_from)),
             item.name,
         )
 
     answer(
         [item.as_json() | {"status": item.status(now)} for item in found],
         lambda: table(
-            "keys", ("id", "prefix", "status", "scopes", "expires", "name"), [row(item) for item in found]
+            "keys",
+            ("id", "prefix", "status", "scopes", "expires", "from", "name"),
+            [row(item) for item in found],
         ),
     )
 

@@ -27,6 +27,7 @@ def tenant() -> None:
       fairgate tenant show acme
       fairgate tenant set acme --on-low-budget truncate
       fairgate tenant set acme --reserve 2000
+      fairgate tenant set acme --label team=search --label team=ads
       fairgate tenant suspend acme
       fairgate tenant resume acme
     """
@@ -70,7 +71,7 @@ def create(tiers: tuple[str, ...], **options: Any) -> None:
     --json answers:
       {"id": "ten_…", "name": "acme", "status": "active", "weight": 2.0, "reserved_tokens_per_s": 0.0,
        "on_low_budget": "refuse", "default_tier": "interactive", "tiers": ["interactive", "standard",
-       "batch"], "models": null, "created_at": "2026-01-31T12:00:00+00:00"}
+       "batch"], "models": null, "labels": {}, "created_at": "2026-01-31T12:00:00+00:00"}
     """
     wanted = TenantCreate(tiers=list(tiers) or None, **options)
     made = administer(lambda admin: admin.create_tenant(actor(), wanted))
@@ -94,20 +95,53 @@ def create(tiers: tuple[str, ...], **options: Any) -> None:
     type=click.FloatRange(0),
     help="Cost tokens (input + 2 x output) per second that it gets before everybody else; 0: none.",
 )
-def set_(name: str, tiers: tuple[str, ...], models: tuple[str, ...], **options: Any) -> None:
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Value that a label of its requests may have (repeat: together they are all that it may have).",
+)
+@click.option("--drop-label", "dropped", multiple=True, metavar="KEY", help="Label that is no more (repeat).")
+def set_(
+    name: str,
+    tiers: tuple[str, ...],
+    models: tuple[str, ...],
+    labels: tuple[str, ...],
+    dropped: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Changes a tenant; what is not named stays. NAME may be its id.
 
     \b
     A new --tier without --may-use allows it and the ones served after it.
+    A label is a key of a request's `metadata` that goes to the ledger with it.
     --json answers what `tenant create` answers.
     """
-    wanted = TenantChange(tiers=list(tiers) or None, models=list(models) or None, **options)
+    wanted = TenantChange(
+        tiers=list(tiers) or None,
+        models=list(models) or None,
+        labels=_labels(labels, dropped) or None,
+        **options,
+    )
     if wanted == TenantChange():
         raise click.UsageError(
-            "say what changes: --weight, --tier, --may-use, --model, --reserve or --on-low-budget"
+            "say what changes: --weight, --tier, --may-use, --model, --reserve, --on-low-budget, --label or"
+            " --drop-label"
         )
     changed = administer(lambda admin: admin.update_tenant(actor(), name, wanted))
     answer(changed.as_json(), f"tenant {changed.name} changed")
+
+
+def _labels(given: tuple[str, ...], dropped: tuple[str, ...]) -> dict[str, list[str]]:
+    """As the command takes them. Raises `UsageError`."""
+    labels: dict[str, list[str]] = {key: [] for key in dropped}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or key in dropped:
+            raise click.UsageError(f"--label takes KEY=VALUE, of a label that is not dropped; not {text!r}")
+        labels.setdefault(key, []).append(value)
+    return labels
 
 
 @tenant.command(name="list")
@@ -147,6 +181,8 @@ def show(name: str) -> None:
         if one.reserved_tokens_per_s:
             click.echo(f"reserved: {one.reserved_tokens_per_s:g} cost tokens per second")
         click.echo(f"on a low budget: {one.on_low_budget.value}")
+        for key, values in one.labels.items():
+            click.echo(f"label {key}: {', '.join(values)}")
         projects = [(item.name, item.status, item.project_id) for item in shown.projects]
         table("projects", ("name", "status", "id"), projects)
         keys = [(item.key_id, item.prefix, ", ".join(sorted(item.scopes))) for item in shown.keys]

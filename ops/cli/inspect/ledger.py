@@ -65,7 +65,7 @@ def show(request_id: str) -> None:
     --json answers:
       {"request_id": "req_01j9…", "rows": [{"kind": "reserve", "number": 0, "at": "2026-01-01T12:00:00+00:00",
        "gateway_id": "gw_1", "input_tokens": 10, "output_tokens": 64, "cost_nanousd": 39900, "requests": 1,
-       "gpu_ms": 0, "outcome": "", "detail": {…}}, …]}
+       "gpu_ms": 0, "outcome": "", "labels": {"team": "search"}, "detail": {…}}, …]}
     """
     settings = settings_now()
     rows = asyncio.run(_find(settings, request_id))
@@ -79,7 +79,8 @@ def show(request_id: str) -> None:
                 f"{row['at']}  {kind:<10} {row['input_tokens']:>8} in {row['output_tokens']:>8} out "
                 f"{row['cost_nanousd']:>12} nano-dollars  {row['gateway_id']}  {row['outcome']}"
             )
-            for name, value in row["detail"].items():
+            labels = {f"label {key}": value for key, value in row["labels"].items()}
+            for name, value in (labels | row["detail"]).items():
                 click.echo(f"    {name}: {value}")
 
     answer({"request_id": request_id, "rows": rows}, text)
@@ -111,6 +112,7 @@ async def _find(settings: Settings, request_id: str) -> list[dict[str, Any]]:
             "model": row.model,
             **structs.asdict(row.amounts),
             "outcome": row.outcome,
+            "labels": dict(row.labels),
             "detail": dict(row.detail),
         }
         for row in rows

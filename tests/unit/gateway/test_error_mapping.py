@@ -31,6 +31,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "context_too_long": (128, 100, 50, "max_tokens"),
     "model_not_found": ("m",),
     "invalid_api_key": ("revoked",),
+    "address_not_allowed": (None,),
+    "invalid_label": ("team", "sales", ("ads", "search")),
     "scope_missing": ("inference",),
     "tier_not_allowed": ("priority", "interactive", ["standard", "batch"]),
     "bad_header": ("X", "y", "no"),

@@ -190,6 +190,33 @@ def test_the_limits_on_a_call_go_by_its_tier_model_size_and_end_user() -> None:
     assert replace(call, end_user="").limits_at(0) == (everything[0], everything[2])
 
 
+def test_what_its_tenant_has_declared_of_the_metadata_is_a_label() -> None:
+    labelled = principal(labels={"team": ("ads", "search"), "feature": ("x",)})
+    call = chat(who=labelled, metadata={"team": "search", "note": "the client's own"})
+    assert call.labels == {"team": "search"}
+    assert chat(who=labelled).labels == chat(metadata={"team": "anything"}).labels == {}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "param", "code", "says"),
+    [
+        ({"team": "sales"}, "metadata.team", "invalid_label", "ads, search"),
+        ({"team": ""}, "metadata.team", "invalid_label", "ads, search"),
+        ({"a": 1}, "metadata", "invalid_type", "str"),
+        ({f"k{n}": "v" for n in range(17)}, "metadata", "invalid_value", "the most is 16"),
+        ({"k" * 65: "v"}, "metadata", "invalid_value", "the most is 64"),
+        ({"note": "v" * 513}, "metadata.note", "invalid_value", "the most is 512"),
+    ],
+)
+def test_metadata_that_cannot_be_taken_is_named(
+    metadata: dict[str, Any], param: str, code: str, says: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(who=principal(labels={"team": ("ads", "search")}), metadata=metadata)
+    assert (refused.value.status, refused.value.param, refused.value.code) == (400, param, code)
+    assert says in refused.value.message
+
+
 def test_choices_of_a_seeded_prompt_have_seeds_of_their_own() -> None:
     call = text(prompt=["a", "b"], n=2, seed=2**63 - 1)
     seeds = [call.sampling_of(index).seed for index in range(4)]

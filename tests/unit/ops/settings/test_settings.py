@@ -17,6 +17,7 @@ from ops.settings.settings import (
     Settings,
     load,
 )
+from tenants.networks import network_of
 from tenants.pricing.pricing import FREE
 from tenants.types import Tier
 
@@ -157,6 +158,12 @@ def test_every_setting_is_in_the_table_with_help_and_accepted_values() -> None:
         ("gateway.estimates", "NO", "estimates", False),
         ("gateway.control", "Advice", "control", ControlMode.ADVICE),
         ("gateway.ageing_batch", "0", "ageing_s", GatewayConfig().ageing_s | {Tier.BATCH: math.inf}),
+        (
+            "gateway.trusted_proxies",
+            "10.0.0.0/8, ::1",
+            "trusted_proxies",
+            (network_of("10.0.0.0/8"), network_of("::1")),
+        ),
         ("gateway.ttl_batch", "9", "queue_ttl_s", GatewayConfig().queue_ttl_s | {Tier.BATCH: 9.0}),
     ],
 )

@@ -25,6 +25,26 @@ from tenants.types import Meter, Tier
         ("weight", validation.weight, [0, -1, 0.009, 1_001, math.nan, math.inf, True, "1", None]),
         ("tiers", lambda value: validation.tiers(Tier.BATCH, value), [[], ["gold"], ["standard"]]),
         ("models", validation.models, [[], [""], ["x" * 257], [f"m{n}" for n in range(101)]]),
+        (
+            "allow_from",
+            validation.networks,
+            [["10.0.0.1/8"], ["office"], [""], [f"10.0.{n}.0/24" for n in range(33)]],
+        ),
+        (
+            "labels",
+            lambda value: validation.labels({"team": ("ads",)}, value),
+            [
+                {"": ["x"]},
+                {" team": ["x"]},
+                {"team": [""]},
+                {"team": ["a\0"]},
+                {"team": ["x" * 65]},
+                {"k" * 65: ["x"]},
+                {"none": []},
+                {"team": [f"v{n}" for n in range(65)]},
+                {f"k{n}": ["x"] for n in range(8)},
+            ],
+        ),
         ("scopes", validation.scopes, [[], ["root"], ["inference", "root"]]),
         (
             "s",
@@ -103,3 +123,17 @@ def test_good_values_pass() -> None:
     assert validation.rate_milli(Meter.TOTAL_TOKENS, 100, 0.001) == 1
     assert validation.rate_milli(Meter.COST_NANOUSD, 100, 9e9) == 9_000_000_000_000
     assert validation.iana_zone("America/Argentina/Buenos_Aires")
+
+
+def test_a_label_that_is_named_is_set_or_dropped_and_the_others_stay() -> None:
+    before = {"team": ("ads",), "feature": ("x", "y")}
+    after = validation.labels(before, {"team": ["search", "ads", "search"], "feature": [], "env": ["prod"]})
+    assert after == {"team": ("ads", "search"), "env": ("prod",)}
+    assert before == {"team": ("ads",), "feature": ("x", "y")}
+
+
+def test_networks_that_are_there_twice_are_one() -> None:
+    assert [str(each) for each in validation.networks(["10.0.0.0/8", "::ffff:10.0.0.0/104"])] == [
+        "10.0.0.0/8"
+    ]
+    assert validation.networks(None) == validation.networks([]) == ()
