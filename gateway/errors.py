@@ -37,6 +37,8 @@ class ApiError(Exception):
     retry_after_s: float | None = None
     should_retry: bool | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    fallback: dict[str, Any] | None = None
+    """Of a chain of which no pool took the request: which were tried, and why not."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -46,8 +48,13 @@ class ApiError(Exception):
         return msgspec.json.encode(self.payload())
 
     def payload(self) -> dict[str, dict[str, Any]]:
-        """The error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        """The error object, and beside it what is ours."""
+        found: dict[str, dict[str, Any]] = {
+            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        }
+        if self.fallback is not None:
+            found["fairgate"] = {"fallback": self.fallback}
+        return found
 
     def late_payload(self) -> dict[str, dict[str, Any]]:
         """The error object of a stream that has begun, with what can no longer be sent as headers."""
