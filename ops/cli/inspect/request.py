@@ -57,10 +57,9 @@ def show(request_id: str, events: bool) -> None:
 
     def text() -> None:
         click.echo(_headline(shown))
-        for tried in shown.get("fallback", {}).get("tried", ()):
-            click.echo(
-                f"- asked for {shown['fallback']['asked']}: {tried['model']} passed over, {tried['reason']}"
-            )
+        chained = shown.get("fallback", {"tried": ()})
+        for each in chained["tried"]:
+            click.echo(f"- asked for {chained['asked']}; {each['model']} was passed over: {each['reason']}")
         _waterfall(shown.get("stages") or [])
         for sentence in shown.get("explanation") or []:
             click.echo(f"- {sentence}")
