@@ -93,7 +93,7 @@ class ChainWalk(Generic[Request]):
         try:
             return await self._parsed()
         except (ApiError, NoEngineAvailable) as error:
-            refusal = error.with_traceback(None)
+            refusal = error
         return await self.onward(refusal)
 
     async def onward(self, refusal: Exception) -> Request:
@@ -107,12 +107,13 @@ class ChainWalk(Generic[Request]):
                     raise NoEngineAvailable
                 return await self._parsed()
             except (ApiError, NoEngineAvailable, TooDear) as error:
-                refusal = error.with_traceback(None)
+                refusal = error
 
     def _pass(self, refusal: Exception) -> None:
         reason = reason_of(refusal, was_parsed=self._was_parsed)
         if reason is None:
             raise refusal
+        refusal.__traceback__ = None  # its frames hold the request, which holds this walk
         self._first_refusal = self._first_refusal or refusal
         pool = self._left.pop(0)
         self._tried.append(PoolTried(pool, reason))

@@ -14,6 +14,9 @@ This module owns the sequence:
      9 settle         charge what happened, exactly once, durable before the answer ends
     10 judge          forecasts learn, metrics count
 
+Where its name means a chain of models, 2 to 4 are tried in one pool after the other
+(`gateway/pools/chain_walk.py`), and the lifecycle of the one that takes it goes on.
+
 A request runs in a task of its own that only the gateway's end can cancel. The HTTP side only listens; a
 client that leaves, a budget that runs out, an engine that dies, a deadline that passes: each is one named
 outcome of the same sequence, and `finish.py` settles every one of them.
@@ -262,7 +265,7 @@ class Lifecycle:
                 pool._stream_limiter.leave(run.call.request_id)
                 if run.call.chained is None:
                     raise
-                refusal = exception.with_traceback(None)
+                refusal = exception
             try:
                 run.enter(await run.call.chained.onward(refusal))
             except NoneTook as none:

@@ -6,6 +6,7 @@ The real lifecycles, queues, quota stores and ledger, each in front of an upstre
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -22,8 +23,8 @@ from gateway.requests.run import Run
 from tenants.pricing.pricing import Price, uniform_book
 from tenants.quota.store import QuotaStoreUnavailable
 from tenants.storage.database import open_database
-from tenants.types import Principal, Tier
-from tests.integration.test_lifecycle import PRINCIPAL, PROMPT, House, told
+from tenants.types import Limit, Meter, Principal, SubjectKind, Tier
+from tests.integration.test_lifecycle import LIMITS, PRINCIPAL, PROMPT, House, told
 from tests.support.engine_process import until
 
 PRICE = Price(100, 50, 300)
@@ -140,6 +141,23 @@ async def test_a_spent_budget_goes_on_where_another_limit_counts(street: Street)
     await until(lambda: run.call.model == "other")
     street.first.lifecycle.cancel(hold)
     await street.first.closed(hold)
+    await street.ended_elsewhere(run, FallbackReason.BUDGET)
+
+
+async def test_what_goes_on_takes_no_stream_of_its_tenants_rate_in_the_pool_that_it_leaves(
+    street: Street,
+) -> None:
+    rate = Limit("lim_9", "ten_1", SubjectKind.TENANT, "ten_1", Meter.OUTPUT_TOKENS, 100, rate_per_s=1.0)
+    fed_one = replace(PRINCIPAL, limits=(*LIMITS, rate))
+    hold = street.first.begin(max_tokens=970)
+    await until(lambda: street.first.holds.live)
+    run = await street.begin(fed_one)
+    await until(lambda: run.call.model == "other")
+    assert len(street.first.lifecycle._stream_limiter) == 0
+    street.first.lifecycle.cancel(hold)
+    await street.first.closed(hold)
+    _, (name,) = await street.first.running(principal=fed_one, max_tokens=5)
+    street.first.engine.end(name, "stop")
     await street.ended_elsewhere(run, FallbackReason.BUDGET)
 
 
