@@ -137,6 +137,8 @@ async def _understood(
     chain = gateway.catalogue.chain(asked.model)
     if chain is None:
         return await parsed(gateway.served(asked.model, begin(request.scope)))
+    if not may_use(request, asked.model):
+        raise errors.model_not_found(asked.model)
 
     async def parsed_in_chain(model: ServedModel) -> Call:
         call = await parsed(model)
